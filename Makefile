@@ -1,0 +1,45 @@
+# Everything a person types. `make up` runs the product, `make test` proves it; both install what they need.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+BIN := .venv/bin
+export UV_PYTHON_DOWNLOADS := never
+
+.PHONY: help setup setup-dev up test check format lock bench
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.run ## install what `up` needs into .venv (uv, the locked dependencies, enginehouse)
+setup-dev: .venv/.dev
+
+.venv/.run: requirements/run.txt pyproject.toml tools/setup
+	@sh tools/setup run
+	@touch $@
+
+.venv/.dev: .venv/.run requirements/dev.txt
+	@sh tools/setup dev
+	@touch $@
+
+up: setup ## run enginehouse on this machine (options: make up ARGS="--host 0.0.0.0")
+	@exec $(BIN)/enginehouse up $(ARGS)
+
+test: setup-dev ## everything that proves it: checks, unit, conformance, end to end
+	@$(MAKE) --no-print-directory check
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: setup-dev ## ruff, mypy --strict, import contracts, size budgets
+	@$(BIN)/ruff check src tests bench tools
+	@$(BIN)/ruff format --check src tests bench tools
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --config .importlinter
+	@$(BIN)/python tools/budgets.py
+
+format: setup-dev ## let ruff rewrite the sources
+	@$(BIN)/ruff check --fix src tests bench tools
+	@$(BIN)/ruff format src tests bench tools
+
+bench: setup-dev ## every benchmark, quickly; each prints its ratio and its bar
+	@for script in bench/*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+lock: setup-dev ## compile the hashed lock files anew from pyproject.toml
+	@sh tools/setup lock

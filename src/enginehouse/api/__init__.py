@@ -1,0 +1,1 @@
+"""HTTP; the only door to starlette."""

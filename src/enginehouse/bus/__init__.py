@@ -1,0 +1,1 @@
+"""NATS: the client, the embedded server, credentials. The only door to nats and nkeys."""

@@ -1,0 +1,1 @@
+"""Commands. Each is a thin client of the API or an entry into run.py."""

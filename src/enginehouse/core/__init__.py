@@ -1,0 +1,1 @@
+"""Nouns and decisions. Pure: no I/O, no asyncio, no clock, no randomness."""

@@ -1,0 +1,91 @@
+"""What can be done on a node: a tagged union, stored whole in the intent's row and sent whole to the worker.
+
+A new Action is added here; the type checker then lists every `match` that must know it.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec import Struct
+
+from enginehouse.core.backend import Resolved
+from enginehouse.core.model import Model
+from enginehouse.core.replica import process_key
+
+
+class InstallBackend(Struct, tag="install_backend", frozen=True, omit_defaults=True, kw_only=True):
+    """Make `resolved` be in its directory. An upgrade is this with another digest (it travels on its own subject)."""
+
+    backend: str
+    resolved: Resolved
+    force: bool = False
+    upgrade: bool = False
+
+
+class RemoveBackend(Struct, tag="remove_backend", frozen=True, omit_defaults=True, kw_only=True):
+    backend: str
+    directory: str
+
+
+class PullModel(Struct, tag="pull_model", frozen=True, omit_defaults=True, kw_only=True):
+    model: Model
+
+
+class StartReplica(Struct, tag="start_replica", frozen=True, omit_defaults=True, kw_only=True):
+    model: Model
+    slot: int
+    directory: str  # the backend that runs it
+    key: str  # presented as Bearer to the engine; made by the frontend, one per replica
+
+
+class StopReplica(Struct, tag="stop_replica", frozen=True, omit_defaults=True, kw_only=True):
+    model: str
+    slot: int
+
+
+Action = InstallBackend | RemoveBackend | PullModel | StartReplica | StopReplica
+
+
+def subject_of(action: Action) -> str:
+    """What the action is about. Generation, supersession and the worker's lock are per (node, subject)."""
+    match action:
+        case InstallBackend():
+            return f"backend:{action.resolved.directory}"
+        case RemoveBackend():
+            return f"backend:{action.directory}"
+        case PullModel():
+            return f"model:{action.model.name}"
+        case StartReplica():
+            return f"replica:{process_key(action.model.name, action.slot)}"
+        case StopReplica():
+            return f"replica:{process_key(action.model, action.slot)}"
+        case _:
+            assert_never(action)
+
+
+def is_same_wish(wanted: Action, open_one: Action) -> bool:
+    """Whether a new wish may join an open intent instead of superseding it.
+
+    A replica's key is made anew with every request, so it does not make two wishes different.
+    """
+    if isinstance(wanted, StartReplica) and isinstance(open_one, StartReplica):
+        return (wanted.model, wanted.slot, wanted.directory) == (open_one.model, open_one.slot, open_one.directory)
+    return wanted == open_one
+
+
+def phrase(action: Action) -> str:
+    """What is being done, for messages and logs: "install llama-cpp"."""
+    match action:
+        case InstallBackend():
+            return f"{'upgrade' if action.upgrade else 'install'} {action.backend}"
+        case RemoveBackend():
+            return f"delete {action.backend}"
+        case PullModel():
+            return f"place the files of {action.model.name}"
+        case StartReplica():
+            return f"start {action.model.name}"
+        case StopReplica():
+            return f"stop {action.model}"
+        case _:
+            assert_never(action)

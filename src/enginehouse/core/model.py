@@ -1,0 +1,59 @@
+"""Models: a name that the API serves, the backend that runs it, the files it needs and how it is started."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+from msgspec import Struct
+
+
+class ModelFile(Struct, frozen=True, omit_defaults=True):
+    """One file of a model: where it comes from and what it must be."""
+
+    name: str
+    uri: str
+    sha256: str
+    size_bytes: int = 0
+
+
+class ModelOptions(Struct, frozen=True, omit_defaults=True):
+    """How a replica is started; 0 and "" leave the choice to the engine or the worker."""
+
+    context_size: int = 0
+    parallel: int = 0  # requests that one replica answers at the same time
+    threads: int = 0
+    system_prompt: str = ""  # for the terminal chat; never added to an API request
+
+
+class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    name: str
+    backend: str
+    files: tuple[ModelFile, ...]
+    options: ModelOptions = ModelOptions()
+    description: str = ""
+    license: str = ""
+    replicas: int = 1
+
+    @property
+    def revision(self) -> str:
+        """Changes exactly when a running replica would have to be replaced."""
+        described = msgspec.json.encode([self.backend, self.files, self.options])
+        return hashlib.sha256(described).hexdigest()[:16]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+class HeldModel(Struct, frozen=True, omit_defaults=True):
+    """A model whose files a node holds, verified."""
+
+    name: str
+    sha256: tuple[str, ...]
+    generation: int = 0
+
+
+def holds(held: tuple[HeldModel, ...], model: Model) -> bool:
+    wanted = {file.sha256 for file in model.files}
+    return any(one.name == model.name and wanted <= set(one.sha256) for one in held)

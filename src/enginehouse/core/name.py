@@ -1,0 +1,71 @@
+"""Names that people and machines give to things, checked before use on every side of every border.
+
+Two accepted names never share a directory or a bus subject: names of nodes and backends are plain path components, and model
+names are mapped to directories by `model_directory`, which is injective.
+"""
+
+from __future__ import annotations
+
+import re
+
+from enginehouse.core.errors import Invalid
+
+MAX_NAME = 128  # one path component, with room for the suffixes of staging directories
+MAX_MODEL_NAME = 255
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SAFE_IN_DIRECTORY = re.compile(r"[A-Za-z0-9._-]")
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 40 else value[:37] + "...")
+
+
+def check_name(value: str, what: str) -> str:
+    """`value` itself, if it may name a node, a backend, an alias or a label."""
+    if not value:
+        raise Invalid(f"cannot use an empty name for a {what}: give it a name", code="invalid_name", param="name")
+    if len(value) > MAX_NAME:
+        raise Invalid(
+            f"cannot use {_shown(value)} as a {what} name: {len(value)} characters, at most {MAX_NAME} are allowed",
+            code="invalid_name",
+            param="name",
+        )
+    if not _NAME.fullmatch(value) or value.endswith("."):
+        raise Invalid(
+            f"cannot use {_shown(value)} as a {what} name: use letters, digits, '.', '_' and '-', "
+            "beginning with a letter or digit and not ending with '.'",
+            code="invalid_name",
+            param="name",
+        )
+    return value
+
+
+def check_model_name(value: str) -> str:
+    """`value` itself, if it may name a model: printable, at most 255, no control characters."""
+    if not value or len(value) > MAX_MODEL_NAME or not value.isprintable() or value != value.strip():
+        raise Invalid(
+            f"cannot use {_shown(value)} as a model name: use 1 to {MAX_MODEL_NAME} printable characters "
+            "without spaces at either end",
+            code="invalid_name",
+            param="model",
+        )
+    return value
+
+
+def model_directory(name: str) -> str:
+    """A path component for a model name; different names give different components.
+
+    Safe ASCII stays readable, every other byte becomes `%XX`; a leading dot is encoded too, so nothing is hidden, `.` or `..`.
+    A result too long for a file system keeps its head and ends in a digest of the whole, marked by `%%`, which no encoding contains.
+    """
+    encoded = "".join(
+        character
+        if _SAFE_IN_DIRECTORY.fullmatch(character) and not (index == 0 and character == ".")
+        else "".join(f"%{byte:02X}" for byte in character.encode())
+        for index, character in enumerate(name)
+    )
+    if len(encoded) <= 200:
+        return encoded
+    import hashlib
+
+    return f"{encoded[:120]}%%{hashlib.sha256(name.encode()).hexdigest()}"

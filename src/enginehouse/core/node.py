@@ -1,0 +1,77 @@
+"""Nodes: a machine and its row. Approval, health and drained are three facts; on the wire they fold into LocalAI's one `status`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from enginehouse.core.report import Report
+
+Health = Literal["healthy", "unhealthy", "offline"]
+NodeType = Literal["backend", "agent"]
+Status = Literal["pending", "healthy", "unhealthy", "offline", "draining"]
+
+
+class Capacity(Struct, frozen=True, omit_defaults=True):
+    """What the machine has, as it says itself; 0 means it did not say."""
+
+    cores: int = 0
+    total_vram: int = 0
+    available_vram: int = 0
+    total_ram: int = 0
+    available_ram: int = 0
+    total_disk: int = 0
+    available_disk: int = 0
+    gpu_vendor: str = ""
+    gpu_compute_capability: str = ""
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    node_type: NodeType
+    public_key: str
+    approved: bool
+    health: Health
+    drained: bool
+    address: str
+    http_address: str
+    capability: str
+    platform: str
+    labels: dict[str, str]
+    max_replicas_per_model: int
+    capacity: Capacity
+    created_at: float
+    updated_at: float
+    last_heartbeat: float
+    report: Report
+
+    @property
+    def status(self) -> Status:
+        if not self.approved:
+            return "pending"
+        if self.drained:
+            return "draining"
+        return self.health
+
+    @property
+    def is_target(self) -> bool:
+        """Whether wishes may be addressed to it; being away does not matter, they wait."""
+        return self.approved and self.node_type == "backend"
+
+    @property
+    def is_schedulable(self) -> bool:
+        return self.is_target and self.health == "healthy" and not self.drained
+
+
+def health_after(silence_seconds: float, stale_seconds: float) -> Health:
+    """Unhealthy after STALE without a heartbeat, offline after twice that."""
+    if silence_seconds >= 2 * stale_seconds:
+        return "offline"
+    return "unhealthy" if silence_seconds >= stale_seconds else "healthy"
+
+
+def registration_message(name: str, public_key: str) -> bytes:
+    """What a worker signs with its node key when it registers: whoever knows only the join token cannot pass for it."""
+    return f"enginehouse register {public_key} {name}".encode()

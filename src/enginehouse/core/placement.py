@@ -1,0 +1,66 @@
+"""Where one replica goes. Pure: the same nodes give the same choice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from enginehouse.core.backend import find
+from enginehouse.core.errors import Unavailable
+from enginehouse.core.model import Model, holds
+from enginehouse.core.node import Node
+
+
+def choose_node(
+    model: Model, nodes: Sequence[Node], supported: Collection[str], *, avoid: Collection[str] = (), only: str = ""
+) -> Node:
+    """The node for the next replica of `model`; one replica per model and node.
+
+    `supported` are the nodes on which the backend can run at all, `avoid` those that this load has already failed on, `only` the node that
+    the operator named. What is already on a node counts most (a warm node answers in a second, a cold one after a download), then how much runs
+    there, then its memory, then its name, so that the choice is stable.
+    """
+    fitting = [
+        node
+        for node in nodes
+        if node.is_schedulable
+        and node.id in supported
+        and node.id not in avoid
+        and (not only or node.id == only)
+        and not any(replica.model_id == model.name for replica in node.report.replicas)
+    ]
+    if not fitting:
+        raise Unavailable(_why_none(model, nodes, supported, avoid, only), code="insufficient_capacity")
+    return min(
+        fitting,
+        key=lambda node: (
+            find(node.report.backends, model.backend) is None,
+            not holds(node.report.models, model),
+            len(node.report.replicas),
+            -node.capacity.available_ram,
+            node.name,
+        ),
+    )
+
+
+def _why_none(
+    model: Model, nodes: Sequence[Node], supported: Collection[str], avoid: Collection[str], only: str
+) -> str:
+    """One reason per node, so that the operator need not guess."""
+    considered = [node for node in nodes if node.node_type == "backend" and (not only or node.id == only)]
+    reasons = []
+    for node in considered:
+        if not node.approved:
+            why = "waits for approval"
+        elif node.drained:
+            why = "is drained"
+        elif node.health != "healthy":
+            why = f"is {node.health}"
+        elif node.id not in supported:
+            why = f"cannot run {model.backend}"
+        elif node.id in avoid:
+            why = "failed to start it"
+        else:
+            why = "already runs it"
+        reasons.append(f"{node.name} {why}")
+    told = "; ".join(reasons) or "there is no node; join one with `enginehouse join`"
+    return f"cannot place {model.name}: {told}"

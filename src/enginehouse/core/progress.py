@@ -1,0 +1,55 @@
+"""How far one Action is: one shape on the bus, in the row and on the screen.
+
+Ordered by (attempt, sequence): whatever is older than what is known is dropped, so numbers never fall within an attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Phase = Literal["", "resolving", "downloading", "extracting", "starting"]
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+class Progress(Struct, frozen=True, omit_defaults=True):
+    phase: Phase = ""
+    file: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    attempt: int = 0
+    sequence: int = 0
+
+    @property
+    def percentage(self) -> float:
+        if self.total_bytes <= 0:
+            return 0.0
+        return min(100.0, 100.0 * self.done_bytes / self.total_bytes)
+
+
+def is_newer(candidate: Progress, known: Progress | None) -> bool:
+    return known is None or (candidate.attempt, candidate.sequence) > (known.attempt, known.sequence)
+
+
+def format_bytes(count: int) -> str:
+    """LocalAI's form: below 1024 `"<n> B"`, else one decimal and a binary unit. Go frontends parse it back."""
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    unit = 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.1f} {_UNITS[unit]}"
+
+
+def parse_bytes(text: str) -> int:
+    """The inverse of `format_bytes` within its rounding; 0 for any other form, as LocalAI's frontend does."""
+    number, _, unit = text.partition(" ")
+    if unit not in _UNITS:
+        return 0
+    try:
+        return int(float(number) * 1024 ** _UNITS.index(unit))
+    except (ValueError, OverflowError):
+        return 0

@@ -1,0 +1,44 @@
+"""Replicas: one backend process with one model loaded, and the key under which a worker knows it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from enginehouse.core.errors import Invalid
+
+
+class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A ready replica. `nonce` names the process itself, so a restarted one is never taken for the old one."""
+
+    node_id: str
+    model: str
+    slot: int
+    revision: str
+    address: str
+    nonce: str
+    backend: str
+    key: str = ""
+
+
+class RunningReplica(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a worker reports of one live process: `models.running` with our additive fields."""
+
+    model_id: str
+    replica_index: int
+    address: str = ""
+    nonce: str = ""
+    backend: str = ""
+    revision: str = ""
+    generation: int = 0
+
+
+def process_key(model: str, slot: int) -> str:
+    return f"{model}#{slot}"
+
+
+def parse_process_key(key: str) -> tuple[str, int]:
+    """Split at the last `#`: model names may contain the sign themselves."""
+    model, sign, slot = key.rpartition("#")
+    if not sign or not model or not slot.isdecimal():
+        raise Invalid(f"cannot read {key!r} as a process key: it must be MODEL#INDEX", code="invalid_name")
+    return model, int(slot)

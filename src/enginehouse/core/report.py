@@ -1,0 +1,77 @@
+"""Reports: everything a worker has, sent when it joins and with every heartbeat.
+
+`mark` is the frontend's own time, handed out with the answer to one heartbeat and returned with the next: a report with mark M was taken after M
+by the store's clock, whatever the worker's clock says. That is what makes a report usable as evidence.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBackend, StartReplica, StopReplica
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.intent import Intent, Outcome
+from enginehouse.core.model import HeldModel, holds
+from enginehouse.core.replica import RunningReplica
+
+
+class CommandResult(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The journalled end of a command, kept so that a reply nobody heard is not lost."""
+
+    intent: str
+    attempt: int
+    outcome: Outcome
+
+
+class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    boot_id: str = ""  # one run of the worker
+    sequence: int = 0
+    mark: float = 0.0
+    version: str = ""  # of the worker program
+    backends: tuple[InstalledBackend, ...] = ()
+    models: tuple[HeldModel, ...] = ()
+    replicas: tuple[RunningReplica, ...] = ()
+    results: tuple[CommandResult, ...] = ()
+    running: tuple[str, ...] = ()  # intents being worked on
+
+
+def shows(report: Report, intent: Intent) -> Outcome | None:
+    """The success of an intent, where the report proves it; None where it proves nothing.
+
+    Only state that the wish names counts: an install settles on its digest or on its own applied generation, a delete on absence. A forced
+    install settles on its generation alone, because the same digest was there before it. A start is never settled by state: its address comes with
+    the result or with the replica that carries this generation.
+    """
+    action: Action = intent.action
+    match action:
+        case InstallBackend():
+            for backend in report.backends:
+                if backend.name == action.resolved.directory and not backend.is_broken:
+                    same = backend.digest == action.resolved.digest
+                    applied = backend.generation >= intent.generation
+                    if same and (applied or not action.force):
+                        return Outcome(digest=backend.digest)
+            return None
+        case RemoveBackend():
+            present = any(backend.name == action.directory for backend in report.backends)
+            return None if present else Outcome()
+        case PullModel():
+            return Outcome() if holds(report.models, action.model) else None
+        case StartReplica():
+            for replica in report.replicas:
+                if (replica.model_id, replica.replica_index) == (action.model.name, action.slot) and (
+                    replica.generation == intent.generation
+                ):
+                    return Outcome(address=replica.address, nonce=replica.nonce)
+            return None
+        case StopReplica():
+            running = {(replica.model_id, replica.replica_index) for replica in report.replicas}
+            return None if (action.model, action.slot) in running else Outcome()
+
+
+def result_for(report: Report, intent: Intent) -> Outcome | None:
+    """The journalled result of this very attempt, if the report carries it."""
+    for result in report.results:
+        if (result.intent, result.attempt) == (intent.id, intent.attempt):
+            return result.outcome
+    return None

@@ -1,0 +1,327 @@
+"""Every subject and payload that this program puts on the bus or takes from it: LocalAI's, plus additive fields that an old peer ignores.
+
+Go's rules are kept by construction: a field without a default is always present, a field with one is absent when it has that value, unknown keys
+are ignored. Payloads are decoded with `decode`, which turns every fault of a peer into one error.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.errors import Malformed
+from enginehouse.core.intent import Outcome
+from enginehouse.core.model import Model
+from enginehouse.core.progress import Progress, format_bytes, parse_bytes
+from enginehouse.core.replica import RunningReplica
+from enginehouse.core.report import Report
+
+MAX_MESSAGE_BYTES = 256 * 1024
+INBOX = "_INBOX.eh"  # LocalAI's permissions allow `_INBOX.>`, so a reply subject of our own still starts with it
+_RESERVED = str.maketrans(dict.fromkeys(".*> \t\n", "-"))
+
+
+def token(value: str) -> str:
+    """One token of a subject, as LocalAI sanitises it. Lossy, so only ids that contain none of these are ever used as keys."""
+    return value.translate(_RESERVED)
+
+
+# Subjects --------------------------------------------------------------------------------------------------------------------------
+
+INSTALL = "backend.install"
+UPGRADE = "backend.upgrade"
+DELETE = "backend.delete"
+LIST = "backend.list"
+RUNNING = "models.running"
+STOP_MODEL = "model.stop"
+PULL_MODEL = "model.pull"  # ours
+# What a worker listens to; a missing one of the first four makes a Go frontend call the node unhealthy.
+WORKER_SUBJECTS = (INSTALL, UPGRADE, DELETE, LIST, RUNNING, STOP_MODEL, PULL_MODEL)
+
+
+def node_subject(node_id: str, verb: str) -> str:
+    return f"nodes.{token(node_id)}.{verb}"
+
+
+def progress_subject(node_id: str, op_id: str) -> str:
+    return f"nodes.{token(node_id)}.backend.install.{token(op_id)}.progress"
+
+
+ALL_PROGRESS = "nodes.*.backend.install.*.progress"
+ALL_REPLIES = f"{INBOX}.>"
+
+
+def reply_subject(intent_id: str, attempt: int) -> str:
+    return f"{INBOX}.{token(intent_id)}.{attempt}"
+
+
+def parse_reply_subject(subject: str) -> tuple[str, int]:
+    parts = subject.split(".")
+    if len(parts) != 4 or not parts[3].isdecimal():
+        raise Malformed(f"cannot read the reply subject {subject!r}", code="invalid_json")
+    return parts[2], int(parts[3])
+
+
+# Commands --------------------------------------------------------------------------------------------------------------------------
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """Which intent a message belongs to (additive). Workers refuse a generation or fence lower than one they have seen."""
+
+    intent: str
+    generation: int
+    attempt: int
+    fence: int
+
+
+class ModelStart(Struct, frozen=True, kw_only=True):
+    """The additive `model` of `backend.install`: what our workers need to start an engine that takes its model at start."""
+
+    model: Model
+    key: str
+
+
+class BackendInstallRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    backend: str
+    model_id: str = ""
+    backend_galleries: str = ""
+    uri: str = ""
+    name: str = ""
+    alias: str = ""
+    replica_index: int = 0
+    force: bool = False
+    op_id: str = ""
+    # Additive.
+    command: Command | None = None
+    resolved: Resolved | None = None
+    model: ModelStart | None = None
+
+
+class BackendInstallReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    success: bool
+    address: str = ""
+    error: str = ""
+    # Additive.
+    outcome: Outcome | None = None
+
+
+class BackendUpgradeRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    backend: str
+    backend_galleries: str = ""
+    uri: str = ""
+    name: str = ""
+    alias: str = ""
+    replica_index: int = 0
+    op_id: str = ""
+    # Additive.
+    command: Command | None = None
+    resolved: Resolved | None = None
+
+
+class BackendUpgradeReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    success: bool
+    error: str = ""
+    stopped_process_keys: tuple[str, ...] = ()
+    reports_stopped_processes: bool = False
+    # Additive.
+    outcome: Outcome | None = None
+
+
+class BackendDeleteRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    backend: str
+    # Additive.
+    op_id: str = ""
+    command: Command | None = None
+
+
+BackendDeleteReply = BackendUpgradeReply  # the same contract on the wire
+
+
+class BackendListReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    backends: tuple[InstalledBackend, ...] | None  # Go sends null for none
+    error: str = ""
+
+
+class ModelsRunningReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    models: tuple[RunningReplica, ...]
+    error: str = ""
+
+
+class ModelStopRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    model_name: str
+    process_key: str
+    expected_address: str
+    force: bool = False
+    config_revision: str = ""
+    # Additive.
+    op_id: str = ""
+    command: Command | None = None
+
+
+class ModelStopReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    matched: bool
+    freed: bool
+    terminated: bool
+    process_key: str
+    address: str = ""
+    error: str = ""
+    # Additive.
+    outcome: Outcome | None = None
+
+
+class ModelPullRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    model: Model
+    op_id: str
+    command: Command
+
+
+class ModelPullReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    success: bool
+    error: str = ""
+    outcome: Outcome | None = None
+
+
+class ProgressEvent(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    op_id: str
+    node_id: str
+    backend: str
+    file_name: str = ""
+    current: str = ""
+    total: str = ""
+    percentage: float
+    phase: str = ""
+    # Additive.
+    intent: str = ""
+    progress: Progress | None = None
+
+
+def progress_event(op_id: str, node_id: str, about: str, intent: str, progress: Progress) -> ProgressEvent:
+    return ProgressEvent(
+        op_id=op_id,
+        node_id=node_id,
+        backend=about,
+        file_name=progress.file,
+        current=format_bytes(progress.done_bytes) if progress.done_bytes else "",
+        total=format_bytes(progress.total_bytes) if progress.total_bytes else "",
+        percentage=progress.percentage,
+        phase=progress.phase,
+        intent=intent,
+        progress=progress,
+    )
+
+
+def progress_of(event: ProgressEvent) -> Progress:
+    """Our own shape where the worker sent it, else what LocalAI's strings tell."""
+    if event.progress is not None:
+        return event.progress
+    phase = event.phase if event.phase in ("resolving", "downloading", "extracting", "starting") else ""
+    return Progress(
+        phase=phase,  # type: ignore[arg-type]  # narrowed by the line above
+        file=event.file_name,
+        done_bytes=parse_bytes(event.current),
+        total_bytes=parse_bytes(event.total),
+    )
+
+
+class AnyReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What all replies have in common; enough to settle an intent, whichever worker answered."""
+
+    success: bool | None = None
+    terminated: bool | None = None  # `model.stop`
+    address: str = ""
+    error: str = ""
+    stopped_process_keys: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+
+
+def outcome_of(reply: AnyReply) -> Outcome:
+    """A Go worker says only true or false and a text. Its failures may heal: it does not tell which cannot."""
+    if reply.outcome is not None:
+        return reply.outcome
+    if reply.success or reply.terminated:
+        return Outcome(address=reply.address, stopped=reply.stopped_process_keys)
+    return Outcome(code="upstream_error", message=reply.error or "the worker gave no reason", can_heal=True)
+
+
+# Registration and heartbeat (HTTP) ------------------------------------------------------------------------------------------------
+
+
+class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    name: str
+    node_type: str = ""
+    address: str = ""
+    http_address: str = ""
+    token: str = ""
+    total_vram: int = 0
+    available_vram: int = 0
+    total_ram: int = 0
+    available_ram: int = 0
+    total_disk: int = 0
+    available_disk: int = 0
+    gpu_vendor: str = ""
+    gpu_compute_capability: str = ""
+    capability: str = ""
+    labels: dict[str, str] = {}
+    max_replicas_per_model: int = 0
+    vram_budget: str = ""
+    # Additive.
+    public_key: str = ""
+    signature: str = ""
+    platform: str = ""
+    cores: int = 0
+
+
+class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    id: str
+    name: str
+    node_type: str
+    status: str
+    created_at: str
+    api_token: str = ""
+    nats_jwt: str = ""
+    nats_user_seed: str = ""
+    # Additive.
+    nats_url: str = ""
+    node_token: str = ""
+    heartbeat_seconds: float = 0.0
+
+
+class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Every key is optional; an absent one keeps the stored value, an explicit 0 is stored."""
+
+    available_vram: int | None = None
+    total_vram: int | None = None
+    available_ram: int | None = None
+    available_disk: int | None = None
+    total_disk: int | None = None
+    gpu_vendor: str | None = None
+    # Additive.
+    report: Report | None = None
+
+
+class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    message: str
+    # Additive.
+    mark: float = 0.0
+
+
+# Coding ---------------------------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def encode(message: Struct) -> bytes:
+    return msgspec.json.encode(message)
+
+
+def decode(payload: bytes, kind: type[T], what: str) -> T:
+    """`payload` as `kind`; `Malformed` names the message and the field, whatever was wrong with it."""
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise Malformed(f"cannot read {what}: {len(payload)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"cannot read {what}: {error}", code="invalid_json") from error

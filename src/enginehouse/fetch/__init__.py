@@ -1,0 +1,1 @@
+"""Bytes from outside: Python packages, galleries. The only door to YAML."""

@@ -1,0 +1,1 @@
+"""HTTP to a frontend, for workers and the CLI."""

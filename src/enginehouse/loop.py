@@ -1,0 +1,55 @@
+"""The one way to repeat a step: on wake or interval, backing off while it fails.
+
+A step that raises is logged with its traceback the first time and counted after that; the loop goes on. That is one of the two broad `except`s in
+the program: a bug in one loop must neither stop the others nor hide, so `failures` is what the readiness answer looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+log = logging.getLogger(__name__)
+
+BACKOFF_CAP_SECONDS = 30.0  # long enough not to flood a log, short enough to be back soon after the cause is gone
+
+
+class Loop:
+    """Repeats `step` until cancelled. `wake` makes the next step start at once; many wakes during a step make one more step."""
+
+    def __init__(self, name: str, step: Callable[[], Awaitable[None]], interval_seconds: float) -> None:
+        self.name = name
+        self.failures = 0
+        self._step = step
+        self._interval_seconds = interval_seconds
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def run(self) -> None:
+        while True:
+            self._woken.clear()
+            pause = self._interval_seconds
+            try:
+                await self._step()
+            except Exception as error:
+                self.failures += 1
+                pause = min(BACKOFF_CAP_SECONDS, 0.5 * 2 ** min(self.failures, 10))
+                log.warning(
+                    "loop.step_failed loop=%s failures=%d error=%s",
+                    self.name,
+                    self.failures,
+                    error,
+                    exc_info=self.failures == 1,
+                )
+                # A wake must not shorten the pause after a failure, or a busy source of wakes would spin.
+                await asyncio.sleep(min(pause, 1.0))
+            else:
+                self.failures = 0
+            try:
+                async with asyncio.timeout(pause):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass

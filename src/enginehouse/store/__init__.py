@@ -1,0 +1,1 @@
+"""SQL for SQLite and PostgreSQL; the only door to sqlalchemy."""
