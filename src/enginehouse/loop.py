@@ -1,7 +1,8 @@
 """The one way to repeat a step: on wake or interval, backing off while it fails.
 
-A step that raises is logged with its traceback the first time and counted after that; the loop goes on. That is one of the two broad `except`s in
-the program: a bug in one loop must neither stop the others nor hide, so `failures` is what the readiness answer looks at.
+A step that raises is logged with its traceback the first time and counted after that; the loop goes on. That is one
+of the two broad `except`s in the program: a bug in one loop must neither stop the others nor hide, so `failures` is
+what the readiness answer looks at.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ BACKOFF_CAP_SECONDS = 30.0  # long enough not to flood a log, short enough to be
 
 
 class Loop:
-    """Repeats `step` until cancelled. `wake` makes the next step start at once; many wakes during a step make one more step."""
+    """Repeats `step` until cancelled. `wake` makes the next step start at once; many wakes during a step make one
+    more step.
+    """
 
     def __init__(self, name: str, step: Callable[[], Awaitable[None]], interval_seconds: float) -> None:
         self.name = name

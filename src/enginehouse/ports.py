@@ -1,4 +1,5 @@
-"""The outside as narrow protocols: what the frontend and the worker may ask of the bus, of an engine, of the frontend's HTTP and of the clock.
+"""The outside as narrow protocols: what the frontend and the worker may ask of the bus, of an engine, of the
+frontend's HTTP and of the clock.
 
 A port exists only where the caller must not know which implementation it has. `run.py` chooses.
 """
@@ -34,7 +35,9 @@ class Bus(Protocol):
         """Hand over a message; raises `Unavailable` (`bus_unavailable`) when there is no connection to hand it to."""
 
     async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
-        """`receive` is called for every message, in order, and must return at once: whatever takes time is its own task."""
+        """`receive` is called for every message, in order, and must return at once: whatever takes time is its own
+        task.
+        """
 
     async def close(self) -> None: ...
 
@@ -70,8 +73,8 @@ class Engine(Protocol):
     """Calls to a backend process."""
 
     async def send(self, call: EngineCall, *, connect_seconds: float, head_seconds: float) -> EngineResponse:
-        """Send and wait for the head. `Unavailable` (`replica_unreachable`) means that nothing was sent, so another replica may be tried;
-        `Upstream` means that it was."""
+        """Send and wait for the head. `Unavailable` (`replica_unreachable`) means that nothing was sent, so another
+        replica may be tried; `Upstream` means that it was."""
 
     async def is_ready(self, address: str, key: str) -> bool:
         """Whether the process answers its health question with yes, within a second."""
@@ -93,7 +96,9 @@ class Link(Protocol):
 
 
 class Clock(Protocol):
-    """Time and chance for everything that is not the store. Waiting only: deadlines that others must agree on are the store's."""
+    """Time and chance for everything that is not the store. Waiting only: deadlines that others must agree on are the
+    store's.
+    """
 
     def monotonic(self) -> float: ...
 

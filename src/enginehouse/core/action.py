@@ -70,7 +70,11 @@ def is_same_wish(wanted: Action, open_one: Action) -> bool:
     A replica's key is made anew with every request, so it does not make two wishes different.
     """
     if isinstance(wanted, StartReplica) and isinstance(open_one, StartReplica):
-        return (wanted.model, wanted.slot, wanted.directory) == (open_one.model, open_one.slot, open_one.directory)
+        return (wanted.model, wanted.slot, wanted.directory) == (
+            open_one.model,
+            open_one.slot,
+            open_one.directory,
+        )
     return wanted == open_one
 
 

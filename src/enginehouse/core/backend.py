@@ -1,7 +1,7 @@
 """Backends: what is asked for (`Resolved`) and what a node has (`InstalledBackend`).
 
-The identity of a backend on a node is the directory it installs into, whatever alias or meta name was used to ask for it; its
-version is a digest.
+The identity of a backend on a node is the directory it installs into, whatever alias or meta name was used to ask for
+it; its version is a digest.
 """
 
 from __future__ import annotations

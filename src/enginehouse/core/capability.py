@@ -14,7 +14,9 @@ def platform_of(system: str, machine: str) -> str:
 
 
 def capability_of(platform: str, gpu_vendor: str, total_vram: int) -> str:
-    """The coarse rule for a machine (and for workers that report none); CUDA versions are told apart by the gallery work."""
+    """The coarse rule for a machine (and for workers that report none); CUDA versions are told apart by the gallery
+    work.
+    """
     if platform == "darwin/arm64":
         return "metal"
     if platform == "darwin/amd64":

@@ -32,6 +32,8 @@ class EnginehouseError(Exception):
         self.param = param
         # Seconds after which asking again makes sense; None where it never does or nobody knows.
         self.retry_after_seconds: float | None = None
+        # Additive objects of the error answer, by name: `loading`, `operation`.
+        self.details: dict[str, object] = {}
 
 
 class Malformed(EnginehouseError):
@@ -88,7 +90,8 @@ HTTP_STATUS: dict[type[EnginehouseError], int] = {
     Hopeless: 500,
 }
 
-# 0 done, 1 failed, 2 bad usage (click's own), 3 some nodes done and some not, 4 cannot reach or not allowed, 5 not found.
+# 0 done, 1 failed, 2 bad usage (click's own), 3 some nodes done and some not, 4 cannot reach or not allowed, 5 not
+# found.
 EXIT_CODE: dict[type[EnginehouseError], int] = {
     EnginehouseError: 1,
     Malformed: 2,

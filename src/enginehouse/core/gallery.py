@@ -1,7 +1,7 @@
 """Galleries: catalogues of backends and models, and the choice of a concrete build for one machine.
 
-An entry is *meta* when it has capabilities and no URI. Having capabilities alone says nothing: merged YAML gives them to concrete
-entries too. Of two entries with one name the first wins, within a gallery and between galleries.
+An entry is *meta* when it has capabilities and no URI. Having capabilities alone says nothing: merged YAML gives them
+to concrete entries too. Of two entries with one name the first wins, within a gallery and between galleries.
 """
 
 from __future__ import annotations
@@ -75,18 +75,21 @@ def find_model(galleries: Iterable[Gallery], name: str) -> Model | None:
 def resolve(galleries: Iterable[Gallery], name: str, capability: str, platform: str) -> Resolved:
     """The concrete build of `name` for a machine.
 
-    `NotFound` when no gallery knows the name; `Hopeless` (`unsupported`, `unsupported_platform`) with the reason when none of its builds fits.
+    `NotFound` when no gallery knows the name; `Hopeless` (`unsupported`, `unsupported_platform`) with the reason when
+    none of its builds fits.
     """
     galleries = tuple(galleries)
     gallery, entry = find_entry(galleries, name)
     meta = ""
     if entry.is_meta:
         target = next(
-            (entry.capabilities[key] for key in (capability, "default", "cpu") if key in entry.capabilities), None
+            (entry.capabilities[key] for key in (capability, "default", "cpu") if key in entry.capabilities),
+            None,
         )
         if target is None:
             raise Hopeless(
-                f"cannot install {entry.name}: it has builds for {', '.join(sorted(entry.capabilities))}, none for {capability}",
+                f"cannot install {entry.name}: it has builds for {', '.join(sorted(entry.capabilities))}, "
+                f"none for {capability}",
                 code="unsupported",
             )
         meta = entry.name

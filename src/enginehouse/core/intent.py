@@ -1,11 +1,11 @@
 """Intents: one Action on one node, and the only table that says how one may change.
 
-Reading the table: a change of the given kind is allowed in the states that have a row for it and leads to the state on the right;
-anything else raises. Ended states have no rows, so they absorb nothing. `apply` is the one function that applies a change; the
-store writes its result with a compare-and-set on `version`.
+Reading the table: a change of the given kind is allowed in the states that have a row for it and leads to the state
+on the right; anything else raises. Ended states have no rows, so they absorb nothing. `apply` is the one function
+that applies a change; the store writes its result with a compare-and-set on `version`.
 
-Two numbers are easily confused. `attempt` grows with every sending and orders what workers say. `failures` counts only attempts that
-failed, and is what the cap is for: a node that is away may be tried for ever.
+Two numbers are easily confused. `attempt` grows with every sending and orders what workers say. `failures` counts
+only attempts that failed, and is what the cap is for: a node that is away may be tried for ever.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def apply(intent: Intent, change: Change) -> Intent:
     state = TABLE.get((intent.state, change.kind))
     if state is None:
         raise Conflict(
-            f"cannot {change.kind.replace('_', ' ')} intent {intent.id}: it is {intent.state}", code="already_terminal"
+            f"cannot {change.kind.replace('_', ' ')} intent {intent.id}: it is {intent.state}",
+            code="already_terminal",
         )
     after = msgspec.structs.replace(intent, state=state, updated_at=change.now, version=intent.version + 1)
     match change.kind:

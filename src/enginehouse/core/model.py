@@ -15,6 +15,7 @@ class ModelFile(Struct, frozen=True, omit_defaults=True):
     uri: str
     sha256: str
     size_bytes: int = 0
+    requirement: str = ""  # for `pypi:` files: the pinned and hashed requirement of the package
 
 
 class ModelOptions(Struct, frozen=True, omit_defaults=True):

@@ -1,7 +1,7 @@
 """Names that people and machines give to things, checked before use on every side of every border.
 
-Two accepted names never share a directory or a bus subject: names of nodes and backends are plain path components, and model
-names are mapped to directories by `model_directory`, which is injective.
+Two accepted names never share a directory or a bus subject: names of nodes and backends are plain path components,
+and model names are mapped to directories by `model_directory`, which is injective.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def check_model_name(value: str) -> str:
 def model_directory(name: str) -> str:
     """A path component for a model name; different names give different components.
 
-    Safe ASCII stays readable, every other byte becomes `%XX`; a leading dot is encoded too, so nothing is hidden, `.` or `..`.
-    A result too long for a file system keeps its head and ends in a digest of the whole, marked by `%%`, which no encoding contains.
+    Safe ASCII stays readable, every other byte becomes `%XX`; a leading dot is encoded too, so nothing is hidden, `.`
+    or `..`. A result too long for a file system keeps its head and ends in a digest of the whole, marked by `%%`,
+    which no encoding contains.
     """
     encoded = "".join(
         character

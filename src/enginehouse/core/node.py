@@ -1,4 +1,6 @@
-"""Nodes: a machine and its row. Approval, health and drained are three facts; on the wire they fold into LocalAI's one `status`."""
+"""Nodes: a machine and its row. Approval, health and drained are three facts; on the wire they fold into LocalAI's
+one `status`.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Operations: what someone asked for. The status is computed from the intents, never stored.
 
-`is_steered` is the one thing that intents cannot say: the loader may still add steps, so that a load whose steps so far are done is not done.
+`is_steered` is the one thing that intents cannot say: the loader may still add steps, so that a load whose steps so
+far are done is not done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -63,14 +64,20 @@ def status_of(operation: Operation, intents: Sequence[Intent]) -> OperationStatu
     return "superseded" if "superseded" in states else "cancelled"
 
 
-def is_parked(operation: Operation, intents: Sequence[Intent]) -> bool:
+AWAY_MESSAGE = "the node is away; this happens by itself when it returns"
+
+
+def waits_for_node(intent: Intent, absent: Collection[str]) -> bool:
+    """Whether an intent waits for nothing but its node's return: sent and given back, or not sent at all."""
+    if intent.state == "waiting" and intent.reason == NODE_AWAY:
+        return True
+    return intent.state in ("accepted", "waiting") and intent.node_id in absent
+
+
+def is_parked(operation: Operation, intents: Sequence[Intent], absent: Collection[str]) -> bool:
     """Whether nothing will happen until an absent node returns: what a person need not sit and wait for."""
     open_ones = [intent for intent in intents if intent.is_open]
-    return (
-        not operation.is_steered
-        and bool(open_ones)
-        and all(intent.state == "waiting" and intent.reason == NODE_AWAY for intent in open_ones)
-    )
+    return not operation.is_steered and bool(open_ones) and all(waits_for_node(intent, absent) for intent in open_ones)
 
 
 def node_word(intent: Intent, silent_seconds: float, patience_seconds: float) -> NodeWord:

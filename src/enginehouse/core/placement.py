@@ -11,13 +11,19 @@ from enginehouse.core.node import Node
 
 
 def choose_node(
-    model: Model, nodes: Sequence[Node], supported: Collection[str], *, avoid: Collection[str] = (), only: str = ""
+    model: Model,
+    nodes: Sequence[Node],
+    supported: Collection[str],
+    *,
+    avoid: Collection[str] = (),
+    only: str = "",
 ) -> Node:
     """The node for the next replica of `model`; one replica per model and node.
 
-    `supported` are the nodes on which the backend can run at all, `avoid` those that this load has already failed on, `only` the node that
-    the operator named. What is already on a node counts most (a warm node answers in a second, a cold one after a download), then how much runs
-    there, then its memory, then its name, so that the choice is stable.
+    `supported` are the nodes on which the backend can run at all, `avoid` those that this load has already failed on,
+    `only` the node that the operator named. What is already on a node counts most (a warm node answers in a second, a
+    cold one after a download), then how much runs there, then its memory, then its name, so that the choice is
+    stable.
     """
     fitting = [
         node

@@ -1,6 +1,7 @@
 """How far one Action is: one shape on the bus, in the row and on the screen.
 
-Ordered by (attempt, sequence): whatever is older than what is known is dropped, so numbers never fall within an attempt.
+Ordered by (attempt, sequence): whatever is older than what is known is dropped, so numbers never fall within an
+attempt.
 """
 
 from __future__ import annotations

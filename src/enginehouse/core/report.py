@@ -1,14 +1,22 @@
 """Reports: everything a worker has, sent when it joins and with every heartbeat.
 
-`mark` is the frontend's own time, handed out with the answer to one heartbeat and returned with the next: a report with mark M was taken after M
-by the store's clock, whatever the worker's clock says. That is what makes a report usable as evidence.
+`mark` is the frontend's own time, handed out with the answer to one heartbeat and returned with the next: a report
+with mark M was taken after M by the store's clock, whatever the worker's clock says. That is what makes a report
+usable as evidence.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBackend, StartReplica, StopReplica
+from enginehouse.core.action import (
+    Action,
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    StartReplica,
+    StopReplica,
+)
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.model import HeldModel, holds
@@ -27,6 +35,7 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
     boot_id: str = ""  # one run of the worker
     sequence: int = 0
     mark: float = 0.0
+    boot_mark: float = 0.0  # the mark of the registration that began this run
     version: str = ""  # of the worker program
     backends: tuple[InstalledBackend, ...] = ()
     models: tuple[HeldModel, ...] = ()
@@ -38,9 +47,9 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
 def shows(report: Report, intent: Intent) -> Outcome | None:
     """The success of an intent, where the report proves it; None where it proves nothing.
 
-    Only state that the wish names counts: an install settles on its digest or on its own applied generation, a delete on absence. A forced
-    install settles on its generation alone, because the same digest was there before it. A start is never settled by state: its address comes with
-    the result or with the replica that carries this generation.
+    Only state that the wish names counts: an install settles on its digest or on its own applied generation, a delete
+    on absence. A forced install settles on its generation alone, because the same digest was there before it. A start
+    is never settled by state: its address comes with the result or with the replica that carries this generation.
     """
     action: Action = intent.action
     match action:
@@ -67,6 +76,20 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
         case StopReplica():
             running = {(replica.model_id, replica.replica_index) for replica in report.replicas}
             return None if (action.model, action.slot) in running else Outcome()
+
+
+DELIVERY_SECONDS = 2.0  # how long a message on the bus may be under way before a report that lacks it counts
+
+
+def lost(report: Report, intent: Intent) -> bool:
+    """Whether the worker certainly does not have the command of a running intent.
+
+    Either this run of the worker registered after the command was sent, or the report was taken long enough after the
+    sending.
+    """
+    if intent.id in report.running:
+        return False
+    return report.boot_mark > intent.dispatched_at or report.mark > intent.dispatched_at + DELIVERY_SECONDS
 
 
 def result_for(report: Report, intent: Intent) -> Outcome | None:

@@ -18,6 +18,7 @@ class Route(Struct, frozen=True, kw_only=True):
     key: str
     revision: str
     nonce: str
+    engine_model: str = ""  # the name under which the engine knows the model, where it is another one
 
     @property
     def id(self) -> str:

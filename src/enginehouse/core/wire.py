@@ -1,7 +1,9 @@
-"""Every subject and payload that this program puts on the bus or takes from it: LocalAI's, plus additive fields that an old peer ignores.
+"""Every subject and payload that this program puts on the bus or takes from it: LocalAI's, plus additive fields that
+an old peer ignores.
 
-Go's rules are kept by construction: a field without a default is always present, a field with one is absent when it has that value, unknown keys
-are ignored. Payloads are decoded with `decode`, which turns every fault of a peer into one error.
+Go's rules are kept by construction: a field without a default is always present, a field with one is absent when it
+has that value, unknown keys are ignored. Payloads are decoded with `decode`, which turns every fault of a peer into
+one error.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ _RESERVED = str.maketrans(dict.fromkeys(".*> \t\n", "-"))
 
 
 def token(value: str) -> str:
-    """One token of a subject, as LocalAI sanitises it. Lossy, so only ids that contain none of these are ever used as keys."""
+    """One token of a subject, as LocalAI sanitises it. Lossy, so only ids that contain none of these are ever used as
+    keys.
+    """
     return value.translate(_RESERVED)
 
 
-# Subjects --------------------------------------------------------------------------------------------------------------------------
+# Subjects ----------------------------------------------------------------------------------------
 
 INSTALL = "backend.install"
 UPGRADE = "backend.upgrade"
@@ -65,11 +69,13 @@ def parse_reply_subject(subject: str) -> tuple[str, int]:
     return parts[2], int(parts[3])
 
 
-# Commands --------------------------------------------------------------------------------------------------------------------------
+# Commands ----------------------------------------------------------------------------------------
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """Which intent a message belongs to (additive). Workers refuse a generation or fence lower than one they have seen."""
+    """Which intent a message belongs to (additive). Workers refuse a generation or fence lower than one they have
+    seen.
+    """
 
     intent: str
     generation: int
@@ -78,7 +84,9 @@ class Command(Struct, frozen=True, kw_only=True):
 
 
 class ModelStart(Struct, frozen=True, kw_only=True):
-    """The additive `model` of `backend.install`: what our workers need to start an engine that takes its model at start."""
+    """The additive `model` of `backend.install`: what our workers need to start an engine that takes its model at
+    start.
+    """
 
     model: Model
     key: str
@@ -246,7 +254,7 @@ def outcome_of(reply: AnyReply) -> Outcome:
     return Outcome(code="upstream_error", message=reply.error or "the worker gave no reason", can_heal=True)
 
 
-# Registration and heartbeat (HTTP) ------------------------------------------------------------------------------------------------
+# Registration and heartbeat (HTTP) ---------------------------------------------------------------
 
 
 class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -287,6 +295,7 @@ class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     nats_url: str = ""
     node_token: str = ""
     heartbeat_seconds: float = 0.0
+    mark: float = 0.0  # the store's time; returned as `boot_mark` of every report of this run
 
 
 class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -308,7 +317,7 @@ class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     mark: float = 0.0
 
 
-# Coding ---------------------------------------------------------------------------------------------------------------------------
+# Coding ------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

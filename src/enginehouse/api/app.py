@@ -1,0 +1,143 @@
+"""The HTTP application: one table of routes with a role each, and the one edge where errors become answers.
+
+A route that is not in `routes` does not exist, and none can be without a role. The inference routes are plain ASGI
+callables, because streaming through response classes costs several times as much per token; all the others are
+functions of a request. This edge holds the second of the program's two broad `except`s.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from enginehouse.api.auth import Role, authorize, header
+from enginehouse.api.errors import error_answer
+from enginehouse.api.metrics import Metrics
+from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, TooLarge, Unauthenticated
+from enginehouse.frontend.keys import Caller, Keys
+
+log = logging.getLogger(__name__)
+
+MAX_CONTROL_BYTES = 1024 * 1024
+T = TypeVar("T")
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One row of the route table."""
+
+    method: str
+    path: str
+    role: Role
+    summary: str
+    call: Callable[[Request], Awaitable[Response]] | None = None
+    raw: ASGIApp | None = None
+    body: type | None = None
+    status: int = 200
+
+
+class Edge:
+    """Wraps one route: who asks, may they, and what an error looks like."""
+
+    def __init__(self, entry: Entry, keys: Keys, metrics: Metrics, *, is_loopback: bool) -> None:
+        self._entry = entry
+        self._keys = keys
+        self._metrics = metrics
+        self._is_loopback = is_loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = request_id_of(scope)
+        scope["enginehouse.request_id"] = request_id
+        is_started = False
+
+        async def watched(message: object) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)  # type: ignore[arg-type]  # passed through untouched
+
+        try:
+            scope["enginehouse.caller"] = authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
+            if self._entry.raw is not None:
+                await self._entry.raw(scope, receive, watched)
+            elif self._entry.call is not None:
+                response = await self._entry.call(Request(scope, receive))
+                response.headers["x-request-id"] = request_id
+                await response(scope, receive, watched)
+        except EnginehouseError as error:
+            if isinstance(error, Unauthenticated):
+                self._metrics.denied(error.code)
+            await _answer(error, request_id, send, is_started)
+        except Exception as error:
+            log.exception("request.failed id=%s method=%s path=%s", request_id, scope["method"], scope["path"])
+            hidden = Hopeless(f"cannot answer: an internal error occurred; the log has it under {request_id}")
+            await _answer(hidden, request_id, send, is_started)
+            del error
+
+
+async def _answer(error: EnginehouseError, request_id: str, send: Send, is_started: bool) -> None:
+    if is_started:
+        # The head is out, so the only honest end is a broken one: the server cuts the connection.
+        raise error
+    status, headers, body = error_answer(error, request_id)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def request_id_of(scope: Scope) -> str:
+    """The caller's own id where it is sane, else a new one."""
+    for name in (b"x-request-id", b"x-correlation-id"):
+        given = header(scope, name)
+        if given and len(given) <= 128 and given.isascii() and given.isprintable():
+            return given
+    return secrets.token_hex(16)
+
+
+def build(entries: list[Entry], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Starlette:
+    routes = [
+        Route(
+            entry.path,
+            endpoint=Edge(entry, keys, metrics, is_loopback=is_loopback),
+            methods=[entry.method],
+        )
+        for entry in entries
+    ]
+    return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+
+
+async def _no_route(request: Request, _error: Exception) -> Response:
+    error = NotFound(f"cannot find {request.method} {request.url.path}: there is no such route", code="not_found")
+    status, headers, body = error_answer(error, request_id_of(request.scope))
+    return Response(body, status, {key.decode(): value.decode() for key, value in headers})
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope["enginehouse.caller"]
+    return caller
+
+
+async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_CONTROL_BYTES) -> T:
+    """The body as `kind`; an empty one counts as `{}`, because many clients send none where every field is optional."""
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > limit_bytes:
+            raise TooLarge(f"cannot read the body: more than {limit_bytes} bytes", code="too_large")
+    try:
+        return msgspec.json.decode(bytes(received) or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"cannot read the body: {error}", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"cannot read the body: it is not valid JSON ({error})", code="invalid_json") from error
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

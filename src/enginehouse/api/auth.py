@@ -1,0 +1,74 @@
+"""Who may call what. Every route names a role; a route without one does not exist (see `app.ROUTES`).
+
+A token that is shown must be right, everywhere. Without one, only public routes answer, and, where the frontend listens
+on loopback alone, the inference routes: whoever is on this machine may chat, and a page in a browser may not borrow
+that right (its request names another host or another origin).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from enginehouse.core.errors import Denied, Unauthenticated
+from enginehouse.frontend.keys import Caller, Keys
+
+Role = Literal["public", "user", "node", "join", "admin"]
+
+# Which tokens open which routes. A join token opens node routes for workers that have no key of their own (LocalAI's).
+_OPENS: dict[Role, frozenset[str]] = {
+    "public": frozenset({"admin", "user", "join", "node"}),
+    "user": frozenset({"admin", "user"}),
+    "node": frozenset({"node", "join"}),
+    "join": frozenset({"join", "admin"}),
+    "admin": frozenset({"admin"}),
+}
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+ANONYMOUS = Caller("user", "anonymous")
+LOCAL = Caller("user", "local")
+
+
+def header(scope: Scope, name: bytes) -> str:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return ""
+
+
+def bearer(scope: Scope) -> str:
+    """The token of a request: `Authorization: Bearer …`, or `x-api-key`, which some clients send instead."""
+    scheme, _, token = header(scope, b"authorization").partition(" ")
+    if token and scheme.lower() == "bearer":
+        return token.strip()
+    return header(scope, b"x-api-key")
+
+
+def is_local_page(scope: Scope) -> bool:
+    """Whether host and origin of a request are this machine's own: a foreign page that was led here has neither."""
+    host = urlsplit("//" + header(scope, b"host")).hostname
+    origin = header(scope, b"origin")
+    return host in _LOOPBACK_NAMES and (not origin or urlsplit(origin).hostname in _LOOPBACK_NAMES)
+
+
+def authorize(keys: Keys, scope: Scope, role: Role, *, is_loopback: bool) -> Caller:
+    """The caller, if it may; `Unauthenticated` or `Denied` otherwise."""
+    token = bearer(scope)
+    if not token:
+        if role == "public":
+            return ANONYMOUS
+        if role == "user" and is_loopback and is_local_page(scope):
+            return LOCAL
+        raise Unauthenticated(
+            "cannot answer without a token: send `Authorization: Bearer TOKEN` "
+            "(`enginehouse tokens create` makes one; a join token comes from the machine that runs `enginehouse up`)"
+        )
+    caller = keys.identify(token)
+    if caller is None:
+        raise Unauthenticated(
+            "cannot accept this token: it is unknown here; check it, or create one with `enginehouse tokens create`"
+        )
+    if caller.role not in _OPENS[role]:
+        raise Denied(f"cannot do this with a {caller.role} token: it needs the role {role}")
+    return caller

@@ -1,0 +1,102 @@
+"""What comes in on an inference route: the whole body within its limits, the model it names, the id of the request.
+
+The body is decoded once and only for what decides where it goes; the bytes themselves stay as they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.errors import Invalid, Malformed, TooLarge
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+BODY_SECONDS = 120.0  # to receive a request: 32 MiB over a slow uplink, and no connection held open for nothing
+
+
+class Asked(Struct, frozen=True):
+    """All that we read of a request."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+_ASKED = msgspec.json.Decoder(Asked)
+
+
+async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes | None:
+    """The whole body, or None when the client left before its end."""
+    for name, value in headers:
+        if name == b"content-length" and (not value.isdigit() or int(value) > MAX_BODY_BYTES):
+            raise _too_large()
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        return None
+    first: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(first) > MAX_BODY_BYTES:
+            raise _too_large()
+        return first
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read_rest(first, receive)
+    except TimeoutError as error:
+        raise Malformed(
+            f"cannot read the request: its body did not arrive within {BODY_SECONDS:.0f} s", code="slow"
+        ) from error
+
+
+async def _read_rest(first: bytes, receive: Receive) -> bytes | None:
+    pieces, size, more = [first], len(first), True
+    while more:
+        if size > MAX_BODY_BYTES:
+            raise _too_large()
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        piece: bytes = message.get("body", b"")
+        pieces.append(piece)
+        size += len(piece)
+        more = message.get("more_body", False)
+    if size > MAX_BODY_BYTES:
+        raise _too_large()
+    return b"".join(pieces)
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"cannot take the request: its body is larger than {MAX_BODY_BYTES // 1024**2} MiB")
+
+
+def model_asked_for(body: bytes) -> str:
+    """The model that is asked for."""
+    try:
+        asked = _ASKED.decode(body)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        for name in ("model", "stream"):
+            if text.endswith(f"`$.{name}`"):
+                raise Invalid(f"cannot use this `{name}`: {text}", code="unsupported", param=name) from error
+        raise Malformed(f"cannot read the request: {text}", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"cannot read the request as JSON: {error}", code="invalid_json") from error
+    if not asked.model:
+        raise Invalid(
+            "cannot choose a model: the request names none. Set `model`; GET /v1/models lists them", param="model"
+        )
+    return asked.model
+
+
+def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
+    """The caller's own id where it is safe to repeat, else a new one."""
+    for name, value in headers:
+        is_id = name in (b"x-request-id", b"x-correlation-id")
+        if is_id and 0 < len(value) <= 128 and all(0x21 <= byte <= 0x7E for byte in value):
+            return value.decode("ascii")
+    return secrets.token_hex(16)

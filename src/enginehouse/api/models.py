@@ -1,0 +1,98 @@
+"""Routes for models: the operator's list, load and unload, and OpenAI's `/v1/models`."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from enginehouse.api.app import Entry, caller_of, json_response, read_body
+from enginehouse.frontend.board import Board
+from enginehouse.frontend.loader import Loader
+from enginehouse.frontend.operations import Operations
+from enginehouse.frontend.router import model_not_found
+
+
+class Where(Struct, frozen=True, forbid_unknown_fields=True):
+    """On which node; absent means wherever it fits, or everywhere."""
+
+    node: str | None = None
+
+
+class ModelRoutes:
+    def __init__(self, loader: Loader, operations: Operations, board: Board) -> None:
+        self._loader = loader
+        self._operations = operations
+        self._board = board
+
+    def entries(self) -> list[Entry]:
+        return [
+            Entry(
+                method="GET",
+                path="/api/models",
+                role="admin",
+                summary="Models that are served, and those that a gallery offers.",
+                call=self.every,
+            ),
+            Entry(
+                method="POST",
+                path="/api/models/{name:path}/load",
+                role="admin",
+                summary="Have a replica of a model, installing what it needs.",
+                call=self.load,
+                body=Where,
+                status=202,
+            ),
+            Entry(
+                method="POST",
+                path="/api/models/{name:path}/unload",
+                role="admin",
+                summary="Stop the replicas of a model.",
+                call=self.unload,
+                body=Where,
+                status=202,
+            ),
+            Entry(method="GET", path="/v1/models", role="user", summary="OpenAI: list models.", call=self.listed),
+            Entry(
+                method="GET",
+                path="/v1/models/{name:path}",
+                role="user",
+                summary="OpenAI: one model.",
+                call=self.described,
+            ),
+        ]
+
+    async def every(self, _request: Request) -> Response:
+        return json_response(await self._loader.models())
+
+    async def load(self, request: Request) -> Response:
+        where = await read_body(request, Where)
+        name = str(request.path_params["name"])
+        found = await self._loader.request(name, where.node, caller_of(request).name)
+        if isinstance(found, str):
+            return json_response(await self._board.view(found), 202)
+        views = {view.name: view for view in await self._loader.models()}
+        return json_response({"ready": True, "replicas": views[name].replicas})
+
+    async def unload(self, request: Request) -> Response:
+        where = await read_body(request, Where)
+        name = str(request.path_params["name"])
+        operation_id = await self._operations.request_unload(name, where.node, caller_of(request).name)
+        return json_response(await self._board.view(operation_id), 202)
+
+    async def listed(self, _request: Request) -> Response:
+        return json_response({"object": "list", "data": await self._served()})
+
+    async def described(self, request: Request) -> Response:
+        name = str(request.path_params["name"])
+        for model in await self._served():
+            if model["id"] == name:
+                return json_response(model)
+        raise model_not_found(name)
+
+    async def _served(self) -> list[dict[str, object]]:
+        return [
+            {"id": view.name, "object": "model", "created": int(view.created_at), "owned_by": "enginehouse"}
+            for view in await self._loader.models()
+            if view.state != "available"
+        ]

@@ -1,0 +1,140 @@
+"""Routes for nodes: the worker's own (`/api/node/…`, singular, as LocalAI has them) and the operator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from enginehouse.api.app import Entry, caller_of, json_response, read_body
+from enginehouse.core.errors import Denied
+from enginehouse.core.node import Node
+from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.frontend.collector import Collector
+from enginehouse.frontend.keys import Keys
+from enginehouse.frontend.nodes import Nodes
+from enginehouse.frontend.views import render_node, render_time
+
+
+class BusAccess(Struct, frozen=True):
+    """What an approved worker is told about the bus: how to make it a credential, and where the bus is.
+
+    `url_for(host)` gives the address as seen by a worker that reached the frontend under that host name.
+    """
+
+    mint: Callable[[Node], tuple[str, str]]
+    url_for: Callable[[str], str]
+
+
+class NodeRoutes:
+    def __init__(
+        self, nodes: Nodes, collector: Collector, keys: Keys, access: BusAccess, *, heartbeat_seconds: float
+    ) -> None:
+        self._nodes = nodes
+        self._collector = collector
+        self._keys = keys
+        self._access = access
+        self._heartbeat_seconds = heartbeat_seconds
+
+    def entries(self) -> list[Entry]:
+        return [
+            Entry(
+                method="POST",
+                path="/api/node/register",
+                role="join",
+                summary="A worker asks to be a node.",
+                call=self.register,
+                body=RegisterRequest,
+                status=201,
+            ),
+            Entry(
+                method="POST",
+                path="/api/node/{id}/heartbeat",
+                role="node",
+                summary="A worker says that it is there, and what it has.",
+                call=self.heartbeat,
+                body=HeartbeatRequest,
+            ),
+            Entry(
+                method="POST",
+                path="/api/node/{id}/deregister",
+                role="node",
+                summary="A worker says goodbye; its node is offline from then on.",
+                call=self.deregister,
+            ),
+            Entry(method="GET", path="/api/nodes", role="admin", summary="All nodes, by name.", call=self.every),
+            Entry(
+                method="GET", path="/api/nodes/{id}", role="admin", summary="One node, by id or name.", call=self.one
+            ),
+            Entry(
+                method="POST",
+                path="/api/nodes/{id}/approve",
+                role="admin",
+                summary="Let a pending node in.",
+                call=self.approve,
+            ),
+        ]
+
+    async def register(self, request: Request) -> Response:
+        asked = await read_body(request, RegisterRequest)
+        registered = await self._nodes.register(asked)
+        node = registered.node
+        await self._keys.step()  # the new token must be known before the worker can use it
+        reply = RegisterReply(
+            id=node.id,
+            name=node.name,
+            node_type=node.node_type,
+            status=node.status,
+            created_at=render_time(node.created_at),
+            node_token=registered.token,
+            heartbeat_seconds=self._heartbeat_seconds,
+            mark=registered.now,
+        )
+        if node.approved:
+            jwt, seed = self._access.mint(node)
+            host = urlsplit("//" + request.headers.get("host", "")).hostname or "127.0.0.1"
+            reply = msgspec.structs.replace(
+                reply, nats_jwt=jwt, nats_user_seed=seed, nats_url=self._access.url_for(host)
+            )
+        return json_response(reply, 201)
+
+    async def heartbeat(self, request: Request) -> Response:
+        node_id = await self._own_node(request)
+        said = await read_body(request, HeartbeatRequest)
+        mark = await self._nodes.heartbeat(node_id, said)
+        if said.report is not None:
+            await self._collector.report(node_id, said.report)
+        return json_response(HeartbeatReply(message="heartbeat received", mark=mark))
+
+    async def deregister(self, request: Request) -> Response:
+        await self._nodes.set_health(await self._own_node(request), "offline")
+        return json_response({"message": "node set to offline"})
+
+    async def _own_node(self, request: Request) -> str:
+        """The node of the path, if the caller is that node. A join token speaks only for nodes without a key."""
+        node_id = str(request.path_params["id"])
+        caller = caller_of(request)
+        if caller.role == "node" and caller.node_id == node_id:
+            return node_id
+        if caller.role == "join":
+            node, _ = await self._nodes.get(node_id)
+            if not node.public_key and node.id == node_id:
+                return node_id
+        raise Denied("cannot speak for another node: use the token that this node got when it registered")
+
+    async def every(self, _request: Request) -> Response:
+        nodes, now = await self._nodes.every()
+        return json_response([render_node(node, now) for node in nodes])
+
+    async def one(self, request: Request) -> Response:
+        node, now = await self._nodes.get(str(request.path_params["id"]))
+        return json_response(render_node(node, now))
+
+    async def approve(self, request: Request) -> Response:
+        node = await self._nodes.approve(str(request.path_params["id"]))
+        _, now = await self._nodes.get(node.id)
+        return json_response({**msgspec.to_builtins(render_node(node, now)), "message": "node approved"})

@@ -1,0 +1,237 @@
+"""The inference routes as raw ASGI callables: `POST /v1/chat/completions` and `POST /v1/completions`.
+
+A request is decoded once, for its model; everything else travels as the bytes that came. Where it goes and whether it
+can be served is decided before the first byte of the answer. An answer that is not whole never looks whole: a plain one
+is sent only when it is complete, a stream that breaks ends with an error event and without its end marker. A client
+that leaves stops its engine at once. Nothing here is per token but one send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+from enginehouse.api.errors import error_answer
+from enginehouse.api.intake import Receive, model_asked_for, read_body, request_id_of
+from enginehouse.api.relay import EventPasser, engine_error, passed_headers
+from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
+from enginehouse.core.routing import Route
+from enginehouse.engine.rename import Renamer, rename_request
+from enginehouse.ports import Engine, EngineCall, EngineResponse
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_ANSWER_BYTES = 32 * 1024 * 1024  # of an answer that is not a stream, which is held until it is whole
+CONNECT_SECONDS = 2.0
+HEAD_SECONDS = 900.0  # an answer that is not a stream has its head at its end: minutes of generation on a slow machine
+ROUTES_TRIED = 3
+CLIENT_GONE = 499  # nginx's number for it; seen by the observer only
+
+
+class Routes(Protocol):
+    """The router, as far as a request needs it."""
+
+    async def acquire(self, model: str) -> Route: ...
+
+    def release(self, route: Route) -> None: ...
+
+    def drop(self, route: Route) -> None: ...
+
+
+class Observer(Protocol):
+    """Told once about every request, whatever its end. `node` is empty when no replica was reached."""
+
+    def request_done(
+        self, *, model: str, node: str, path: str, status: int, seconds: float, first_byte_seconds: float | None
+    ) -> None: ...
+
+
+class _Exchange:
+    """One request from its first byte to its end."""
+
+    def __init__(self, path: str, request_id: str, send: Send) -> None:
+        self.path = path
+        self.request_id = request_id
+        self.send = send
+        self.started = time.perf_counter()
+        self.first_byte_seconds: float | None = None
+        self.status = 0  # of the head that was sent
+        self.model = ""
+        self.is_model_known = False
+        self.node = ""
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.first_byte_seconds = time.perf_counter() - self.started
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        await self.begin(status, headers)
+        await self.send({"type": "http.response.body", "body": body})
+
+
+class OpenAI:
+    """The routes. `head_seconds` bounds the time until an engine begins to answer."""
+
+    def __init__(
+        self, routes: Routes, engine: Engine, observer: Observer, *, head_seconds: float = HEAD_SECONDS
+    ) -> None:
+        self._routes = routes
+        self._engine = engine
+        self._observer = observer
+        self._head_seconds = head_seconds
+
+    async def chat_completions(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve("/v1/chat/completions", scope, receive, send)
+
+    async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve("/v1/completions", scope, receive, send)
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(path, scope.get("enginehouse.request_id") or request_id_of(scope["headers"]), send)
+        try:
+            body = await read_body(scope["headers"], receive)
+            if body is not None:
+                await self._answer_unless_gone(exchange, body, receive)
+        except EnginehouseError as error:
+            if exchange.status == 0:
+                await exchange.answer(*error_answer(error, exchange.request_id))
+        except OSError:
+            pass  # some servers raise it from `send` when the client has gone; there is nobody left to tell
+        finally:
+            self._observer.request_done(
+                # A name that nobody serves is the client's invention; as a label it would grow the figures without end.
+                model=exchange.model if exchange.is_model_known else "",
+                node=exchange.node,
+                path=path,
+                status=exchange.status or CLIENT_GONE,
+                seconds=time.perf_counter() - exchange.started,
+                first_byte_seconds=exchange.first_byte_seconds,
+            )
+
+    async def _answer_unless_gone(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:
+        exchange.model = model_asked_for(body)
+        failure: Exception | None = None
+        # A limit without a time is a scope that another task can end: the watcher does, when the client leaves.
+        gone = asyncio.timeout(None)
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_watch(receive, gone))
+            try:
+                async with gone:
+                    await self._route(exchange, body)
+            except (EnginehouseError, OSError) as error:
+                failure = error  # raised below: from here it would come out wrapped in a group
+            finally:
+                watcher.cancel()
+        if gone.expired():
+            exchange.status = CLIENT_GONE
+        elif failure is not None:
+            raise failure
+
+    async def _route(self, exchange: _Exchange, body: bytes) -> None:
+        """Find a replica that takes the request. Only a request that no engine has begun to work on moves on to another
+        one."""
+        failure: EnginehouseError | None = None
+        for _ in range(ROUTES_TRIED):
+            route = await self._acquire(exchange)
+            try:
+                exchange.node = route.node_name
+                failure = await self._try(exchange, route, body)
+                if failure is None:
+                    return
+                self._routes.drop(route)
+            finally:
+                self._routes.release(route)
+        assert failure is not None
+        failure.retry_after_seconds = 1.0
+        raise failure
+
+    async def _acquire(self, exchange: _Exchange) -> Route:
+        try:
+            route = await self._routes.acquire(exchange.model)
+        except Unavailable:
+            exchange.is_model_known = True
+            raise
+        exchange.is_model_known = True
+        return route
+
+    async def _try(self, exchange: _Exchange, route: Route, body: bytes) -> EnginehouseError | None:
+        """None when the request was answered; the reason, when this replica cannot be the one."""
+        renamed = bool(route.engine_model) and route.engine_model != route.model
+        call = EngineCall(
+            address=route.address,
+            key=route.key,
+            method="POST",
+            path=exchange.path,
+            body=rename_request(body, route.engine_model) if renamed else body,
+        )
+        try:
+            response = await self._engine.send(call, connect_seconds=CONNECT_SECONDS, head_seconds=self._head_seconds)
+        except Unavailable as error:
+            if error.code == "replica_unreachable":
+                return error
+            raise
+        try:
+            if response.status in (401, 403):
+                # The key belongs to one process. Whoever refuses it is another one on the same port, and has done
+                # nothing.
+                return Unavailable(
+                    f"cannot use the engine at {route.address}: it is not the process we started",
+                    code="replica_unreachable",
+                )
+            renamer = Renamer(route.engine_model, route.model) if renamed else None
+            await self._relay(exchange, response, renamer)
+            return None
+        finally:
+            await response.close()
+
+    async def _relay(self, exchange: _Exchange, response: EngineResponse, renamer: Renamer | None) -> None:
+        headers, is_stream = passed_headers(response.headers, exchange.request_id)
+        if is_stream and response.status < 400:
+            await exchange.begin(response.status, headers)
+            await _relay_events(exchange, response, renamer)
+            return
+        body = await _whole(response, renamer)
+        if response.status >= 400:
+            await exchange.answer(*engine_error(response.status, headers, body, exchange.request_id))
+            return
+        headers.append((b"content-length", str(len(body)).encode()))
+        await exchange.answer(response.status, headers, body)
+
+
+async def _relay_events(exchange: _Exchange, response: EngineResponse, renamer: Renamer | None) -> None:
+    passer = EventPasser()
+    send = exchange.send
+    try:
+        async for chunk in response.chunks():
+            whole = passer.feed(chunk if renamer is None else renamer.feed(chunk))
+            if whole:
+                await send({"type": "http.response.body", "body": whole, "more_body": True})
+        rest = passer.finish(b"" if renamer is None else renamer.finish())
+        await send({"type": "http.response.body", "body": rest})
+    except Upstream as error:
+        # The head is out, so this is the only place left to say it. No end marker follows: clients take that for a
+        # whole answer.
+        _, _, told = error_answer(error, exchange.request_id)
+        await send({"type": "http.response.body", "body": b"data: " + told + b"\n\n"})
+
+
+async def _whole(response: EngineResponse, renamer: Renamer | None) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for chunk in response.chunks():
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
+            raise Upstream(f"cannot pass on the engine's answer: more than {MAX_ANSWER_BYTES} bytes; ask for a stream")
+        pieces.append(chunk)
+    body = b"".join(pieces)
+    return body if renamer is None else renamer.feed(body) + renamer.finish()
+
+
+async def _watch(receive: Receive, gone: asyncio.Timeout) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone.reschedule(asyncio.get_running_loop().time())

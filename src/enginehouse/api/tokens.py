@@ -1,0 +1,50 @@
+"""Routes for tokens. A token is in the answer that creates it and nowhere else."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from enginehouse.api.app import Entry, json_response, read_body
+from enginehouse.frontend.keys import Keys
+from enginehouse.frontend.views import render_time
+
+
+class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    role: str = "user"
+    name: str = "unnamed"
+
+
+class TokenRoutes:
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def entries(self) -> list[Entry]:
+        return [
+            Entry(
+                method="POST",
+                path="/api/tokens",
+                role="admin",
+                summary="Create a token.",
+                call=self.create,
+                body=TokenRequest,
+                status=201,
+            ),
+            Entry(
+                method="GET", path="/api/tokens", role="admin", summary="Tokens, without themselves.", call=self.every
+            ),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        asked = await read_body(request, TokenRequest)
+        return json_response(await self._keys.create(asked.role, asked.name), 201)
+
+    async def every(self, _request: Request) -> Response:
+        rows = await self._keys.every()
+        return json_response(
+            [
+                {"id": row.id, "role": row.role, "name": row.name, "created_at": render_time(row.created_at)}
+                for row in rows
+            ]
+        )

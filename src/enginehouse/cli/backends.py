@@ -1,0 +1,135 @@
+"""`enginehouse backends`: engines on the nodes. Install, upgrade and delete are operations that go to all chosen nodes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from enginehouse.cli import output
+from enginehouse.cli.command import command, group, wants_json
+from enginehouse.cli.names import checked_backend, checked_nodes
+
+
+@group(
+    "backends",
+    examples=("enginehouse backends available", "enginehouse backends install llama-cpp --all"),
+)
+def entry() -> None:
+    """See, install, upgrade and delete engines."""
+
+
+@command("list", examples=("enginehouse backends list",))
+def list_backends() -> None:
+    """What is installed, one line per backend and node."""
+    from enginehouse.cli.connect import connect, read
+    from enginehouse.cli.shapes import Backend
+
+    answer = connect().get("/backends")
+    if wants_json():
+        output.emit_json(answer)
+        return
+    rows = [
+        (
+            backend.name,
+            node.node_name,
+            "broken" if node.is_broken else node.node_status,
+            node.version,
+            node.digest.removeprefix("sha256:")[:12],
+            f"{output.age_of(node.installed_at)} ago" if node.installed_at else "",
+        )
+        for backend in read(answer, tuple[Backend, ...])
+        for node in backend.nodes or ()
+    ]
+    columns = ("NAME", "NODE", "STATUS", "VERSION", "DIGEST", "INSTALLED")
+    output.emit_table(columns, rows, "no backends yet; see `enginehouse backends available`")
+
+
+@command("available", examples=("enginehouse backends available",))
+def available() -> None:
+    """What the galleries offer."""
+    from enginehouse.cli.connect import connect, read
+    from enginehouse.cli.shapes import AvailableBackend
+
+    answer = connect().get("/backends/available")
+    if wants_json():
+        output.emit_json(answer)
+        return
+    rows = [
+        (one.name, "installed" if one.installed else "", one.version, one.license, one.description)
+        for one in read(answer, tuple[AvailableBackend, ...])
+    ]
+    output.emit_table(("NAME", "", "VERSION", "LICENSE", "DESCRIPTION"), rows, "no gallery offers a backend")
+
+
+def _targets(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of everything that is done on nodes."""
+    function = click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")(function)
+    function = click.option("--node", "nodes", multiple=True, metavar="NODE", help="On this node; repeatable.")(
+        function
+    )
+    return click.option("--all", "everywhere", is_flag=True, help="On all approved nodes.")(function)
+
+
+@command(
+    "install",
+    examples=(
+        "enginehouse backends install llama-cpp --all",
+        "enginehouse backends install llama-cpp --node attic --node cellar",
+    ),
+)
+@click.argument("name")
+@_targets
+@click.option("--force", is_flag=True, help="Install again where it is already there.")
+def install(name: str, nodes: tuple[str, ...], everywhere: bool, force: bool, no_follow: bool) -> int:
+    """Install the backend NAME: on all approved nodes, or on those given with --node.
+
+    A node that is away gets it when it returns.
+    """
+    return _request("install", name, _chosen(nodes, everywhere), force, no_follow)
+
+
+@command("upgrade", examples=("enginehouse backends upgrade llama-cpp --all",))
+@click.argument("name")
+@_targets
+def upgrade(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool) -> int:
+    """Bring the backend NAME to the version of the gallery: on all approved nodes, or on those given with --node."""
+    return _request("upgrade", name, _chosen(nodes, everywhere), False, no_follow)
+
+
+@command(
+    "delete",
+    examples=("enginehouse backends delete llama-cpp --node attic", "enginehouse backends delete llama-cpp --all"),
+)
+@click.argument("name")
+@_targets
+def delete(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool) -> int:
+    """Delete the backend NAME from the nodes given with --node, or from --all."""
+    if not nodes and not everywhere:
+        raise click.UsageError("Say where to delete it from: --all, or --node NODE")
+    return _request("delete", name, _chosen(nodes, everywhere), False, no_follow)
+
+
+def _chosen(nodes: tuple[str, ...], everywhere: bool) -> list[str]:
+    """Empty for all."""
+    if nodes and everywhere:
+        raise click.UsageError("--all and --node exclude each other")
+    return checked_nodes(nodes)
+
+
+def _request(kind: str, name: str, nodes: list[str], force: bool, no_follow: bool) -> int:
+    from enginehouse.cli.connect import connect
+    from enginehouse.cli.ops import finish
+
+    body: dict[str, object] = {"kind": kind, "name": checked_backend(name)}
+    if nodes:
+        body["nodes"] = nodes
+    if force:
+        body["force"] = True
+    frontend = connect()
+    return finish(frontend, frontend.post("/api/operations", body), no_follow=no_follow)
+
+
+for each in (list_backends, available, install, upgrade, delete):
+    entry.add_command(each)

@@ -1,0 +1,153 @@
+"""One live bar per row of an operation, on a terminal.
+
+Drawn by rich on its own clock, so countdowns and the spinner move while nothing arrives: never silent for a second.
+The lines that remain afterwards are not this view's: it leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from enginehouse.cli import output
+from enginehouse.cli.progress import describe, subject
+from enginehouse.cli.shapes import Operation, Row
+from enginehouse.core.progress import format_bytes
+
+FRAMES_PER_SECOND = 8.0
+RATE_SECONDS = 3.0  # the span that a rate is taken over: long enough to be calm, short enough to be true
+BAR_WIDTH = 24
+_STYLES = {"success": "green", "error": "red", "running_on_worker": "yellow", "queued": "yellow"}
+
+
+class Meter:
+    """Bytes per second over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def note(self, now: float, done_bytes: int) -> None:
+        if self._samples and done_bytes < self._samples[-1][1]:
+            self._samples.clear()  # another attempt, or another file
+        self._samples.append((now, done_bytes))
+        while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
+            self._samples.popleft()
+
+    def rate(self) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
+
+
+class Bars:
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._render,
+            refresh_per_second=FRAMES_PER_SECOND,
+            transient=True,
+        )
+        self._operation: Operation | None = None
+        self._shown_at = 0.0
+        self._meters: dict[str, Meter] = {}
+        self._spinner = Spinner("dots")
+        self._moving = Spinner("dots")
+        self._trouble = ""
+        self._trouble_since = 0.0
+
+    def __enter__(self) -> Bars:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def show(self, operation: Operation, answer: object) -> None:
+        now = time.monotonic()
+        for row in operation.rows:
+            if row.status == "downloading" and row.total_bytes:
+                self._meters.setdefault(row.key, Meter()).note(now, row.current_bytes)
+        self._operation, self._shown_at = operation, now
+
+    def trouble(self, text: str) -> None:
+        if text and not self._trouble:
+            self._trouble_since = time.monotonic()
+        self._trouble = text
+
+    def tell(self, line: str) -> None:
+        output.say(line)
+
+    def _render(self) -> RenderableType:
+        operation = self._operation
+        if operation is None:
+            return self._spinner
+        rows = self._visible(operation.rows)
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=1)
+        table.add_column(no_wrap=True, overflow="ellipsis", max_width=40)
+        table.add_column(width=BAR_WIDTH)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        for row in rows:
+            table.add_row(*self._cells(row))
+        parts: list[RenderableType] = [table] if rows else [self._line(self._waiting_text(operation))]
+        if len(operation.rows) > 1:
+            done = sum(not row.is_open for row in operation.rows)
+            parts.append(Text(f"{done} of {len(operation.rows)} done", style="dim"))
+        if self._trouble:
+            seconds = int(time.monotonic() - self._trouble_since)
+            parts.append(Text(output.printable(f"{self._trouble}; trying again ({seconds} s)"), style="yellow"))
+        return Group(*parts)
+
+    def _line(self, text: str) -> RenderableType:
+        self._spinner.update(text=Text(output.printable(text)))
+        return self._spinner
+
+    def _waiting_text(self, operation: Operation) -> str:
+        return f"{operation.kind} {operation.name}: {operation.message or operation.status}"
+
+    def _visible(self, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        """All, or what fits the screen: then what moves or went wrong comes before what is done."""
+        room = max(3, self._console.size.height - 4)
+        if len(rows) <= room:
+            return rows
+        return tuple(sorted(rows, key=lambda row: (row.status == "success", row.status == "queued")))[:room]
+
+    def _cells(self, row: Row) -> tuple[RenderableType, ...]:
+        style = _STYLES.get(row.status, "")
+        name = Text(output.printable(subject(row)))
+        words = Text(output.printable(self._words(row)), style=style)
+        match row.status:
+            case "success":
+                return Text("✓", style=style), name, self._bar(row, 100.0), words
+            case "downloading" | "running_on_worker":
+                return self._moving.render(time.monotonic()), name, self._bar(row, row.percentage), words
+            case "queued":
+                return Text("…", style=style), name, Text(""), words
+            case _:
+                return Text("✗", style=style), name, Text(""), words
+
+    def _bar(self, row: Row, percentage: float) -> ProgressBar:
+        unknown = row.status != "success" and not row.total_bytes
+        total = None if unknown else 100.0
+        return ProgressBar(total=total, completed=percentage, width=BAR_WIDTH, pulse=unknown)
+
+    def _words(self, row: Row) -> str:
+        due = row.due_in_seconds
+        if due is not None:
+            due -= time.monotonic() - self._shown_at
+        text = describe(row, due)
+        if row.status != "downloading" or not row.total_bytes:
+            return text
+        rate = self._meters[row.key].rate() if row.key in self._meters else 0.0
+        speed = f", {format_bytes(int(rate))}/s" if rate > 0 else ""
+        figures = f"{format_bytes(row.current_bytes)} of {format_bytes(row.total_bytes)}{speed}"
+        return f"{row.percentage:3.0f}% {figures} {text}"

@@ -1,0 +1,117 @@
+"""What all commands have in common: the options `--data`, `--url`, `--token` and `--json`, examples in the help.
+
+The shared options are accepted before and after the subcommand; the later one wins. They are kept in the context,
+so that no command has to list them. Nothing heavy is imported here: every `--help` pays for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from enginehouse.core.errors import Invalid
+
+_KEY = "enginehouse.given"
+_SHARED = frozenset({"data", "url", "token", "json"})
+
+
+class Given(NamedTuple):
+    """The shared options as they were given; None where they were not."""
+
+    data: str | None
+    url: str | None
+    token: str | None
+    json: bool
+
+
+def given() -> Given:
+    """What the running command was given. `--token -` is read from stdin here, and only when it is needed."""
+    found: dict[str, Any] = click.get_current_context().meta.get(_KEY, {})
+    token = found.get("token")
+    if token == "-":
+        token = found["token"] = _token_from_stdin()
+    return Given(found.get("data"), found.get("url"), token, bool(found.get("json")))
+
+
+def wants_json() -> bool:
+    return bool(click.get_current_context().meta.get(_KEY, {}).get("json"))
+
+
+def _token_from_stdin() -> str:
+    token = sys.stdin.readline().strip()
+    if not token:
+        raise Invalid(
+            "cannot read a token from stdin: it is empty; pipe it in, for example with `< token-file`",
+            code="invalid_setting",
+            param="token",
+        )
+    return token
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    if value not in (None, False):
+        context.meta.setdefault(_KEY, {})[parameter.name] = value
+
+
+def _shared_options() -> list[click.Parameter]:
+    def option(*names: str, **attributes: Any) -> click.Option:
+        return click.Option(names, expose_value=False, callback=_remember, **attributes)
+
+    return [
+        option("--data", metavar="DIR", help="Data directory (ENGINEHOUSE_DATA)."),
+        option("--url", metavar="URL", help="The frontend to talk to (ENGINEHOUSE_URL)."),
+        option("--token", metavar="TOKEN", help="Its token; - reads stdin (ENGINEHOUSE_TOKEN)."),
+        option("--json", is_flag=True, help="Answer in JSON."),
+    ]
+
+
+def _own_first(parameters: Sequence[click.Parameter]) -> list[click.Parameter]:
+    taken = {name for parameter in parameters for name in parameter.opts}
+    return [*parameters, *(one for one in _shared_options() if not taken & set(one.opts))]
+
+
+def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
+    with formatter.section("Examples"):
+        for example in examples:
+            formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+class Command(click.Command):
+    def __init__(self, *arguments: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
+        attributes["params"] = _own_first(attributes.get("params") or [])
+        super().__init__(*arguments, **attributes)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(formatter, self.examples)
+
+
+class Group(click.Group):
+    command_class = Command
+
+    def __init__(self, *arguments: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
+        attributes["params"] = _own_first(attributes.get("params") or [])
+        super().__init__(*arguments, **attributes)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(formatter, self.examples)
+
+
+def command(
+    name: str, *, examples: Sequence[str], short_help: str | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
+    return click.command(name, cls=Command, examples=examples, short_help=short_help)
+
+
+def group(name: str, *, examples: Sequence[str]) -> Callable[[Callable[..., Any]], Group]:
+    return click.group(name, cls=Group, examples=examples)
+
+
+def setting(field: str, help: str, metavar: str = "TEXT") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A flag for a field of settings. Its text is passed on unread: `settings.load` checks it like any other place."""
+    name = field.removesuffix("_seconds").replace("_", "-")
+    return click.option(f"--{name}", field, metavar=metavar, help=help)

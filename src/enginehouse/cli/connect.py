@@ -1,0 +1,104 @@
+"""From what was given to a frontend that can be asked.
+
+A wait that lasts is shown: on a terminal nothing is silent for more than a second. Answers are decoded to plain values, so that
+`--json` shows what the frontend said, with fields that this version does not know; `read` gives them a shape.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from enginehouse import __version__
+from enginehouse.cli.command import given
+from enginehouse.cli.output import is_terminal
+from enginehouse.core.errors import Unavailable
+from enginehouse.link.client import REQUEST_SECONDS, FrontendClient
+from enginehouse.settings import ClientSettings, load
+
+T = TypeVar("T")
+
+QUIET_SECONDS = 0.6  # most answers come sooner; a sign that only flickers is noise
+
+
+class Frontend:
+    """The frontend of this command."""
+
+    def __init__(self, client: FrontendClient) -> None:
+        self.client = client
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    def get(self, path: str, *, timeout_seconds: float = REQUEST_SECONDS) -> object:
+        return self._ask("GET", path, None, timeout_seconds)
+
+    def post(self, path: str, body: object = None, *, timeout_seconds: float = REQUEST_SECONDS) -> object:
+        return self._ask("POST", path, body, timeout_seconds)
+
+    def _ask(self, method: str, path: str, body: object, timeout_seconds: float) -> object:
+        with waiting(f"waiting for {self.url}"):
+            return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds)
+
+
+def connect() -> Frontend:
+    """The frontend that the running command is about."""
+    shared = given()
+    flags = {"data": shared.data, "url": shared.url, "token": shared.token}
+    settings = load(ClientSettings, flags, os.environ)
+    return Frontend(FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}"))
+
+
+def read(answer: object, kind: type[T]) -> T:
+    """An answer in the shape that the command needs of it."""
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise Unavailable(
+            f"cannot read the answer of the frontend: {error}; check that both sides have the same version",
+            code="upstream_error",
+        ) from error
+
+
+def segment(value: str) -> str:
+    """One segment of a path; model names may hold slashes."""
+    return quote(value, safe="")
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Shows on a terminal that something is awaited, once it takes long; leaves nothing behind."""
+    if not is_terminal(sys.stderr):
+        yield
+        return
+    over = threading.Event()
+    sign = threading.Thread(target=_show_waiting, args=(text, over), daemon=True)
+    sign.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sign.join()
+
+
+def _show_waiting(text: str, over: threading.Event) -> None:
+    if over.wait(QUIET_SECONDS):
+        return
+    started = time.monotonic()
+    while True:
+        seconds = int(time.monotonic() - started + QUIET_SECONDS)
+        sys.stderr.write(f"\r\x1b[2K{text} … {seconds} s" if seconds else f"\r\x1b[2K{text} …")
+        sys.stderr.flush()
+        if over.wait(0.5):
+            break
+    sys.stderr.write("\r\x1b[2K")
+    sys.stderr.flush()

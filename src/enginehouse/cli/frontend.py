@@ -1,0 +1,34 @@
+"""`enginehouse frontend`: one frontend alone, for those who run NATS and the database themselves. The work is run.frontend's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from enginehouse.cli.command import command, given, setting
+from enginehouse.cli.timings import timings
+
+
+@command(
+    "frontend",
+    examples=(
+        "enginehouse frontend --nats-url nats://bus:4222",
+        "ENGINEHOUSE_DATABASE_URL=postgresql://… enginehouse frontend --host 0.0.0.0",
+    ),
+)
+@setting("host", "Address to listen on (127.0.0.1).", "ADDRESS")
+@setting("port", "HTTP port; if not given, 8080 or the next free one.", "PORT")
+@setting("database_url", "SQLite or PostgreSQL (SQLite in the data directory).", "URL")
+@setting("nats_url", "The NATS server.", "URL")
+@setting("approve_keys", "Public keys of nodes that need no approval.", "KEY,…")
+@setting("advertise_nats", "Address of NATS as workers reach it.", "HOST[:PORT]")
+@timings
+def entry(**flags: Any) -> int:
+    """Run one frontend alone.
+
+    Any number of frontends may share one database and one NATS server; all are equal.
+    """
+    from enginehouse import run
+    from enginehouse.settings import FrontendSettings, load
+
+    return run.frontend(load(FrontendSettings, {**flags, "data": given().data}, os.environ))

@@ -1,0 +1,111 @@
+"""The command line: one group, its commands imported only when they are used.
+
+The one place where an error becomes a sentence on stderr and an exit code. `--help` must stay fast, so the names and
+one-line descriptions stand here and nothing but click is imported for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from enginehouse import __version__
+from enginehouse.cli.command import Command, Group
+from enginehouse.core.errors import EnginehouseError, exit_code
+
+INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
+
+COMMANDS = {
+    "up": "Run everything on this machine.",
+    "run": "Chat with a model; whatever it needs is installed and started first.",
+    "join": "Join this machine to a server as another node.",
+    "nodes": "See and approve the machines.",
+    "backends": "See, install, upgrade and delete engines.",
+    "models": "See, load and unload models.",
+    "ops": "See and follow what was asked for.",
+    "tokens": "Make and list access tokens.",
+    "frontend": "Run one frontend alone.",
+    "worker": "Run the worker of a node alone.",
+    "version": "Show the version.",
+}
+
+
+class Program(Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"enginehouse.cli.{cmd_name}")
+        found = module.entry
+        assert isinstance(found, Command | Group)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # The default asks every command for its short help, which would import them all.
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def main(self, *arguments: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        if not standalone_mode:
+            return super().main(*arguments, standalone_mode=False, **extra)
+        sys.exit(self._exit_code(*arguments, **{**extra, "prog_name": "enginehouse"}))
+
+    def _exit_code(self, *arguments: Any, **extra: Any) -> int:
+        try:
+            result = super().main(*arguments, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except EnginehouseError as error:
+            _complain(error.message)
+            return exit_code(error)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            return error.exit_code
+        except click.UsageError as error:
+            hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
+            _complain(error.format_message().rstrip(".") + hint)
+            return error.exit_code
+        except click.ClickException as error:
+            _complain(error.format_message())
+            return error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            return INTERRUPTED
+        except BrokenPipeError:
+            # Whoever read our output has seen enough. The interpreter flushes once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 1
+        return result if isinstance(result, int) else 0
+
+
+def _complain(message: str) -> None:
+    from enginehouse.cli.output import printable
+
+    print(f"enginehouse: {printable(message)}", file=sys.stderr)
+
+
+@click.group(
+    "enginehouse",
+    cls=Program,
+    examples=(
+        "enginehouse up",
+        "enginehouse run tiny-chat",
+        "enginehouse backends install llama-cpp --all",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, "--version", message="enginehouse %(version)s")
+def program() -> None:
+    """Turn a set of machines into one OpenAI-compatible inference service.
+
+    A command finds its server through --url and --token, or ENGINEHOUSE_URL and ENGINEHOUSE_TOKEN, or through the
+    data directory of an `enginehouse up` on this machine.
+    """
+
+
+def main() -> None:
+    program.main()

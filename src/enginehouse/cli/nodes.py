@@ -1,0 +1,113 @@
+"""`enginehouse nodes`: the machines, what they have and what they run."""
+
+from __future__ import annotations
+
+import click
+
+from enginehouse.cli import output
+from enginehouse.cli.command import command, group, wants_json
+from enginehouse.core.name import check_name
+
+
+@group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
+def entry() -> None:
+    """See and approve the machines."""
+
+
+@command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
+def list_nodes() -> None:
+    """All nodes, with their state and what they have."""
+    from enginehouse.cli.connect import connect, read
+    from enginehouse.cli.shapes import Node
+
+    answer = connect().get("/api/nodes")
+    if wants_json():
+        output.emit_json(answer)
+        return
+    rows = [
+        (
+            node.name,
+            node.status,
+            heard(node.heartbeat_age_seconds),
+            node.platform,
+            _accelerator(node.gpu_vendor, node.total_vram),
+            free_of(node.available_ram, node.total_ram),
+            ", ".join(backend.name for backend in node.backends or () if not backend.is_meta),
+            ", ".join(replica.model_id for replica in node.replicas or ()),
+            node.id,
+        )
+        for node in read(answer, tuple[Node, ...])
+    ]
+    columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
+    output.emit_table(columns, rows, "no nodes yet; join one with `enginehouse join`")
+
+
+@command("show", examples=("enginehouse nodes show attic",))
+@click.argument("node")
+def show(node: str) -> None:
+    """Everything about one NODE (its name or id)."""
+    from enginehouse.cli.connect import connect, read, segment
+    from enginehouse.cli.shapes import Node
+
+    answer = connect().get(f"/api/nodes/{segment(check_name(node, 'node'))}")
+    if wants_json():
+        output.emit_json(answer)
+        return
+    found = read(answer, Node)
+    facts = [
+        ("name", found.name),
+        ("id", found.id),
+        ("status", found.status),
+        ("approved", "yes" if found.approved else "no: `enginehouse nodes approve` lets it work"),
+        ("health", found.health),
+        ("drained", "yes" if found.drained else ""),
+        ("heard", heard(found.heartbeat_age_seconds)),
+        ("platform", found.platform),
+        ("capability", found.capability),
+        ("cores", str(found.cores or "")),
+        ("gpu", _accelerator(found.gpu_vendor, found.total_vram)),
+        ("free ram", free_of(found.available_ram, found.total_ram)),
+        ("free vram", free_of(found.available_vram, found.total_vram)),
+        ("free disk", free_of(found.available_disk, found.total_disk)),
+        ("labels", ", ".join(f"{key}={value}" for key, value in sorted((found.labels or {}).items()))),
+        ("key", found.fingerprint),
+        ("version", found.worker_version),
+        ("joined", f"{output.age_of(found.created_at)} ago" if found.created_at else ""),
+        *(
+            ("backend", f"{one.name} {one.version}{' (broken)' if one.is_broken else ''}".strip())
+            for one in found.backends or ()
+        ),
+        *(("model", f"{one.model_id}#{one.replica_index}") for one in found.replicas or ()),
+    ]
+    output.emit_facts(facts)
+
+
+@command("approve", examples=("enginehouse nodes approve attic",))
+@click.argument("node")
+def approve(node: str) -> None:
+    """Let a pending NODE (its name or id) work."""
+    from enginehouse.cli.connect import connect, read, segment
+    from enginehouse.cli.shapes import Node
+
+    answer = connect().post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        output.say(f"approved {read(answer, Node).name}")
+
+
+def heard(age_seconds: float | None) -> str:
+    return "" if age_seconds is None else f"{output.age(age_seconds)} ago"
+
+
+def free_of(available: int, total: int) -> str:
+    """0 means that the machine did not say: unknown is not nothing."""
+    return f"{output.size(available)} of {output.size(total)}" if total else ""
+
+
+def _accelerator(vendor: str, total_vram: int) -> str:
+    return f"{vendor} {output.size(total_vram)}".strip()
+
+
+for each in (list_nodes, show, approve):
+    entry.add_command(each)

@@ -1,0 +1,139 @@
+"""How answers look: tables on a terminal, tab-separated lines in a pipe, JSON when asked for.
+
+What was asked for goes to stdout, remarks to stderr. Names and reasons come from other machines, so nothing is
+written before its control characters are taken out: a node must not be able to steer somebody's terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import IO
+
+from enginehouse.core.progress import format_bytes
+
+_STYLES = {
+    "healthy": "green",
+    "loaded": "green",
+    "success": "green",
+    "succeeded": "green",
+    "pending": "yellow",
+    "unhealthy": "yellow",
+    "draining": "yellow",
+    "loading": "yellow",
+    "queued": "yellow",
+    "running": "cyan",
+    "partial": "yellow",
+    "offline": "red",
+    "failed": "red",
+    "broken": "red",
+}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """`text` without what could move a cursor; newlines and tabs stay only where `lines` says so."""
+    text = _CONTROL.sub("", text)
+    return text if lines else re.sub(r"[\t\n]+", " ", text)
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "") != "dumb"
+
+
+def can_show(text: str, stream: IO[str]) -> bool:
+    try:
+        text.encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def say(text: str, *, lines: bool = False) -> None:
+    """One line of the answer."""
+    print(printable(text, lines=lines))
+
+
+def remark(text: str) -> None:
+    """One line beside the answer."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def emit_json(document: object) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+
+
+def emit_json_line(document: object) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.flush()
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
+    """On a terminal a table; in a pipe one line per row, fields separated by tabs, without a head."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if not is_terminal(sys.stdout):
+        for row in cells:
+            print("\t".join(row))
+    elif not cells:
+        remark(empty)
+    else:
+        _draw(columns, cells)
+
+
+def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        # Text, not str: brackets in a name are not markup.
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    Console(soft_wrap=False).print(table)
+
+
+def emit_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """The properties of one thing, those without a value left out."""
+    shown = [(name, value) for name, value in facts if value]
+    if not is_terminal(sys.stdout):
+        for name, value in shown:
+            print(f"{name}\t{printable(value)}")
+        return
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        print(f"{name:<{width}}  {printable(value)}")
+
+
+def age(seconds: float) -> str:
+    """How long ago, in one unit: nobody reads the second one."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def age_of(moment: str) -> str:
+    """The age of an RFC 3339 time; the text itself where it is not one."""
+    try:
+        return age(time.time() - datetime.fromisoformat(moment).timestamp())
+    except ValueError:
+        return moment
+
+
+def size(count: int) -> str:
+    return format_bytes(count) if count else ""
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min`: for waits that are told in advance."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

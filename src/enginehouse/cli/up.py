@@ -1,0 +1,36 @@
+"""`enginehouse up`: everything on this machine in one command. The work is run.up's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from enginehouse.cli.command import command, given, setting
+from enginehouse.cli.timings import timings
+
+
+@command(
+    "up",
+    examples=(
+        "enginehouse up",
+        "enginehouse up --host 0.0.0.0        # open to other machines, with credentials",
+        "enginehouse up --port 9000 --data ~/house",
+    ),
+)
+@setting("host", "Address to listen on (127.0.0.1).", "ADDRESS")
+@setting("port", "HTTP port; if not given, 8080 or the next free one.", "PORT")
+@setting("name", "Name of this node (the host name).", "NAME")
+@setting("nats_port", "Port of the embedded NATS; if not given, 4222 or the next free one.", "PORT")
+@setting("advertise_nats", "Address of NATS as other machines reach it.", "HOST[:PORT]")
+@setting("base_port", "First port for engines (50051).", "PORT")
+@timings
+def entry(**flags: Any) -> int:
+    """Run everything on this machine.
+
+    Starts NATS, a frontend and a worker as children and keeps them running. Ctrl-C ends them in order; a second
+    `up` on the same data directory goes on where the first one was.
+    """
+    from enginehouse import run
+    from enginehouse.settings import UpSettings, load
+
+    return run.up(load(UpSettings, {**flags, "data": given().data}, os.environ))

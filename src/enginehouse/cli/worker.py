@@ -1,0 +1,34 @@
+"""`enginehouse worker`: the program on a node, set up by variables or flags. `join` is the same for people."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from enginehouse.cli.command import command, given, setting
+
+
+@command(
+    "worker",
+    examples=(
+        "enginehouse worker --url http://server:8080 --token - < join.token",
+        "ENGINEHOUSE_URL=http://server:8080 ENGINEHOUSE_TOKEN=… enginehouse worker --name attic",
+    ),
+)
+@setting("name", "Name of this node (the host name).", "NAME")
+@setting("advertise_host", "Address of this machine as the frontend reaches it.", "ADDRESS")
+@setting("base_port", "First port for engines (50051).", "PORT")
+@setting("labels", "Labels of this node.", "KEY=VALUE,…")
+@setting("grace_seconds", "How long an engine may take to stop (10s).", "DURATION")
+@setting("max_replicas_per_model", "Replicas of one model on this node (1).", "NUMBER")
+def entry(**flags: Any) -> int:
+    """Run the worker of a node alone.
+
+    Reads LocalAI's LOCALAI_REGISTER_TO, LOCALAI_REGISTRATION_TOKEN, LOCALAI_NODE_NAME and LOCALAI_NODE_LABELS too.
+    """
+    from enginehouse import run
+    from enginehouse.settings import WorkerSettings, load
+
+    shared = given()
+    flags = {**flags, "data": shared.data, "url": shared.url, "token": shared.token}
+    return run.worker(load(WorkerSettings, flags, os.environ))

@@ -1,0 +1,146 @@
+"""Backends on disk: LocalAI's `metadata.json`, the names beside a directory while it is replaced, the listing.
+
+Pure: the worker reads the directories and hands in what it found. A directory that cannot be understood is skipped or
+shown as broken; it never hides the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.errors import Invalid
+from enginehouse.core.name import check_name
+
+RUN_FILE = "run.sh"
+METADATA_FILE = "metadata.json"
+STAGING = ".install-tmp"
+BACKUP = ".install-backup"
+# LocalAI's names for an upgrade's directories: we make none, but a data directory may come from there.
+OLD_STAGING = ".upgrade-tmp"
+OLD_BACKUP = ".backup"
+SUFFIXES = (STAGING, BACKUP, OLD_STAGING, OLD_BACKUP)
+
+
+class Metadata(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """LocalAI's keys, then ours."""
+
+    name: str = ""
+    alias: str = ""
+    meta_backend_for: str = ""
+    gallery_url: str = ""
+    installed_at: str = ""
+    version: str = ""
+    uri: str = ""
+    digest: str = ""
+    # Additive.
+    generation: int = 0
+    protocol: str = ""  # how the process is talked to: "openai-http", or "" for LocalAI's gRPC
+    platform: str = ""
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """One directory as the worker saw it. `metadata` is None when there is no file, empty when it cannot be read."""
+
+    name: str
+    metadata: bytes | None
+    has_run_file: bool
+
+
+def check_directory(name: str) -> str:
+    """`name` itself, if a backend may live in it: a good name that no other backend uses while it is replaced."""
+    check_name(name, "backend")
+    if name.endswith(SUFFIXES):
+        raise Invalid(
+            f"cannot use {name!r} as a backend name: names ending in {', '.join(SUFFIXES)} are used while installing",
+            code="invalid_name",
+            param="name",
+        )
+    return name
+
+
+def target_of(name: str) -> tuple[str, str] | None:
+    """The backend and the suffix, for the name of a directory that belongs to a replacement; else None."""
+    for suffix in SUFFIXES:
+        if name.endswith(suffix) and len(name) > len(suffix):
+            return name.removesuffix(suffix), suffix
+    return None
+
+
+def metadata_for(resolved: Resolved, generation: int, installed_at: str) -> Metadata:
+    return Metadata(
+        name=resolved.directory,
+        alias=resolved.alias,
+        gallery_url=resolved.source,
+        installed_at=installed_at,
+        version=resolved.version,
+        uri=resolved.uri,
+        digest=resolved.digest,
+        generation=generation,
+        protocol="openai-http",
+        platform=resolved.platform,
+    )
+
+
+def pointer_for(resolved: Resolved, installed_at: str) -> Metadata:
+    """The metadata of the meta name that leads to `resolved`."""
+    return Metadata(
+        name=resolved.meta,
+        meta_backend_for=resolved.directory,
+        gallery_url=resolved.source,
+        installed_at=installed_at,
+        version=resolved.version,
+    )
+
+
+def encode_metadata(metadata: Metadata) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(metadata), indent=2) + b"\n"
+
+
+def decode_metadata(content: bytes) -> Metadata | None:
+    """None for what cannot be read: whoever asks treats the directory as broken."""
+    try:
+        return msgspec.json.decode(content, type=Metadata)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def listing(found: Iterable[Found]) -> tuple[InstalledBackend, ...]:
+    """What a worker says it has, by name. Directories of a replacement, and those that hold nothing, are left out."""
+    directories = [one for one in found if target_of(one.name) is None]
+    runnable = {one.name for one in directories if one.has_run_file}
+    listed: list[InstalledBackend] = []
+    for one in sorted(directories, key=lambda directory: directory.name):
+        metadata = decode_metadata(one.metadata) if one.metadata is not None else None
+        if one.metadata is None and not one.has_run_file:
+            continue
+        known = metadata or Metadata()
+        is_meta = bool(known.meta_backend_for) and not one.has_run_file
+        works = known.meta_backend_for in runnable if is_meta else one.has_run_file
+        listed.append(
+            InstalledBackend(
+                name=one.name,
+                is_system=False,
+                is_meta=is_meta,
+                installed_at=known.installed_at,
+                gallery_url=known.gallery_url,
+                version=known.version,
+                uri=known.uri,
+                digest=known.digest,
+                meta_backend_for=known.meta_backend_for if is_meta else "",
+                generation=known.generation,
+                is_broken=not works or (one.metadata is not None and metadata is None),
+            )
+        )
+    return tuple(listed)
+
+
+def directory_behind(backends: Iterable[InstalledBackend], name: str) -> str | None:
+    """The concrete directory that a directory or meta name leads to; None for an unknown name."""
+    for backend in backends:
+        if backend.name == name:
+            return backend.meta_backend_for if backend.is_meta else backend.name
+    return None

@@ -1,0 +1,245 @@
+"""What workers say, written down: replies, progress and reports.
+
+Messages are taken off the bus at once and worked through in batches, one transaction each, so a thousand replies cost
+a handful of transactions and a slow database never stalls the reader. A reply is written by the frontend that owns the
+intent (or by anyone once that lease ended); a report is evidence whoever receives it. Every write is a compare-and-set
+through the state table, so a late, doubled or stale word changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from enginehouse.core import intent as intents_core
+from enginehouse.core import report as reports
+from enginehouse.core import wire
+from enginehouse.core.action import StartReplica, StopReplica, phrase
+from enginehouse.core.errors import Conflict, Malformed
+from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
+from enginehouse.core.operation import AWAY_MESSAGE
+from enginehouse.core.progress import Progress
+from enginehouse.core.replica import Replica
+from enginehouse.core.report import Report
+from enginehouse.frontend.board import Board
+from enginehouse.frontend.nodes import Nodes
+from enginehouse.ports import Bus, Clock, Message
+from enginehouse.store import db, nodes, operations, replicas
+from enginehouse.store.db import Connection, Store
+
+log = logging.getLogger(__name__)
+
+QUEUE_LENGTH = (
+    10_000  # replies of a hundred nodes many times over; beyond it they are dropped, and reports tell instead
+)
+BATCH = 200
+PROGRESS_WRITE_SECONDS = 1.0  # the row is for those who look later; watchers are told from memory
+RESTARTED_MESSAGE = "the worker was restarted before it was done; it is sent again"
+
+
+class Reply(Struct, frozen=True):
+    """A worker's last word on one attempt; no outcome means that nobody listens on that node."""
+
+    intent_id: str
+    attempt: int
+    outcome: Outcome | None
+
+
+class Collector:
+    def __init__(self, store: Store, board: Board, nodes: Nodes, clock: Clock, owner: str) -> None:
+        self._store = store
+        self._board = board
+        self._nodes = nodes
+        self._clock = clock
+        self._owner = owner
+        self._replies: asyncio.Queue[Reply] = asyncio.Queue(QUEUE_LENGTH)
+        self._unwritten: dict[str, Progress] = {}
+        self._written_at = 0.0
+        self._on_settled: list[Callable[[], None]] = []
+
+    def on_settled(self, wake: Callable[[], None]) -> None:
+        """Whom to wake when an intent ended or a replica came or went: the dispatcher, the loader, the router."""
+        self._on_settled.append(wake)
+
+    async def listen(self, bus: Bus) -> None:
+        await bus.subscribe(wire.ALL_REPLIES, self._take_reply)
+        await bus.subscribe(wire.ALL_PROGRESS, self._take_progress)
+
+    # From the bus ------------------------------------------------------------------------------
+
+    def _take_reply(self, message: Message) -> None:
+        try:
+            intent_id, attempt = wire.parse_reply_subject(message.subject)
+            outcome = None
+            if not message.no_responders:
+                outcome = wire.outcome_of(wire.decode(message.payload, wire.AnyReply, "a reply"))
+            self._replies.put_nowait(Reply(intent_id, attempt, outcome))
+        except Malformed as error:
+            log.warning("reply.dropped subject=%s error=%s", message.subject, error)
+        except asyncio.QueueFull:
+            log.warning("reply.dropped subject=%s error=queue_full", message.subject)
+
+    def _take_progress(self, message: Message) -> None:
+        try:
+            event = wire.decode(message.payload, wire.ProgressEvent, "a progress event")
+        except Malformed as error:
+            log.warning("progress.dropped subject=%s error=%s", message.subject, error)
+            return
+        # The subject's node is the one whose credential could publish it; the payload may claim anything.
+        if event.node_id == message.subject.split(".")[1] and event.intent:
+            progress = wire.progress_of(event)
+            if self._board.progress(event.intent, progress):
+                self._unwritten[event.intent] = progress
+
+    async def replies_step(self) -> None:
+        """Work through the replies that have come; waits for the first."""
+        batch = [await self._replies.get()]
+        while len(batch) < BATCH and not self._replies.empty():
+            batch.append(self._replies.get_nowait())
+        settled, absent = await self._store.transaction(lambda connection: self._settle(connection, batch))
+        for node_id in absent:
+            await self._nodes.set_health(node_id, "unhealthy")
+        await self._tell(settled)
+
+    def _settle(self, connection: Connection, batch: Sequence[Reply]) -> tuple[list[Intent], set[str]]:
+        now = db.now(connection)
+        settled: list[Intent] = []
+        absent: set[str] = set()
+        for reply in batch:
+            intent = operations.intent(connection, reply.intent_id)
+            if intent is None or intent.state != "running" or intent.attempt != reply.attempt:
+                continue
+            if intent.owner != self._owner and intent.lease_until >= now:
+                continue  # its owner heard the same
+            if reply.outcome is None:
+                absent.add(intent.node_id)
+                change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
+            else:
+                change = intents_core.after_outcome(intent, reply.outcome, now, self._clock.random())
+            settled += _applied(connection, intent, change)
+        return settled, absent
+
+    # From heartbeats ---------------------------------------------------------------------------
+
+    async def report(self, node_id: str, report: Report) -> None:
+        """Store a report and settle what it proves."""
+        settled, changed = await self._store.transaction(
+            lambda connection: self._take_report(connection, node_id, report)
+        )
+        if changed:
+            await self._board.node_changed(node_id)
+        await self._tell(settled, wake=changed)
+
+    def _take_report(self, connection: Connection, node_id: str, report: Report) -> tuple[list[Intent], bool]:
+        node = nodes.get(connection, node_id)
+        if node is None or _is_older(report, node.report):
+            return [], False
+        now = db.now(connection)
+        nodes.set_report(connection, node_id, report)
+        settled: list[Intent] = []
+        for intent in operations.open_on(connection, node_id):
+            change = self._evidence(report, intent, now)
+            if change is not None:
+                settled += _applied(connection, intent, change)
+        gone = _forget_gone_replicas(connection, node_id, report)
+        changed = gone or _shown(report) != _shown(node.report)
+        return settled, changed
+
+    def _evidence(self, report: Report, intent: Intent, now: float) -> Change | None:
+        """What a report proves about an open intent; None when it proves nothing."""
+        if intent.state == "running":
+            result = reports.result_for(report, intent)
+            if result is not None:
+                return intents_core.after_outcome(intent, result, now, self._clock.random())
+        if intent.id in report.running or report.mark < intent.created_at:
+            return None
+        shown = reports.shows(report, intent)
+        if shown is not None:
+            return Change(kind="succeed", now=now, outcome=shown)
+        if intent.state == "running" and reports.lost(report, intent):
+            outcome = Outcome(code="worker_restarted", message=RESTARTED_MESSAGE, can_heal=True)
+            return intents_core.after_outcome(intent, outcome, now, self._clock.random())
+        return None
+
+    # Telling -----------------------------------------------------------------------------------
+
+    async def _tell(self, settled: Sequence[Intent], *, wake: bool = False) -> None:
+        for intent in settled:
+            self._unwritten.pop(intent.id, None)
+            log.info(
+                "intent.%s intent=%s node=%s attempt=%d action=%r reason=%s message=%r",
+                intent.state,
+                intent.id,
+                intent.node_id,
+                intent.attempt,
+                phrase(intent.action),
+                intent.reason or "-",
+                intent.message,
+            )
+        # Waking comes first: whoever waits for a replica should not wait for the watchers to be told.
+        if settled or wake:
+            for call in self._on_settled:
+                call()
+        await self._board.intents_changed(settled)
+
+    async def write_progress_step(self) -> None:
+        """Keep the rows roughly up to date for those who look later, however fast the events come."""
+        taken, self._unwritten = self._unwritten, {}
+        if not taken:
+            return
+
+        def work(connection: Connection) -> None:
+            for intent_id, progress in taken.items():
+                operations.set_progress(connection, intent_id, progress)
+
+        await self._store.transaction(work)
+
+
+def _applied(connection: Connection, intent: Intent, change: Change) -> list[Intent]:
+    """Apply a change and what follows from it for replicas, in the same transaction."""
+    try:
+        after = operations.apply(connection, intent, change)
+    except Conflict:
+        return []  # someone else settled it first
+    outcome, action = after.outcome, after.action
+    if after.state == "succeeded" and outcome is not None:
+        if isinstance(action, StartReplica) and outcome.address:
+            replica = Replica(
+                node_id=after.node_id,
+                model=action.model.name,
+                slot=action.slot,
+                revision=action.model.revision,
+                address=outcome.address,
+                nonce=outcome.nonce,
+                backend=action.directory,
+                key=action.key,
+            )
+            replicas.put(connection, replica, change.now)
+        elif isinstance(action, StopReplica):
+            replicas.remove(connection, after.node_id, action.model, action.slot)
+    return [after]
+
+
+def _forget_gone_replicas(connection: Connection, node_id: str, report: Report) -> bool:
+    """Remove the rows of processes that the worker no longer has; whether there were any."""
+    running = {(one.model_id, one.replica_index, one.nonce) for one in report.replicas}
+    gone = [
+        replica
+        for replica, created_at in replicas.on_node(connection, node_id)
+        # A row younger than the report may be of a process that started after it was taken.
+        if (replica.model, replica.slot, replica.nonce) not in running and created_at <= report.mark
+    ]
+    for replica in gone:
+        replicas.remove(connection, node_id, replica.model, replica.slot)
+    return bool(gone)
+
+
+def _is_older(report: Report, known: Report) -> bool:
+    return report.boot_id == known.boot_id and report.sequence < known.sequence
+
+
+def _shown(report: Report) -> tuple[object, ...]:
+    return (report.backends, report.models, report.replicas, report.boot_id, report.version)

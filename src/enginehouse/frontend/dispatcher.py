@@ -1,0 +1,174 @@
+"""Sends what is due, to all nodes at once, and never waits for a reply.
+
+Each step claims every due intent of every healthy node in one transaction (a new attempt with a new fence) and
+publishes them one after the other without awaiting anybody. Replies are the collector's. Besides, it keeps this
+frontend's leases, takes over what a dead frontend left, and tells intents of absent nodes that they wait. It sends
+only what it has claimed, so each intent goes out once per attempt, on however many frontends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import assert_never
+
+from msgspec import Struct
+
+from enginehouse.core import wire
+from enginehouse.core.action import (
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    StartReplica,
+    StopReplica,
+    phrase,
+)
+from enginehouse.core.errors import Conflict, Unavailable
+from enginehouse.core.intent import NODE_AWAY, Change, Intent
+from enginehouse.core.operation import AWAY_MESSAGE
+from enginehouse.core.replica import process_key
+from enginehouse.frontend.board import Board
+from enginehouse.ports import Bus
+from enginehouse.store import db, operations
+from enginehouse.store.db import Connection, Store
+
+log = logging.getLogger(__name__)
+
+CLAIM_LIMIT = 1000  # per step; more simply take another step at once
+BUS_RETRY_SECONDS = 1.0  # nothing was sent, so trying again costs nothing
+
+
+class Sent(Struct, frozen=True):
+    subject: str
+    payload: bytes
+
+
+def encode_command(intent: Intent, operation_id: str) -> Sent:
+    """The message for an intent: LocalAI's, with our additive fields."""
+    command = wire.Command(intent=intent.id, generation=intent.generation, attempt=intent.attempt, fence=intent.fence)
+    action = intent.action
+    match action:
+        case InstallBackend(upgrade=True):
+            verb = wire.UPGRADE
+            message: Struct = wire.BackendUpgradeRequest(
+                backend=action.backend, op_id=operation_id, command=command, resolved=action.resolved
+            )
+        case InstallBackend():
+            verb = wire.INSTALL
+            message = wire.BackendInstallRequest(
+                backend=action.backend,
+                force=action.force,
+                op_id=operation_id,
+                command=command,
+                resolved=action.resolved,
+            )
+        case RemoveBackend():
+            verb = wire.DELETE
+            # The directory, because that is what a delete means on every worker.
+            message = wire.BackendDeleteRequest(backend=action.directory, op_id=operation_id, command=command)
+        case PullModel():
+            verb = wire.PULL_MODEL
+            message = wire.ModelPullRequest(model=action.model, op_id=operation_id, command=command)
+        case StartReplica():
+            verb = wire.INSTALL
+            message = wire.BackendInstallRequest(
+                backend=action.directory,
+                model_id=action.model.name,
+                replica_index=action.slot,
+                op_id=operation_id,
+                command=command,
+                model=wire.ModelStart(model=action.model, key=action.key),
+            )
+        case StopReplica():
+            verb = wire.STOP_MODEL
+            message = wire.ModelStopRequest(
+                model_name=action.model,
+                process_key=process_key(action.model, action.slot),
+                expected_address="",
+                op_id=operation_id,
+                command=command,
+            )
+        case _:
+            assert_never(action)
+    return Sent(wire.node_subject(intent.node_id, verb), wire.encode(message))
+
+
+class Dispatcher:
+    def __init__(self, store: Store, bus: Bus, board: Board, *, owner: str, lease_seconds: float) -> None:
+        self._store = store
+        self._bus = bus
+        self._board = board
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._wake_again: Callable[[], None] = lambda: None
+
+    def on_more(self, wake: Callable[[], None]) -> None:
+        """Whom to wake when a step leaves work for the next."""
+        self._wake_again = wake
+
+    async def step(self) -> None:
+        if not self._bus.is_connected:
+            # Claiming without being able to send would only burn attempts.
+            return
+        claimed, changed = await self._store.transaction(self._claim)
+        unsent: list[tuple[Intent, str]] = []
+        for intent, operation_id in claimed:
+            sent = encode_command(intent, operation_id)
+            try:
+                await self._bus.publish(sent.subject, sent.payload, wire.reply_subject(intent.id, intent.attempt))
+            except Unavailable as error:
+                unsent.append((intent, error.message))
+            else:
+                log.info(
+                    "intent.sent intent=%s node=%s attempt=%d action=%r",
+                    intent.id,
+                    intent.node_id,
+                    intent.attempt,
+                    phrase(intent.action),
+                )
+        if unsent:
+            await self._store.transaction(lambda connection: _give_back(connection, unsent))
+        await self._board.intents_changed([intent for intent, _ in claimed] + changed)
+        if len(claimed) == CLAIM_LIMIT:
+            self._wake_again()
+
+    async def renew_step(self) -> None:
+        """Keep this frontend's leases and take over those that ended."""
+
+        def work(connection: Connection) -> list[Intent]:
+            until = db.now(connection) + self._lease_seconds
+            operations.renew(connection, self._owner, until)
+            return operations.take_over(connection, self._owner, db.now(connection), until)
+
+        for intent in await self._store.transaction(work):
+            log.info("intent.taken_over intent=%s node=%s fence=%d", intent.id, intent.node_id, intent.fence)
+
+    def _claim(self, connection: Connection) -> tuple[list[tuple[Intent, str]], list[Intent]]:
+        now = db.now(connection)
+        changed = _park_absent(connection, now)
+        claimed = operations.claim_due(connection, self._owner, now, now + self._lease_seconds, CLAIM_LIMIT)
+        return [(intent, _first_operation(connection, intent)) for intent in claimed], changed
+
+
+def _park_absent(connection: Connection, now: float) -> list[Intent]:
+    """Say of every running intent whose node is offline that it waits for it, due as soon as the node is healthy
+    again.
+    """
+    change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
+    return [operations.apply(connection, one, change) for one in operations.running_on_absent_nodes(connection)]
+
+
+def _first_operation(connection: Connection, intent: Intent) -> str:
+    """The id under which workers report progress: that of the operation that asked first."""
+    served = operations.of_intents(connection, [intent.id])
+    return min(served, key=lambda operation: operation.created_at).id if served else intent.id
+
+
+def _give_back(connection: Connection, unsent: list[tuple[Intent, str]]) -> None:
+    now = db.now(connection)
+    for intent, message in unsent:
+        change = Change(kind="wait", now=now, reason="bus_unavailable", message=message, due_at=now + BUS_RETRY_SECONDS)
+        try:
+            operations.apply(connection, intent, change)
+        except Conflict:
+            continue  # cancelled or superseded meanwhile

@@ -1,0 +1,85 @@
+"""Tokens and whom they stand for. Kept in memory, so that no request waits for the database to learn who asks.
+
+Only hashes are stored and held. A lookup is by hash, which leaves nothing to compare in secret-dependent time. What
+another frontend creates is known here after at most one refresh.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from typing import Literal
+
+from msgspec import Struct
+
+from enginehouse.core.errors import Invalid
+from enginehouse.core.name import check_name
+from enginehouse.frontend.nodes import token_hash
+from enginehouse.store import db, keys, nodes
+from enginehouse.store.db import Connection, Store
+from enginehouse.store.keys import TokenRow
+
+Role = Literal["admin", "user", "join"]
+ROLES: tuple[Role, ...] = ("admin", "user", "join")
+MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; anything much shorter was made by hand
+
+
+class Created(Struct, frozen=True):
+    id: str
+    role: str
+    name: str
+    token: str
+
+
+class Caller(Struct, frozen=True):
+    """Who asks. `node_id` is set for a node's own token."""
+
+    role: Literal["admin", "user", "join", "node"]
+    name: str
+    node_id: str = ""
+
+
+class Keys:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._callers: dict[str, Caller] = {}
+
+    def identify(self, token: str) -> Caller | None:
+        return self._callers.get(token_hash(token))
+
+    async def create(self, role: str, name: str, token: str | None = None) -> Created:
+        """Make a token, or take a given one (the files that `up` makes); a taken one replaces its namesake."""
+        if role not in ROLES:
+            raise Invalid(f"cannot create a token with the role {role!r}: use {', '.join(ROLES)}", code="invalid_name")
+        check_name(name, "token")
+        if token is not None and len(token) < MIN_TOKEN_LENGTH:
+            raise Invalid(
+                f"cannot use the {role} token: it has {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed",
+                code="invalid_name",
+            )
+        given = token or f"eh-{role}-{secrets.token_urlsafe(32)}"
+        row_id = str(uuid.uuid4())
+
+        def work(connection: Connection) -> None:
+            if token is not None:
+                keys.remove_named(connection, role, name)
+            row = TokenRow(row_id, role, name, token_hash(given), db.now(connection))
+            keys.insert(connection, row)
+
+        await self._store.transaction(work)
+        await self.step()
+        return Created(row_id, role, name, given)
+
+    async def every(self) -> list[TokenRow]:
+        return await self._store.transaction(keys.every)
+
+    async def step(self) -> None:
+        """Read every token anew."""
+
+        def work(connection: Connection) -> dict[str, Caller]:
+            callers = {row.hash: Caller(row.role, row.name) for row in keys.every(connection)}  # type: ignore[arg-type]
+            return callers | {
+                hashed: Caller("node", name, node_id) for node_id, name, hashed in nodes.token_hashes(connection)
+            }
+
+        self._callers = await self._store.transaction(work)

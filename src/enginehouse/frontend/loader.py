@@ -1,0 +1,253 @@
+"""Loads: the way from "nothing runs this model" to a ready replica, as an operation like any other.
+
+A load is driven step by step under one lease per (model, slot); what to do next is `core.loading.next_step`, a pure
+function of rows, so any frontend may take the next step. However many requests ask at once, on however many frontends,
+one load is under way: whoever finds one open joins it, with the model's row locked while looking.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import uuid
+from collections.abc import Callable
+from typing import assert_never
+
+from msgspec import Struct
+
+from enginehouse.core.action import phrase
+from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Unavailable
+from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
+from enginehouse.core.model import Model
+from enginehouse.core.name import check_model_name
+from enginehouse.core.operation import Operation
+from enginehouse.core.replica import Replica, process_key
+from enginehouse.frontend.board import Board
+from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.nodes import find_node
+from enginehouse.frontend.router import model_not_found
+from enginehouse.store import db, leases, models, nodes, operations, replicas
+from enginehouse.store.db import Connection, Store
+
+log = logging.getLogger(__name__)
+
+COOL_DOWN_SECONDS = 10.0  # after a failed load, requests get its error instead of a new load each (LocalAI's number)
+_STATES = {"install": "installing", "place": "staging", "start": "loading"}
+
+
+class ModelView(Struct, kw_only=True):
+    name: str
+    backend: str
+    description: str
+    license: str
+    size_bytes: int
+    state: str
+    options: dict[str, object]
+    replicas: list[dict[str, object]]
+    created_at: float
+
+
+class Loader:
+    def __init__(self, store: Store, board: Board, galleries: Galleries, *, owner: str, lease_seconds: float) -> None:
+        self._store = store
+        self._board = board
+        self._galleries = galleries
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._on_step: list[Callable[[], None]] = []
+
+    def on_step(self, wake: Callable[[], None]) -> None:
+        """Whom to wake when a load has moved: the dispatcher and this loader's own loop."""
+        self._on_step.append(wake)
+
+    def _wake(self) -> None:
+        for call in self._on_step:
+            call()
+
+    # Asking for a load -------------------------------------------------------------------------
+
+    async def request(self, model: str, node: str | None, author: str) -> str | list[Replica]:
+        """Have the model run, on the named node or anywhere: the operation's id, or the replicas that already do."""
+
+        def work(connection: Connection) -> str | list[Replica]:
+            wanted = self._row(connection, model)
+            only = find_node(connection, node).id if node else ""
+            running = [one for one in replicas.of_model(connection, wanted.name) if only in ("", one.node_id)]
+            return running or self._open_or_new(connection, wanted, only, author)
+
+        found = await self._store.transaction(work)
+        if isinstance(found, str):
+            self._wake()
+            await self._board.operations_changed([found])
+        return found
+
+    async def ensure(self, model: str) -> str:
+        """For requests: join the load that is under way, begin one, or repeat the error of one that just failed."""
+
+        def work(connection: Connection) -> str:
+            wanted = models.get(connection, model, lock=True)
+            if wanted is None:
+                raise model_not_found(model)
+            last = operations.last_of(connection, "load", model)
+            if last is not None and last.error_code and db.now(connection) - last.created_at < COOL_DOWN_SECONDS:
+                raise _failure_of(last)
+            return self._open_or_new(connection, wanted, "", "loader")
+
+        operation_id = await self._store.transaction(work)
+        self._wake()
+        await self._board.operations_changed([operation_id])
+        return operation_id
+
+    def _row(self, connection: Connection, name: str) -> Model:
+        """The model's row, locked; made from the gallery when this is the first time that anybody wants it."""
+        known = models.get(connection, name, lock=True)
+        if known is not None:
+            return known
+        offered = self._galleries.model(check_model_name(name))
+        if offered is None:
+            raise model_not_found(name)
+        models.insert(connection, offered, db.now(connection))
+        return offered
+
+    def _open_or_new(self, connection: Connection, model: Model, only: str, author: str) -> str:
+        targets = (only,) if only else ()
+        for operation in operations.steered(connection):
+            if operation.name == model.name and operation.targets in (targets, ()):
+                return operation.id
+        operation = Operation(
+            id=str(uuid.uuid4()),
+            kind="load",
+            name=model.name,
+            author=author,
+            created_at=db.now(connection),
+            targets=targets,
+            is_steered=True,
+        )
+        operations.insert(connection, operation)
+        return operation.id
+
+    # Driving it --------------------------------------------------------------------------------
+
+    async def step(self) -> None:
+        """Take the next step of every load that this frontend may steer."""
+        moved = await self._store.transaction(self._steer_all)
+        if moved:
+            self._wake()
+            await self._board.operations_changed(moved)
+
+    def _steer_all(self, connection: Connection) -> list[str]:
+        now = db.now(connection)
+        moved = []
+        for operation in operations.steered(connection):
+            lease = f"load:{process_key(operation.name, 0)}:{','.join(operation.targets)}"
+            if leases.acquire(connection, lease, self._owner, now, now + self._lease_seconds) and self._steer(
+                connection, operation, now
+            ):
+                moved.append(operation.id)
+                if not operations.is_steered(connection, operation.id):
+                    leases.release(connection, lease, self._owner)
+        return moved
+
+    def _steer(self, connection: Connection, operation: Operation, now: float) -> bool:
+        model = models.get(connection, operation.name)
+        if model is None:
+            message = f"cannot load {operation.name}: the model was removed"
+            operations.end_steering(connection, operation.id, "model_not_found", message)
+            return True
+        intents = operations.intents_of(connection, [operation.id])[operation.id]
+        every = nodes.every(connection)
+        try:
+            builds, _ = self._galleries.resolve_each(model.backend, every)
+        except NotFound as error:
+            operations.end_steering(connection, operation.id, error.code, error.message)
+            return True
+        only = operation.targets[0] if operation.targets else ""
+        step = next_step(model, intents, every, builds, only=only, new_key=secrets.token_urlsafe(32))
+        match step:
+            case Wait():
+                return False
+            case Next():
+                operations.add_intent(connection, operation.id, step.node_id, step.action, str(uuid.uuid4()), now)
+                log.info("load.step model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
+            case Done():
+                operations.end_steering(connection, operation.id)
+            case GiveUp():
+                operations.end_steering(connection, operation.id, step.code, step.message)
+                log.warning("load.failed model=%s code=%s message=%r", model.name, step.code, step.message)
+            case _:
+                assert_never(step)
+        return True
+
+    # Telling about it --------------------------------------------------------------------------
+
+    async def failure(self, operation_id: str) -> EnginehouseError | None:
+        operation = await self._store.transaction(lambda connection: operations.get(connection, operation_id))
+        if operation is None or operation.is_steered or not operation.error_code:
+            return None
+        return _failure_of(operation)
+
+    async def loading(self, operation_id: str) -> dict[str, object]:
+        view = await self._board.view(operation_id)
+        rows = view.nodes if isinstance(view.nodes, list) else []
+        last = rows[-1] if rows else None
+        return {
+            "model": view.name,
+            "state": _STATES.get(last.action.split()[0], "pending") if last else "pending",
+            **({"node": last.node_name} if last else {}),
+            "progress": last.percentage if last else 0.0,
+            "bytes_sent": last.current_bytes if last and isinstance(last.current_bytes, int) else 0,
+            "total_bytes": last.total_bytes if last and isinstance(last.total_bytes, int) else 0,
+            "file_index": 0,
+            "total_files": 0,
+        }
+
+    async def models(self) -> list[ModelView]:
+        """Every model that is served or could be."""
+
+        def work(connection: Connection) -> list[ModelView]:
+            names = {node.id: node.name for node in nodes.every(connection)}
+            loading = {operation.name for operation in operations.steered(connection)}
+            rows = dict((model.name, (model, at)) for model, at in models.every(connection))
+            offered = [(model, 0.0) for model in self._galleries.models() if model.name not in rows]
+            views = []
+            for model, created_at in sorted([*rows.values(), *offered], key=lambda pair: pair[0].name):
+                running = replicas.of_model(connection, model.name)
+                state = "added" if model.name in rows else "available"
+                if model.name in loading:
+                    state = "loading"
+                if running:
+                    state = "loaded"
+                views.append(_model_view(model, state, running, names, created_at))
+            return views
+
+        return await self._store.transaction(work)
+
+
+def _model_view(
+    model: Model, state: str, running: list[Replica], names: dict[str, str], created_at: float
+) -> ModelView:
+    options = model.options
+    return ModelView(
+        name=model.name,
+        backend=model.backend,
+        description=model.description,
+        license=model.license,
+        size_bytes=model.size_bytes,
+        state=state,
+        options={field: getattr(options, field) for field in options.__struct_fields__ if getattr(options, field)},
+        replicas=[
+            {"node_id": one.node_id, "node_name": names.get(one.node_id, one.node_id), "slot": one.slot}
+            for one in running
+        ],
+        created_at=created_at,
+    )
+
+
+def _failure_of(operation: Operation) -> EnginehouseError:
+    """The error of a load that ended without a replica. Another try may go better only where capacity was the cause."""
+    if operation.error_code in ("insufficient_capacity", "worker_restarted", "upstream_error"):
+        error: EnginehouseError = Unavailable(operation.error_message, code=operation.error_code)
+    else:
+        error = Hopeless(operation.error_message, code=operation.error_code)
+    error.retry_after_seconds = COOL_DOWN_SECONDS
+    return error

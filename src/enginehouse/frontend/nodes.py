@@ -1,0 +1,243 @@
+"""Nodes: registration, approval and health. The only writer of those three facts.
+
+A node is a name *and* a key: the same name with another key is another node that waits for its own approval. Silence
+is judged by the store's clock, and only from the moment this frontend itself was there to listen: a gap of the
+observer is no evidence against the observed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Collection
+from hashlib import sha256
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core import capability
+from enginehouse.core import node as node_core
+from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.name import check_name
+from enginehouse.core.node import Capacity, Health, Node, NodeType
+from enginehouse.core.report import Report
+from enginehouse.core.wire import HeartbeatRequest, RegisterRequest
+from enginehouse.frontend.board import Board
+from enginehouse.store import db, nodes, replicas
+from enginehouse.store.db import Connection, Store
+
+MAX_LABELS = 64
+
+
+class Registered(Struct, frozen=True):
+    node: Node
+    token: str
+    now: float
+
+
+def find_node(connection: Connection, name_or_id: str) -> Node:
+    """By id, else by name; a name that two machines have must be told apart by id."""
+    node = nodes.get(connection, name_or_id)
+    if node is not None:
+        return node
+    named = nodes.by_name(connection, name_or_id)
+    if len(named) > 1:
+        ids = ", ".join(f"{one.id} ({one.status})" for one in named)
+        raise Conflict(f"cannot tell which {name_or_id!r} is meant: use one of the ids {ids}", code="conflict")
+    if not named:
+        raise NotFound(
+            f"cannot find a node named {name_or_id!r}: `enginehouse nodes list` shows them",
+            code="not_found",
+            param="node",
+        )
+    return named[0]
+
+
+def token_hash(token: str) -> str:
+    # Tokens are 256 random bits, so a plain hash is enough: there is nothing to guess.
+    return sha256(token.encode()).hexdigest()
+
+
+class Nodes:
+    def __init__(
+        self,
+        store: Store,
+        board: Board,
+        *,
+        stale_seconds: float,
+        approve_keys: Collection[str],
+        verify: Callable[[str, bytes, str], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._board = board
+        self._stale_seconds = stale_seconds
+        self._approve_keys = frozenset(approve_keys)
+        self._verify = verify
+        self._wake = wake
+        self._listening_since: float | None = None
+
+    async def register(self, request: RegisterRequest) -> Registered:
+        """A machine asks to be a node. Returns its row and a fresh token of its own, which replaces the last one."""
+        check_name(request.name, "node")
+        node_type = _node_type(request.node_type)
+        if len(request.labels) > MAX_LABELS:
+            raise Invalid(
+                f"cannot register {request.name}: more than {MAX_LABELS} labels",
+                code="invalid_name",
+                param="labels",
+            )
+        if request.public_key:
+            message = node_core.registration_message(request.name, request.public_key)
+            if not self._verify(request.public_key, message, request.signature):
+                raise Denied(
+                    f"cannot register {request.name}: the signature does not belong to the key it shows",
+                    code="forbidden",
+                )
+        token = secrets.token_urlsafe(32)
+
+        def work(connection: Connection) -> Registered:
+            now = db.now(connection)
+            known = nodes.by_identity(connection, request.name, request.public_key)
+            node = self._merged(request, node_type, known, now)
+            if known is None:
+                nodes.insert(connection, node, token_hash(token))
+            else:
+                nodes.save(connection, node)
+                nodes.set_token(connection, node.id, token_hash(token))
+                if node.approved and not known.approved:
+                    nodes.set_approved(connection, node.id, now)
+            return Registered(node, token, now)
+
+        registered = await self._store.transaction(work)
+        await self._board.node_changed(registered.node.id)
+        return registered
+
+    def _merged(self, request: RegisterRequest, node_type: NodeType, known: Node | None, now: float) -> Node:
+        approved = request.public_key in self._approve_keys if request.public_key else False
+        platform = request.platform
+        return Node(
+            id=known.id if known else str(uuid.uuid4()),
+            name=request.name,
+            node_type=node_type,
+            public_key=request.public_key,
+            approved=approved or (known is not None and known.approved),
+            # Not healthy yet: it is when it listens, which its first heartbeat says.
+            health=known.health if known else "offline",
+            drained=known.drained if known else False,
+            address=request.address,
+            http_address=request.http_address,
+            capability=request.capability or capability.capability_of(platform, request.gpu_vendor, request.total_vram),
+            platform=platform,
+            labels=(known.labels if known else {}) | request.labels,
+            max_replicas_per_model=max(1, request.max_replicas_per_model),
+            capacity=_capacity(request),
+            created_at=known.created_at if known else now,
+            updated_at=now,
+            last_heartbeat=known.last_heartbeat if known else now,
+            report=known.report if known else Report(),
+        )
+
+    async def approve(self, name_or_id: str) -> Node:
+        def work(connection: Connection) -> Node:
+            node = find_node(connection, name_or_id)
+            if node.approved:
+                raise Conflict(f"cannot approve {node.name}: it is approved already", code="conflict")
+            nodes.set_approved(connection, node.id, db.now(connection))
+            return msgspec.structs.replace(node, approved=True)
+
+        node = await self._store.transaction(work)
+        await self._board.node_changed(node.id)
+        self._wake()
+        return node
+
+    async def heartbeat(self, node_id: str, request: HeartbeatRequest) -> float:
+        """Note that the node is there; returns the mark for its next report."""
+
+        def work(connection: Connection) -> tuple[float, bool]:
+            node = nodes.get(connection, node_id)
+            if node is None:
+                raise NotFound(f"cannot find the node {node_id}: register again", code="not_found")
+            now = db.now(connection)
+            nodes.set_heartbeat(connection, node_id, _updated(node.capacity, request), now)
+            return now, nodes.set_health(connection, node_id, "healthy", now)
+
+        now, came_back = await self._store.transaction(work)
+        if came_back:
+            await self._board.node_changed(node_id)
+            self._wake()
+        return now
+
+    async def set_health(self, node_id: str, health: Health) -> None:
+        """For positive evidence: nobody listens on the node's subjects, or it said goodbye."""
+
+        def work(connection: Connection) -> bool:
+            if health == "offline":
+                replicas.remove_all_on(connection, node_id)
+            return nodes.set_health(connection, node_id, health, db.now(connection))
+
+        if await self._store.transaction(work):
+            await self._board.node_changed(node_id)
+            self._wake()
+
+    async def every(self) -> tuple[list[Node], float]:
+        return await self._store.transaction(lambda connection: (nodes.every(connection), db.now(connection)))
+
+    async def get(self, name_or_id: str) -> tuple[Node, float]:
+        return await self._store.transaction(lambda connection: (find_node(connection, name_or_id), db.now(connection)))
+
+    async def step(self) -> None:
+        """Judge silence."""
+
+        def work(connection: Connection) -> list[str]:
+            now = db.now(connection)
+            if self._listening_since is None:
+                self._listening_since = now
+            changed = []
+            for node in nodes.every(connection):
+                silence = now - max(node.last_heartbeat, self._listening_since)
+                health = node_core.health_after(silence, self._stale_seconds)
+                worse = {"healthy": 0, "unhealthy": 1, "offline": 2}
+                if node.approved and worse[health] > worse[node.health]:
+                    nodes.set_health(connection, node.id, health, now)
+                    changed.append(node.id)
+            return changed
+
+        changed = await self._store.transaction(work)
+        for node_id in changed:
+            await self._board.node_changed(node_id)
+        if changed:
+            self._wake()
+
+
+def _node_type(value: str) -> NodeType:
+    if value in ("", "backend"):
+        return "backend"
+    if value == "agent":
+        return "agent"
+    raise Invalid(
+        f"cannot register a node of type {value!r}: use 'backend' or 'agent'",
+        code="unsupported",
+        param="node_type",
+    )
+
+
+def _capacity(request: RegisterRequest) -> Capacity:
+    return Capacity(
+        cores=request.cores,
+        total_vram=request.total_vram,
+        available_vram=request.available_vram,
+        total_ram=request.total_ram,
+        available_ram=request.available_ram,
+        total_disk=request.total_disk,
+        available_disk=request.available_disk,
+        gpu_vendor=request.gpu_vendor,
+        gpu_compute_capability=request.gpu_compute_capability,
+    )
+
+
+def _updated(capacity: Capacity, request: HeartbeatRequest) -> Capacity:
+    """An absent key keeps the stored value; an explicit 0 is stored."""
+    fields = ("available_vram", "total_vram", "available_ram", "available_disk", "total_disk", "gpu_vendor")
+    said = {field: getattr(request, field) for field in fields if getattr(request, field) is not None}
+    return msgspec.structs.replace(capacity, **said)

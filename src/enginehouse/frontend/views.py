@@ -1,0 +1,258 @@
+"""What people and programs see of operations and nodes: LocalAI's keys, then ours. Pure rendering; numbers stand
+beside LocalAI's strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+
+from msgspec import UNSET, Struct, UnsetType
+
+from enginehouse.core import action as actions
+from enginehouse.core import operation as operations
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.intent import NODE_AWAY, Intent
+from enginehouse.core.node import Node
+from enginehouse.core.operation import Excluded, Operation
+from enginehouse.core.progress import Progress, format_bytes
+from enginehouse.core.replica import RunningReplica
+
+_TASK_TYPES = {
+    "install": "Installation",
+    "upgrade": "Installation",
+    "delete": "deletion",
+    "load": "staging",
+    "unload": "unload",
+}
+
+
+class NodeRow(Struct, kw_only=True):
+    """One node (one intent) of an operation."""
+
+    node_id: str
+    node_name: str
+    status: str
+    percentage: float
+    file_name: str | UnsetType = UNSET
+    current: str | UnsetType = UNSET
+    total: str | UnsetType = UNSET
+    phase: str | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    # Ours.
+    action: str
+    intent: str
+    state: str
+    attempt: int
+    reason: str | UnsetType = UNSET
+    current_bytes: int | UnsetType = UNSET
+    total_bytes: int | UnsetType = UNSET
+    due_in_seconds: float | UnsetType = UNSET
+
+
+class OperationView(Struct, kw_only=True):
+    id: str
+    name: str
+    fullName: str
+    jobID: str
+    progress: int
+    taskType: str
+    isDeletion: bool
+    isBackend: bool
+    isQueued: bool
+    cancellable: bool
+    message: str
+    currentBytes: int | UnsetType = UNSET
+    totalBytes: int | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    nodes: list[NodeRow] | UnsetType = UNSET
+    # Ours.
+    kind: str
+    status: str
+    isParked: bool
+    author: str
+    createdAt: str
+    excluded: tuple[Excluded, ...]
+
+
+class Sign(Struct):
+    """The last sign of life of a running intent, in this frontend's memory."""
+
+    progress: Progress
+    monotonic: float
+
+
+class Moment(Struct, frozen=True):
+    """When a view is rendered, and how patient it is with silent workers."""
+
+    now: float
+    monotonic: float
+    stall_seconds: float
+    reply_budget_seconds: float
+    absent: Collection[str]  # nodes that are away
+
+
+def render_time(seconds: float) -> str:
+    """RFC 3339, as Go writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def render_operation(
+    operation: Operation,
+    intents: Sequence[Intent],
+    names: Mapping[str, str],
+    signs: Mapping[str, Sign],
+    moment: Moment,
+) -> OperationView:
+    rows = [
+        render_row(intent, names.get(intent.node_id, intent.node_id), signs.get(intent.id), moment)
+        for intent in intents
+    ]
+    # By name; the steps of a load stay in their order, because sorting is stable.
+    rows.sort(key=lambda row: row.node_name)
+    status = operations.status_of(operation, intents)
+    error = operation.error_message or "; ".join(
+        f"{row.node_name}: {row.error}" for row in rows if row.status == "error" and row.error
+    )
+    total = sum(row.total_bytes for row in rows if row.total_bytes)
+    done = sum(row.current_bytes for row in rows if row.current_bytes)
+    return OperationView(
+        id=operation.name,
+        name=operation.name.rpartition("@")[2],
+        fullName=operation.name,
+        jobID=operation.id,
+        progress=int(sum(row.percentage for row in rows) / len(rows)) if rows else 0,
+        taskType=_TASK_TYPES[operation.kind],
+        isDeletion=operation.kind == "delete",
+        isBackend=operation.is_about_backend,
+        isQueued=status == "queued",
+        cancellable=False,
+        message=_message(status, rows),
+        currentBytes=done or UNSET,
+        totalBytes=total or UNSET,
+        error=error or UNSET,
+        nodes=rows or UNSET,
+        kind=operation.kind,
+        status=status,
+        isParked=operations.is_parked(operation, intents, moment.absent),
+        author=operation.author,
+        createdAt=render_time(operation.created_at),
+        excluded=operation.excluded,
+    )
+
+
+def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> NodeRow:
+    if sign is not None and sign.progress.attempt == intent.attempt:
+        progress: Progress | None = sign.progress
+        silent, patience = moment.monotonic - sign.monotonic, moment.stall_seconds
+    else:
+        progress = intent.progress
+        silent, patience = moment.now - intent.dispatched_at, moment.reply_budget_seconds
+    row = NodeRow(
+        node_id=intent.node_id,
+        node_name=name,
+        status=operations.node_word(intent, silent, patience),
+        percentage=operations.percentage_of(intent, progress),
+        action=actions.phrase(intent.action),
+        intent=intent.id,
+        state=intent.state,
+        attempt=intent.attempt,
+    )
+    if intent.message and intent.state != "succeeded":
+        row.error = intent.message
+    if intent.reason:
+        row.reason = intent.reason
+    if operations.waits_for_node(intent, moment.absent):
+        row.reason, row.error = NODE_AWAY, operations.AWAY_MESSAGE
+    elif intent.state == "waiting" and intent.due_at > moment.now:
+        row.due_in_seconds = round(intent.due_at - moment.now, 1)
+    if progress is not None and intent.state == "running":
+        _add_progress(row, progress)
+    return row
+
+
+def _add_progress(row: NodeRow, progress: Progress) -> None:
+    if progress.file:
+        row.file_name = progress.file
+    if progress.phase:
+        row.phase = progress.phase
+    if progress.total_bytes:
+        row.current, row.total = format_bytes(progress.done_bytes), format_bytes(progress.total_bytes)
+        row.current_bytes, row.total_bytes = progress.done_bytes, progress.total_bytes
+
+
+def _message(status: str, rows: Sequence[NodeRow]) -> str:
+    done = sum(row.status == "success" for row in rows)
+    return f"{status}: {done} of {len(rows)} done" if len(rows) > 1 else status
+
+
+class NodeView(Struct, kw_only=True):
+    id: str
+    name: str
+    node_type: str
+    address: str
+    http_address: str
+    status: str
+    total_vram: int
+    available_vram: int
+    total_ram: int
+    available_ram: int
+    total_disk: int
+    available_disk: int
+    gpu_vendor: str
+    gpu_compute_capability: str
+    capability: str
+    max_replicas_per_model: int
+    last_heartbeat: str
+    created_at: str
+    updated_at: str
+    model_count: int
+    labels: dict[str, str]
+    # Ours.
+    approved: bool
+    health: str
+    drained: bool
+    platform: str
+    cores: int
+    fingerprint: str
+    heartbeat_age_seconds: float
+    worker_version: str
+    backends: tuple[InstalledBackend, ...]
+    replicas: tuple[RunningReplica, ...]
+
+
+def render_node(node: Node, now: float) -> NodeView:
+    capacity = node.capacity
+    return NodeView(
+        id=node.id,
+        name=node.name,
+        node_type=node.node_type,
+        address=node.address,
+        http_address=node.http_address,
+        status=node.status,
+        total_vram=capacity.total_vram,
+        available_vram=capacity.available_vram,
+        total_ram=capacity.total_ram,
+        available_ram=capacity.available_ram,
+        total_disk=capacity.total_disk,
+        available_disk=capacity.available_disk,
+        gpu_vendor=capacity.gpu_vendor,
+        gpu_compute_capability=capacity.gpu_compute_capability,
+        capability=node.capability,
+        max_replicas_per_model=node.max_replicas_per_model,
+        last_heartbeat=render_time(node.last_heartbeat),
+        created_at=render_time(node.created_at),
+        updated_at=render_time(node.updated_at),
+        model_count=len(node.report.replicas),
+        labels=node.labels,
+        approved=node.approved,
+        health=node.health,
+        drained=node.drained,
+        platform=node.platform,
+        cores=capacity.cores,
+        fingerprint=node.public_key[:16],
+        heartbeat_age_seconds=round(max(0.0, now - node.last_heartbeat), 1),
+        worker_version=node.report.version,
+        backends=node.report.backends,
+        replicas=node.report.replicas,
+    )

@@ -1,0 +1,134 @@
+"""Files of this machine: written whole or not at all, synced, hashed, locked.
+
+Everything here blocks, so callers on the event loop go through a thread. What a reader can see under a final name is
+always complete: contents are written beside, synced and renamed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from enginehouse.core.errors import Conflict, EnginehouseError, Unavailable
+
+_CHUNK_BYTES = 1024 * 1024
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def storage_error(error: OSError, doing: str) -> EnginehouseError:
+    """What a failed write means to whoever asked for it; a full disk and a passing fault may heal."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Unavailable(
+            f"cannot {doing}: no space left on the disk; free some, it goes on by itself", code="insufficient_disk"
+        )
+    return Unavailable(f"cannot {doing}: {error.strerror or error}", code="resource_exhausted")
+
+
+def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """`path` has its old content or the new one, after a crash at any instruction too."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(root: Path) -> None:
+    """Every file and directory below `root`: after this, a rename of `root` cannot reveal holes."""
+    for directory, _, files in os.walk(root):
+        for name in files:
+            path = os.path.join(directory, name)
+            if os.path.islink(path):
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_directory(Path(directory))
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two directories in one step, so that no instant shows neither. False where the system cannot do that."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(first), None, str(second))
+
+
+def remove_tree(path: Path) -> None:
+    """A file, a link or a whole directory; nothing there is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """Hex digest; `progress` hears the bytes read so far."""
+    digest = hashlib.sha256()
+    done = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done)
+    return digest.hexdigest()
+
+
+def free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path).free
+
+
+class Lock:
+    """An exclusive lock on a file that dies with its holder and says who holds it."""
+
+    def __init__(self, path: Path, doing: str) -> None:
+        """Raises `Conflict` naming the holder's pid when another process has it."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(self._descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise Conflict(
+                f"cannot {doing}: {path.parent} is in use by process {holder}; stop it or give another --data"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """The file stays: removing it would let two holders lock two files of one name."""
+        os.close(self._descriptor)

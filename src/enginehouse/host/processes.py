@@ -1,0 +1,233 @@
+"""Child processes of this machine: a group of their own that dies with us, known by pid, start time and nonce.
+
+No signal goes to a process whose identity is not proven, and a stop ends the whole group. `spawn` must be called on
+the thread that lives as long as the program (the event loop's): the kernel ends a child when the *thread* that made it
+ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.subprocess
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+NONCE = "ENGINEHOUSE_NONCE"
+THREADS = "ENGINEHOUSE_THREADS"
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.02
+# Loaded before any fork: between fork and exec nothing may be imported or looked up.
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+# What an engine may know of our environment: how to find programs and graphics cards, and no secret.
+_ENGINE_VARIABLES = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LD_LIBRARY_PATH"}
+_ENGINE_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "VK_", "OMP_")
+
+
+class Identity(Struct, frozen=True):
+    pid: int
+    started: float  # ticks since boot on Linux, so that a stepped clock changes nothing; seconds elsewhere
+    nonce: str
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child of ours runs before exec, so that the kernel kills it when we die; None where the system cannot."""
+    if _libc is None:
+        return None
+    libc, parent = _libc, os.getpid()
+
+    def ask_kernel() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # it died before we asked
+
+    return ask_kernel
+
+
+def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _ENGINE_VARIABLES or name.startswith(_ENGINE_PREFIXES)
+    }
+
+
+async def spawn(
+    command: Sequence[str], *, directory: Path, environment: Mapping[str, str], log: Path
+) -> asyncio.subprocess.Process:
+    """A child in its own session and group; stdout and stderr go to the end of `log`, nothing else is inherited."""
+    # Append mode, so that the file can be cut while the child writes to it.
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            cwd=directory,
+            env=dict(environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            close_fds=True,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+    finally:
+        os.close(descriptor)
+
+
+async def run_briefly(
+    command: Sequence[str], *, directory: Path, environment: Mapping[str, str], limit_seconds: float
+) -> tuple[int, str]:
+    """Run a short program to its end: its code (negative for a signal) and its last line. `TimeoutError` kills it."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=directory,
+        env=dict(environment),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=die_with_parent(),
+    )
+    try:
+        async with asyncio.timeout(limit_seconds):
+            _, output = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+    return process.returncode or 0, lines[-1] if lines else ""
+
+
+def start_time(pid: int) -> float | None:
+    """When the process started; None when there is none."""
+    if sys.platform == "linux":
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return None
+        # The name in parentheses may hold anything, so fields are counted from the last one.
+        return float(stat.rpartition(b")")[2].split()[19])
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def is_same_process(identity: Identity) -> bool:
+    """Whether the process that was recorded is alive: pid, start time and nonce all agree."""
+    return start_time(identity.pid) == identity.started and _variable(identity.pid, NONCE) == identity.nonce
+
+
+def _variable(pid: int, name: str) -> str | None:
+    try:
+        return psutil.Process(pid).environ().get(name)
+    except (psutil.Error, OSError):
+        return None
+
+
+def carriers(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
+    """Live processes that carry a nonce (or this very one), with their environment: engines and their descendants."""
+    for process in psutil.process_iter():
+        try:
+            if process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            environment = process.environ()
+        except (psutil.Error, OSError):
+            continue
+        found = environment.get(NONCE)
+        if found and (not nonce or found == nonce):
+            yield process.pid, environment
+
+
+def is_group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+async def stop_group(process: asyncio.subprocess.Process, grace_seconds: float) -> None:
+    """End the whole group of a child: politely, then not, waiting until no member is left.
+
+    The number of a group is not given to anyone else while a member lives, so the group is safe to signal after its
+    leader has gone.
+    """
+    group = process.pid
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await process.wait()
+                while is_group_alive(group):  # noqa: ASYNC110 - the kernel tells only of our own child
+                    await asyncio.sleep(_POLL_SECONDS)
+                return
+
+
+def kill_leftovers(nonce: str, limit_seconds: float) -> int:
+    """Kill every process that carries `nonce`: what an earlier worker left. How many there were. Blocks."""
+    found = [psutil.Process(pid) for pid, _ in carriers(nonce)]
+    for process in found:
+        # psutil compares the start time again before it signals.
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(found, timeout=limit_seconds)
+    return len(found)
+
+
+def last_lines(log: Path, count: int = 1, limit_bytes: int = 16 * 1024) -> list[str]:
+    """The last non-empty lines of a log, from its last `limit_bytes`."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - limit_bytes))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()][-count:]
+
+
+def threads_in_use() -> int:
+    """Threads promised to live engines of this user on this machine, whichever worker started them."""
+    promised: dict[str, int] = {}
+    for _, environment in carriers():
+        threads = environment.get(THREADS, "")
+        if threads.isdecimal():
+            # Descendants inherit the environment of their engine: one nonce is one promise.
+            promised[environment[NONCE]] = int(threads)
+    return sum(promised.values())
+
+
+@contextlib.asynccontextmanager
+async def thread_budget(limit_seconds: float) -> AsyncIterator[int]:
+    """Threads in use, with every other worker of this user kept from starting an engine meanwhile."""
+    path = Path(tempfile.gettempdir()) / f"enginehouse-threads-{os.getuid()}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        async with asyncio.timeout(limit_seconds):
+            while not _try_lock(descriptor):  # noqa: ASYNC110 - a blocking flock could not be given up
+                await asyncio.sleep(_POLL_SECONDS)
+        yield await asyncio.to_thread(threads_in_use)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

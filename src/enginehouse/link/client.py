@@ -1,0 +1,269 @@
+"""HTTP to a frontend for programs that wait: the CLI, and the worker in threads. Standard library only,
+because the CLI pays for every import.
+
+It must not retry what may have been done: only a GET on a kept connection that turned out to be closed is
+sent again. Whatever goes wrong between here and the frontend becomes one error (`frontend_unreachable`) that
+says what to check; what the frontend itself refuses keeps its class and code.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable, from_status
+from enginehouse.link.sse import Event, EventParser
+
+T = TypeVar("T")
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024  # far above any listing; a wrong server must not fill our memory
+REUSE_SECONDS = 2.0  # the frontend closes idle connections after 5 s; well below that there is no race with its closing
+REQUEST_SECONDS = 30.0  # above the frontend's own limits for every route that does not wait for a model
+EVENT_SILENCE_SECONDS = 20.0  # the frontend sends a comment every few seconds, so this much silence is a dead one
+ANSWER_SILENCE_SECONDS = 900.0  # a long prompt on a slow machine is silent for minutes before its first token
+
+_Connection = http.client.HTTPConnection
+
+
+class _Described(Struct):
+    message: str
+    code: str = ""
+    param: str | None = None
+
+
+class _ErrorAnswer(Struct):
+    error: _Described
+
+
+class EventStream(Iterator[Event]):
+    """The events of one answer as they arrive. Closing it, in the middle too, ends the connection and with it
+    the work behind it."""
+
+    def __init__(self, client: FrontendClient, connection: _Connection, response: http.client.HTTPResponse) -> None:
+        self._client = client
+        self._connection = connection
+        self._response = response
+        self._parser = EventParser()
+        self._ready: list[Event] = []
+
+    def __next__(self) -> Event:
+        while not self._ready:
+            try:
+                received = self._response.read1(65536)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.close()
+                raise self._client.unreachable(error) from error
+            if not received:
+                self.close()
+                raise StopIteration
+            self._ready = list(self._parser.feed(received))[::-1]
+        return self._ready.pop()
+
+    def close(self) -> None:
+        self._response.close()
+        self._connection.close()
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class FrontendClient:
+    """One frontend, one token. Several threads may use it: each request takes a connection for itself."""
+
+    def __init__(self, url: str, token: str, *, user_agent: str) -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        self._user_agent = user_agent
+        self._idle: list[tuple[float, _Connection]] = []
+        self._local_address = ""
+        try:
+            parts = urlsplit(self.url)
+            self._port = parts.port
+        except ValueError as error:
+            raise Invalid(f"cannot use {url!r} as the address of a frontend: {error}", code="invalid_uri") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Invalid(
+                f"cannot use {url!r} as the address of a frontend: give it like http://HOST:8080",
+                code="invalid_uri",
+            )
+        self._host, self._prefix = parts.hostname, parts.path
+        self._context = ssl.create_default_context() if parts.scheme == "https" else None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object | None,
+        kind: type[T],
+        *,
+        token: str | None = None,
+        timeout_seconds: float = REQUEST_SECONDS,
+    ) -> T:
+        """The answer decoded as `kind`; every answer that is not a success is raised."""
+        content = self.request_bytes(method, path, body, token=token, timeout_seconds=timeout_seconds)
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Unavailable(
+                f"cannot read the answer of {self.url}{path}: {error}. "
+                "Check that this is the address of an Enginehouse frontend of this version",
+                code="frontend_unreachable",
+            ) from error
+
+    def request_bytes(
+        self,
+        method: str,
+        path: str,
+        body: object | None = None,
+        *,
+        token: str | None = None,
+        timeout_seconds: float = REQUEST_SECONDS,
+    ) -> bytes:
+        connection, response = self._exchange(method, path, body, token, timeout_seconds)
+        content = self._finish(connection, response)
+        if response.status >= 300:
+            raise self._refused(response, content)
+        return content
+
+    def stream_events(self, path: str, *, silence_seconds: float = EVENT_SILENCE_SECONDS) -> EventStream:
+        """The events of a GET. The end of the iteration is the frontend's end; connecting again is the
+        caller's."""
+        return self._stream("GET", path, None, silence_seconds)
+
+    def post_stream(self, path: str, body: object, *, silence_seconds: float = ANSWER_SILENCE_SECONDS) -> EventStream:
+        """The events of a POST that answers in pieces, such as a chat with `stream: true`; the last one's
+        data is `[DONE]`."""
+        return self._stream("POST", path, body, silence_seconds)
+
+    def local_address(self) -> str:
+        """The near end of the last connection; empty before the first."""
+        return self._local_address
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].close()
+
+    def unreachable(self, error: Exception) -> Unavailable:
+        if isinstance(error, TimeoutError):
+            cause = "no answer in time"
+        elif isinstance(error, ConnectionRefusedError):
+            cause = "the connection was refused"
+        elif isinstance(error, ssl.SSLError):
+            cause = f"the secure connection failed ({error.reason or error})"
+        elif isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.RemoteDisconnected):
+            cause = f"the answer is not HTTP or was cut off ({type(error).__name__})"
+        else:
+            cause = str(getattr(error, "strerror", None) or error or type(error).__name__)
+        return Unavailable(
+            f"cannot reach the frontend at {self.url}: {cause}. "
+            "Check that `enginehouse up` is running there and that the address is right",
+            code="frontend_unreachable",
+        )
+
+    def _stream(self, method: str, path: str, body: object | None, silence_seconds: float) -> EventStream:
+        connection, response = self._exchange(method, path, body, None, silence_seconds)
+        kind = response.headers.get_content_type()
+        if response.status >= 300 or kind != "text/event-stream":
+            content = self._finish(connection, response)
+            if response.status < 300:
+                raise Unavailable(
+                    f"cannot read {self.url}{path}: the answer is {kind}, not a stream of events. "
+                    "Check that this is the address of an Enginehouse frontend",
+                    code="frontend_unreachable",
+                )
+            raise self._refused(response, content)
+        return EventStream(self, connection, response)
+
+    def _exchange(
+        self, method: str, path: str, body: object | None, token: str | None, timeout_seconds: float
+    ) -> tuple[_Connection, http.client.HTTPResponse]:
+        headers = {"User-Agent": self._user_agent, "Accept": "application/json, text/event-stream"}
+        bearer = self._token if token is None else token
+        if bearer:
+            headers["Authorization"] = f"Bearer {bearer}"
+        content = None
+        if body is not None:
+            content = msgspec.json.encode(body)
+            headers["Content-Type"] = "application/json"
+        elif method != "GET":
+            content = b""
+        while True:
+            connection, reused = self._take(timeout_seconds)
+            try:
+                connection.request(method, self._prefix + path, content, headers)
+                self._local_address = connection.sock.getsockname()[0]
+                return connection, connection.getresponse()
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                connection.close()
+                if reused and method == "GET" and isinstance(error, ConnectionError):
+                    continue
+                raise self.unreachable(error) from error
+            except BaseException:
+                # Ctrl-C while waiting: a connection in an unknown state must not be kept.
+                connection.close()
+                raise
+
+    def _take(self, timeout_seconds: float) -> tuple[_Connection, bool]:
+        while self._idle:
+            try:
+                since, connection = self._idle.pop()
+            except IndexError:  # another thread took it
+                break
+            if time.monotonic() - since < REUSE_SECONDS and connection.sock is not None:
+                connection.sock.settimeout(timeout_seconds)
+                return connection, True
+            connection.close()
+        if self._context is not None:
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=timeout_seconds, context=self._context
+            ), False
+        return _Connection(self._host, self._port, timeout=timeout_seconds), False
+
+    def _finish(self, connection: _Connection, response: http.client.HTTPResponse) -> bytes:
+        """The whole body; the connection is kept only when it was read to its end."""
+        try:
+            content = response.read(MAX_ANSWER_BYTES + 1)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            connection.close()
+            raise self.unreachable(error) from error
+        if len(content) > MAX_ANSWER_BYTES:
+            connection.close()
+            raise Unavailable(
+                f"cannot read the answer of {self.url}: more than {MAX_ANSWER_BYTES} bytes",
+                code="frontend_unreachable",
+            )
+        # A sized body leaves its response open until the read that finds the end.
+        if response.isclosed() or (not response.read(1) and not response.will_close):
+            self._idle.append((time.monotonic(), connection))
+        else:
+            connection.close()
+        return content
+
+    def _refused(self, response: http.client.HTTPResponse, content: bytes) -> EnginehouseError:
+        try:
+            described = msgspec.json.decode(content, type=_ErrorAnswer).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return Unavailable(
+                f"cannot understand the answer of {self.url}: status {response.status} without a reason. "
+                "Check that this is the address of an Enginehouse frontend",
+                code="frontend_unreachable",
+            )
+        error = from_status(
+            response.status, described.message, code=described.code or "upstream_error", param=described.param
+        )
+        extra = msgspec.json.decode(content, type=dict[str, object])
+        error.details = {name: value for name, value in extra.items() if name != "error"}
+        wait = response.headers.get("Retry-After", "")
+        if wait.isdecimal():
+            error.retry_after_seconds = float(wait)
+        return error

@@ -1,0 +1,59 @@
+"""The settings file: flat TOML, with a table per program for what differs between them.
+
+Keys at the top are for every program that has the setting; keys in `[worker]` and so on are for that one
+alone and win. A key that no program has is refused: a misspelt setting that is silently ignored is found too late.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+from enginehouse.core.errors import Invalid
+
+
+def read_file(
+    path: Path, program: str, known: Mapping[str, Set[str]], *, is_required: bool
+) -> dict[str, tuple[object, str]]:
+    """The values for `program`, each with its place as a refusal names it; `known` are the setting names of every
+    program.
+    """
+    content = _parse(path, is_required)
+    _refuse_unknown((key for key in content if key not in known), set().union(*known.values()), path)
+    own: dict[str, object] = {}
+    for title, names in known.items():
+        table = content.pop(title, {})
+        if not isinstance(table, dict):
+            raise _refused(f"cannot use {title} in {path}: it must be a table [{title}]")
+        _refuse_unknown(table, names, path, f"[{title}] ")
+        if title == program:
+            own = table
+    return {name: (value, f"{name} in {path}") for name, value in {**content, **own}.items()}
+
+
+def _parse(path: Path, is_required: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        if is_required:
+            raise _refused(f"cannot read {path}: there is no such file") from None
+        return {}
+    except OSError as error:
+        raise _refused(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _refused(f"cannot read {path}: it is not TOML: {error}") from error
+
+
+def _refuse_unknown(keys: Iterable[str], known: Set[str], path: Path, where: str = "") -> None:
+    for key in keys:
+        if key not in known:
+            raise _refused(
+                f"cannot use {where}{key} in {path}: there is no such setting; there are {', '.join(sorted(known))}",
+                key,
+            )
+
+
+def _refused(message: str, param: str | None = None) -> Invalid:
+    return Invalid(message, code="invalid_setting", param=param)

@@ -1,0 +1,256 @@
+"""One frozen Struct of settings per program, from flags, environment and file; only run.py and cli read it.
+
+A value is taken from the first place that has one: the flag, the `ENGINEHOUSE_*` variable, the `LOCALAI_*`
+variable where LocalAI has the setting, the file `DATA/enginehouse.toml`, the default. Every value is checked
+wherever it came from, and a refusal names the setting and that place. Names follow from the field:
+`stale_seconds` is `--stale`, `ENGINEHOUSE_STALE` and `stale` in the file.
+A port of None means that nobody asked for one: only then may it move to the next free one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
+from enginehouse.core.name import MAX_NAME
+from enginehouse.setting_file import read_file
+from enginehouse.setting_values import PARSERS, host_of_address, is_loopback_url, port_of_address
+
+FILE_NAME = "enginehouse.toml"
+
+
+class Timings(Struct, frozen=True, kw_only=True):
+    """The clocks of a frontend; `up` has them too and hands them on."""
+
+    heartbeat_seconds: float = 10.0
+    stale_seconds: float = 30.0
+    lease_seconds: float = 30.0
+    reconcile_seconds: float = 5.0
+    stall_seconds: float = 120.0
+    backend_install_timeout_seconds: float = 900.0
+    backend_upgrade_timeout_seconds: float = 900.0
+    model_load_wait_seconds: float = 60.0  # 0 waits without an end, as in LocalAI
+
+
+class UpSettings(Timings, frozen=True, kw_only=True):
+    data: Path
+    host: str = "127.0.0.1"
+    port: int | None = None
+    name: str
+    nats_port: int | None = None
+    advertise_nats: str = ""
+    base_port: int | None = None
+
+
+class FrontendSettings(Timings, frozen=True, kw_only=True):
+    data: Path
+    host: str = "127.0.0.1"
+    port: int | None = None
+    database_url: str = ""
+    nats_url: str = ""
+    approve_keys: tuple[str, ...] = ()
+    advertise_nats: str = ""
+
+
+class WorkerSettings(Struct, frozen=True, kw_only=True):
+    data: Path
+    url: str
+    token: str
+    name: str
+    advertise_host: str = ""
+    base_port: int | None = None
+    labels: dict[str, str] = {}
+    grace_seconds: float = 10.0
+    max_replicas_per_model: int = 1
+
+
+class ClientSettings(Struct, frozen=True, kw_only=True):
+    data: Path
+    url: str
+    token: str
+
+
+class RunningServer(Struct, frozen=True):
+    """`DATA/server.json`, written by `up` when it is ready."""
+
+    url: str
+    pid: int = 0
+
+
+Settings = UpSettings | FrontendSettings | WorkerSettings | ClientSettings
+T = TypeVar("T", UpSettings, FrontendSettings, WorkerSettings, ClientSettings)
+
+# LocalAI's variables. Its database is missing on purpose: ours must never be created inside it.
+_LOCALAI_TIMINGS = {
+    "heartbeat_seconds": ("LOCALAI_HEARTBEAT_INTERVAL",),
+    "backend_install_timeout_seconds": ("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
+    "backend_upgrade_timeout_seconds": ("LOCALAI_NATS_BACKEND_UPGRADE_TIMEOUT",),
+    "model_load_wait_seconds": ("LOCALAI_MODEL_LOAD_WAIT",),
+}
+_LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
+    UpSettings: {**_LOCALAI_TIMINGS, "name": ("LOCALAI_NODE_NAME",)},
+    FrontendSettings: {**_LOCALAI_TIMINGS, "nats_url": ("LOCALAI_NATS_URL",)},
+    WorkerSettings: {
+        "url": ("LOCALAI_REGISTER_TO",),
+        "token": ("LOCALAI_REGISTRATION_TOKEN",),
+        "name": ("LOCALAI_NODE_NAME",),
+        "labels": ("LOCALAI_NODE_LABELS",),
+        "max_replicas_per_model": ("LOCALAI_MAX_REPLICAS_PER_MODEL",),
+        "advertise_host": ("LOCALAI_ADVERTISE_ADDR",),
+        "base_port": ("LOCALAI_SERVE_ADDR", "LOCALAI_ADDR"),
+    },
+    ClientSettings: {},
+}
+# LocalAI writes these two as host:port.
+_PART_OF_ADDRESS = {"advertise_host": host_of_address, "base_port": port_of_address}
+_PROGRAMS: dict[type[Settings], str] = {
+    UpSettings: "up",
+    FrontendSettings: "frontend",
+    WorkerSettings: "worker",
+    ClientSettings: "client",
+}
+
+
+def setting_name(field: str) -> str:
+    """The name that people use: durations drop their unit, because the value carries it."""
+    return field.removesuffix("_seconds")
+
+
+def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None) -> T:
+    """The settings of one program. `flags` holds what was given, by field name; None means not given.
+
+    `file` defaults to `DATA/enginehouse.toml`, which need not exist.
+    """
+    directory = _find_data_directory(flags, environ)
+    path = file or directory / FILE_NAME
+    known = {title: _names_of(each) for each, title in _PROGRAMS.items()}
+    in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
+    values: dict[str, Any] = {"data": directory}
+    for field in kind.__struct_fields__:
+        if field == "data":
+            continue
+        found = _first_given(kind, field, flags, environ, in_file)
+        if found is not None:
+            value, place = found
+            values[field] = _checked(field, value, place)
+    _fill_missing(kind, values, is_data_given=bool(flags.get("data") or environ.get("ENGINEHOUSE_DATA")))
+    settings = kind(**values)
+    if isinstance(settings, Timings) and settings.stale_seconds <= settings.heartbeat_seconds:
+        raise Invalid(
+            f"cannot use stale {settings.stale_seconds:g}s with heartbeat {settings.heartbeat_seconds:g}s: "
+            "every node would look unhealthy between two heartbeats; make stale the longer one",
+            code="invalid_setting",
+            param="stale",
+        )
+    return settings
+
+
+def default_data_directory(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME") or os.path.expanduser("~")
+    if sys.platform == "darwin":
+        return Path(home, "Library", "Application Support", "enginehouse")
+    shared = environ.get("XDG_DATA_HOME", "")
+    # The XDG rule: a relative path is invalid and is to be ignored.
+    place = Path(shared) if os.path.isabs(shared) else Path(home, ".local", "share")
+    return place / "enginehouse"
+
+
+def default_node_name(hostname: str) -> str:
+    """The machine's own name, made valid as the name of a node."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", hostname).lstrip("._-")[:MAX_NAME].rstrip(".")
+    return cleaned or "node"
+
+
+def _find_data_directory(flags: Mapping[str, object], environ: Mapping[str, str]) -> Path:
+    given = flags.get("data") or environ.get("ENGINEHOUSE_DATA")
+    if not given:
+        return default_data_directory(environ)
+    # Absolute, because children are started in other directories.
+    return Path(os.path.abspath(os.path.expanduser(str(given))))
+
+
+def _first_given(
+    kind: type[Settings],
+    field: str,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    in_file: Mapping[str, tuple[object, str]],
+) -> tuple[object, str] | None:
+    """The value that wins and the place it came from, worded for a refusal."""
+    name = setting_name(field)
+    flag = flags.get(field)
+    if flag is not None:
+        return flag, f"--{name.replace('_', '-')}"
+    variable = f"ENGINEHOUSE_{name.upper()}"
+    # An empty variable is how compose files and shells say "not set".
+    if environ.get(variable):
+        return environ[variable], variable
+    for foreign in _LOCALAI[kind].get(field, ()):
+        value = _PART_OF_ADDRESS.get(field, str)(environ.get(foreign, ""))
+        if value:
+            return value, foreign
+    return in_file.get(name)
+
+
+def _checked(field: str, value: object, place: str) -> object:
+    try:
+        return PARSERS[field](value)
+    except EnginehouseError as error:
+        reason = error.message
+    shown = "the value" if field in ("token", "database_url") else repr(value)
+    raise Invalid(f"cannot use {shown} from {place}: {reason}", code="invalid_setting", param=setting_name(field))
+
+
+def _names_of(kind: type[Settings]) -> set[str]:
+    return {setting_name(field) for field in kind.__struct_fields__ if field != "data"}
+
+
+def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given: bool) -> None:
+    """What has no fixed default: the node's name, and whom to talk to."""
+    if "name" in kind.__struct_fields__ and "name" not in values:
+        import platform
+
+        values["name"] = default_node_name(platform.node())
+    if kind not in (ClientSettings, WorkerSettings):
+        return
+    directory: Path = values["data"]
+    running = _running_server(directory)
+    if "url" not in values:
+        if not running:
+            refusal, what = (Unavailable, "a server") if kind is ClientSettings else (Invalid, "a frontend to join")
+            raise refusal(
+                f"cannot find {what} in {directory}: start one with `enginehouse up`, or name one with --url",
+                code="no_server",
+                param="url",
+            )
+        values["url"] = running
+    if "token" not in values:
+        name = "admin.token" if kind is ClientSettings else "join.token"
+        # The token of the server on this machine is not for a server elsewhere that is named with --url.
+        is_ours = is_data_given or values["url"] == running or is_loopback_url(values["url"])
+        values["token"] = _token_in(directory / name) if is_ours else ""
+
+
+def _running_server(directory: Path) -> str:
+    import msgspec
+
+    try:
+        return msgspec.json.decode((directory / "server.json").read_bytes(), type=RunningServer).url
+    except (OSError, msgspec.DecodeError):
+        return ""
+
+
+def _token_in(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"cannot read {path}: {error}; give the token with --token -", code="invalid_setting") from error

@@ -1,0 +1,136 @@
+"""The database: one method, `transaction(work)`, with `work` a synchronous function of a connection, run in a thread.
+
+A transaction therefore cannot contain an await. SQLite and PostgreSQL are equals: whatever differs between them
+stands in this file. Every failure of the database leaves here as `Unavailable` (`store_unavailable`); nothing is
+accepted that was not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from enginehouse.core.errors import Unavailable
+
+__all__ = ["Connection", "Store", "now"]
+
+T = TypeVar("T")
+
+# SQLite has one writer anyway: one thread means that our own transactions queue instead of colliding.
+_SQLITE_THREADS = 1
+_POSTGRES_THREADS = 8
+_BUSY_MILLISECONDS = 5000  # for a second program on the same file (a backup, a shell); our own never collide
+MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start at once migrate one after another
+
+
+class Store:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        threads = _SQLITE_THREADS if engine.dialect.name == "sqlite" else _POSTGRES_THREADS
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="store")
+
+    @classmethod
+    async def open(cls, url: str) -> Store:
+        """Connect and bring the schema to its newest form. `url` is a SQLAlchemy URL, or `postgresql://…` as people
+        write it.
+        """
+        try:
+            store = cls(_engine(url))
+            await asyncio.get_running_loop().run_in_executor(store._threads, store._migrate)
+        except (SQLAlchemyError, OSError) as error:
+            raise Unavailable(f"cannot open the database: {_first_line(error)}", code="store_unavailable") from error
+        return store
+
+    async def transaction(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in one transaction: committed when it returns, rolled back when it raises."""
+
+        def run() -> T:
+            with self._engine.begin() as connection:
+                return work(connection)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+        except (DBAPIError, PoolTimeout) as error:
+            unavailable = Unavailable(f"cannot use the database: {_first_line(error)}", code="store_unavailable")
+            unavailable.retry_after_seconds = 2.0
+            raise unavailable from error
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self._engine.dispose()
+
+    def _migrate(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        with self._engine.connect() as connection:
+            if self._engine.dialect.name == "postgresql":
+                connection.execute(text("select pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
+                connection.commit()  # the lock belongs to the session and outlives this
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            connection.commit()
+            if self._engine.dialect.name == "postgresql":
+                connection.execute(text("select pg_advisory_unlock(:key)"), {"key": MIGRATION_LOCK})
+                connection.commit()
+
+
+def now(connection: Connection) -> float:
+    """The store's clock: what leases, heartbeats and waits are judged by, on whichever machine the question comes
+    from.
+    """
+    if connection.dialect.name == "sqlite":
+        value = connection.execute(text("select (julianday('now') - 2440587.5) * 86400.0")).scalar_one()
+    else:
+        value = connection.execute(text("select extract(epoch from clock_timestamp())")).scalar_one()
+    return float(value)
+
+
+def _engine(url: str) -> Engine:
+    for plain in ("postgresql://", "postgres://"):
+        if url.startswith(plain):
+            url = "postgresql+psycopg://" + url.removeprefix(plain)
+    if url.startswith("sqlite"):
+        engine = sqlalchemy.create_engine(url)
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_immediate)
+        return engine
+    return sqlalchemy.create_engine(
+        url,
+        pool_size=_POSTGRES_THREADS,
+        max_overflow=0,
+        pool_timeout=5,
+        pool_pre_ping=True,  # a restarted server costs one extra round trip, not a failed request
+        connect_args={"connect_timeout": 5},
+    )
+
+
+def _prepare_sqlite(connection: object, _record: object) -> None:
+    # The driver must not open transactions by itself: `_begin_immediate` does, so that a reader that turns writer
+    # cannot fail half-way.
+    connection.isolation_level = None  # type: ignore[attr-defined]  # sqlite3.Connection, typed as object by the event
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("pragma journal_mode=wal")
+    # FULL: what was acknowledged as accepted survives a power cut.
+    cursor.execute("pragma synchronous=full")
+    cursor.execute(f"pragma busy_timeout={_BUSY_MILLISECONDS}")
+    cursor.execute("pragma foreign_keys=on")
+    cursor.close()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("begin immediate")
+
+
+def _first_line(error: BaseException) -> str:
+    cause = getattr(error, "orig", None) or error
+    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__

@@ -1,0 +1,28 @@
+"""Rows of models."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import select
+
+from enginehouse.core.model import Model
+from enginehouse.store.db import Connection
+from enginehouse.store.schema import models
+
+
+def get(connection: Connection, name: str, *, lock: bool = False) -> Model | None:
+    """With `lock`, the row is held until the transaction ends: two frontends that decide about one model take turns."""
+    query = select(models.c.definition).where(models.c.name == name)
+    definition = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
+    return None if definition is None else msgspec.json.decode(definition, type=Model)
+
+
+def insert(connection: Connection, model: Model, now: float) -> None:
+    connection.execute(
+        models.insert().values(name=model.name, definition=msgspec.json.encode(model).decode(), created_at=now)
+    )
+
+
+def every(connection: Connection) -> list[tuple[Model, float]]:
+    rows = connection.execute(select(models).order_by(models.c.name))
+    return [(msgspec.json.decode(row.definition, type=Model), row.created_at) for row in rows]

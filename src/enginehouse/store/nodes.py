@@ -1,0 +1,125 @@
+"""Rows of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, func, select, update
+
+from enginehouse.core.node import Capacity, Health, Node
+from enginehouse.core.report import Report
+from enginehouse.store.db import Connection
+from enginehouse.store.schema import nodes
+
+
+def _node(row: Row[Any]) -> Node:
+    return Node(
+        id=row.id,
+        name=row.name,
+        node_type=row.node_type,
+        public_key=row.public_key,
+        approved=row.approved,
+        health=row.health,
+        drained=row.drained,
+        address=row.address,
+        http_address=row.http_address,
+        capability=row.capability,
+        platform=row.platform,
+        labels=msgspec.json.decode(row.labels, type=dict[str, str]),
+        max_replicas_per_model=row.max_replicas_per_model,
+        capacity=msgspec.json.decode(row.capacity, type=Capacity),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        last_heartbeat=row.last_heartbeat,
+        report=msgspec.json.decode(row.report, type=Report),
+    )
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _columns(node: Node) -> dict[str, object]:
+    plain = {field: getattr(node, field) for field in Node.__struct_fields__}
+    return plain | {
+        "labels": _text(node.labels),
+        "capacity": _text(node.capacity),
+        "report": _text(node.report),
+    }
+
+
+def insert(connection: Connection, node: Node, token_hash: str) -> None:
+    connection.execute(nodes.insert().values(**_columns(node), token_hash=token_hash))
+
+
+def save(connection: Connection, node: Node) -> None:
+    """Write the facts of a registration; health, approval and drained have functions of their own."""
+    columns = _columns(node)
+    kept = {"id", "created_at", "approved", "drained", "report"}
+    connection.execute(
+        update(nodes).where(nodes.c.id == node.id).values(**{k: v for k, v in columns.items() if k not in kept})
+    )
+
+
+def set_token(connection: Connection, node_id: str, token_hash: str) -> None:
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(token_hash=token_hash))
+
+
+def token_hashes(connection: Connection) -> list[tuple[str, str, str]]:
+    """(id, name, hash of its token) of every node."""
+    rows = connection.execute(select(nodes.c.id, nodes.c.name, nodes.c.token_hash))
+    return [(row.id, row.name, row.token_hash) for row in rows]
+
+
+def set_approved(connection: Connection, node_id: str, now: float) -> None:
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(approved=True, updated_at=now))
+
+
+def set_health(connection: Connection, node_id: str, health: Health, now: float) -> bool:
+    """Whether it changed."""
+    changed = connection.execute(
+        update(nodes).where(nodes.c.id == node_id, nodes.c.health != health).values(health=health, updated_at=now)
+    )
+    return changed.rowcount > 0
+
+
+def set_heartbeat(connection: Connection, node_id: str, capacity: Capacity, now: float) -> None:
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(capacity=_text(capacity), last_heartbeat=now))
+
+
+def set_report(connection: Connection, node_id: str, report: Report) -> None:
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(report=_text(report)))
+
+
+def get(connection: Connection, node_id: str) -> Node | None:
+    row = connection.execute(select(nodes).where(nodes.c.id == node_id)).one_or_none()
+    return None if row is None else _node(row)
+
+
+def by_identity(connection: Connection, name: str, public_key: str) -> Node | None:
+    row = connection.execute(select(nodes).where(nodes.c.name == name, nodes.c.public_key == public_key)).one_or_none()
+    return None if row is None else _node(row)
+
+
+def by_name(connection: Connection, name: str) -> list[Node]:
+    return [_node(row) for row in connection.execute(select(nodes).where(nodes.c.name == name))]
+
+
+def every(connection: Connection) -> list[Node]:
+    return [_node(row) for row in connection.execute(select(nodes).order_by(nodes.c.name, nodes.c.created_at))]
+
+
+def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], set[str]]:
+    """The names of these nodes, and which of them are away."""
+    query = select(nodes.c.id, nodes.c.name, nodes.c.health).where(nodes.c.id.in_(list(node_ids)))
+    rows = connection.execute(query).all()
+    return {row.id: row.name for row in rows}, {row.id for row in rows if row.health != "healthy"}
+
+
+def count_by_health(connection: Connection) -> dict[str, int]:
+    rows = connection.execute(
+        select(nodes.c.health, func.count()).where(nodes.c.approved.is_(True)).group_by(nodes.c.health)
+    )
+    return {health: count for health, count in rows}

@@ -1,0 +1,47 @@
+"""Rows of ready replicas: what the router's memory is rebuilt from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, delete, select
+
+from enginehouse.core.replica import Replica
+from enginehouse.store.db import Connection
+from enginehouse.store.schema import replicas
+
+
+def _replica(row: Row[Any]) -> Replica:
+    return Replica(**{field: getattr(row, field) for field in Replica.__struct_fields__})
+
+
+def put(connection: Connection, replica: Replica, now: float) -> None:
+    """Record a ready replica in place of whatever had its slot."""
+    remove(connection, replica.node_id, replica.model, replica.slot)
+    columns = {field: getattr(replica, field) for field in Replica.__struct_fields__}
+    connection.execute(replicas.insert().values(**columns, created_at=now))
+
+
+def remove(connection: Connection, node_id: str, model: str, slot: int) -> None:
+    connection.execute(
+        delete(replicas).where(replicas.c.node_id == node_id, replicas.c.model == model, replicas.c.slot == slot)
+    )
+
+
+def remove_all_on(connection: Connection, node_id: str) -> int:
+    return connection.execute(delete(replicas).where(replicas.c.node_id == node_id)).rowcount
+
+
+def on_node(connection: Connection, node_id: str) -> list[tuple[Replica, float]]:
+    rows = connection.execute(select(replicas).where(replicas.c.node_id == node_id))
+    return [(_replica(row), row.created_at) for row in rows]
+
+
+def of_model(connection: Connection, model: str) -> list[Replica]:
+    query = select(replicas).where(replicas.c.model == model).order_by(replicas.c.node_id, replicas.c.slot)
+    return [_replica(row) for row in connection.execute(query)]
+
+
+def every(connection: Connection) -> list[Replica]:
+    query = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
+    return [_replica(row) for row in connection.execute(query)]

@@ -1,0 +1,151 @@
+"""The tables. Times are seconds by the store's own clock; structured columns hold JSON text that only this program
+reads.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("public_key", String(64), nullable=False),
+    Column("node_type", String(16), nullable=False),
+    Column("approved", Boolean, nullable=False),
+    Column("health", String(16), nullable=False),
+    Column("drained", Boolean, nullable=False),
+    Column("address", String(512), nullable=False),
+    Column("http_address", String(512), nullable=False),
+    Column("capability", String(64), nullable=False),
+    Column("platform", String(64), nullable=False),
+    Column("labels", Text, nullable=False),
+    Column("max_replicas_per_model", Integer, nullable=False),
+    Column("capacity", Text, nullable=False),
+    Column("report", Text, nullable=False),
+    Column("token_hash", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("last_heartbeat", Double, nullable=False),
+    # A known name with another key is another node, which waits for an approval of its own.
+    UniqueConstraint("name", "public_key", name="nodes_name_key"),
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("author", String(128), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("targets", Text, nullable=False),
+    Column("excluded", Text, nullable=False),
+    Column("is_steered", Boolean, nullable=False),
+    Column("error_code", String(64), nullable=False),
+    Column("error_message", Text, nullable=False),
+    Index("operations_created", "created_at"),
+    Index("operations_name", "kind", "name", "created_at"),
+)
+
+intents = Table(
+    "intents",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("node_id", String(36), nullable=False),
+    Column("subject", String(512), nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("due_at", Double, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("fence", Integer, nullable=False),
+    Column("owner", String(64), nullable=False),
+    Column("lease_until", Double, nullable=False),
+    Column("dispatched_at", Double, nullable=False),
+    Column("reason", String(64), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("progress", Text, nullable=True),
+    Column("outcome", Text, nullable=True),
+    Column("version", Integer, nullable=False),
+    Index("intents_due", "state", "due_at"),
+    Index("intents_node", "node_id", "state"),
+    UniqueConstraint("node_id", "subject", "generation", name="intents_generation"),
+)
+
+# An intent may serve several operations: a request equal to an open intent joins it.
+operation_intents = Table(
+    "operation_intents",
+    metadata,
+    Column("operation_id", String(36), ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True),
+    Column("intent_id", String(36), ForeignKey("intents.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, nullable=False),
+    Index("operation_intents_intent", "intent_id"),
+)
+
+# The last generation given out per (node, subject); its row is what two frontends lock against each other.
+subjects = Table(
+    "subjects",
+    metadata,
+    Column("node_id", String(36), primary_key=True),
+    Column("subject", String(512), primary_key=True),
+    Column("generation", Integer, nullable=False),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("definition", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("node_id", String(36), primary_key=True),
+    Column("model", String(255), primary_key=True),
+    Column("slot", Integer, primary_key=True),
+    Column("revision", String(64), nullable=False),
+    Column("address", String(255), nullable=False),
+    Column("nonce", String(64), nullable=False),
+    Column("backend", String(128), nullable=False),
+    Column("key", String(128), nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(512), primary_key=True),
+    Column("owner", String(64), nullable=False),
+    Column("until", Double, nullable=False),
+)

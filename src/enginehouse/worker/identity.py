@@ -1,0 +1,42 @@
+"""Who this worker is: an Ed25519 key made at the first start and kept in the data directory.
+
+The seed never leaves the machine. The public key is the node's identity; a worker proves it by signing its registration,
+so that whoever knows only the join token cannot pass for it.
+"""
+
+from __future__ import annotations
+
+import binascii
+from pathlib import Path
+
+from nacl.signing import SigningKey
+
+from enginehouse.core.errors import Invalid
+from enginehouse.core.node import registration_message
+from enginehouse.host import disk
+
+
+class Identity:
+    def __init__(self, key: SigningKey) -> None:
+        self._key = key
+        self.public_key = key.verify_key.encode().hex()
+
+    def sign_registration(self, name: str) -> str:
+        """Hex of the signature over what a registration claims."""
+        return self._key.sign(registration_message(name, self.public_key)).signature.hex()
+
+
+def load_identity(path: Path) -> Identity:
+    """The key in `path`, made there (mode 0600) when there is none."""
+    try:
+        seed = binascii.unhexlify(path.read_text().strip())
+        return Identity(SigningKey(seed))
+    except FileNotFoundError:
+        key = SigningKey.generate()
+        disk.write_atomic(path, key.encode().hex().encode() + b"\n", mode=0o600)
+        return Identity(key)
+    except ValueError as error:
+        raise Invalid(
+            f"cannot read the node key {path}: it is damaged; put back a copy, or remove it to join as a new node",
+            code="invalid_name",
+        ) from error
