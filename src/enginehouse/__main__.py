@@ -1,4 +1,4 @@
-"""`python -m enginehouse`: the same as the installed command, for a parent that starts its children by interpreter."""
+"""`python -m enginehouse`: the same as the `enginehouse` command. `up` starts its children this way."""
 
 from enginehouse.cli.main import main
 

@@ -9,6 +9,7 @@ that leaves stops its engine at once. Nothing here is per token but one send.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from enginehouse.core.routing import Route
 from enginehouse.engine.rename import Renamer, rename_request
 from enginehouse.ports import Engine, EngineCall, EngineResponse
 
+log = logging.getLogger(__name__)
+
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -28,6 +31,11 @@ MAX_ANSWER_BYTES = 32 * 1024 * 1024  # of an answer that is not a stream, which 
 CONNECT_SECONDS = 2.0
 HEAD_SECONDS = 900.0  # an answer that is not a stream has its head at its end: minutes of generation on a slow machine
 ROUTES_TRIED = 3
+_PUBLIC = {
+    "upstream_error": "cannot finish the answer: the engine did not complete it. Ask again",
+    "upstream_timeout": "cannot answer: the engine did not begin to answer in time. Ask for a stream or for less",
+    "replica_unreachable": "cannot answer: no replica of the model can be reached at the moment. Ask again soon",
+}
 CLIENT_GONE = 499  # nginx's number for it; seen by the observer only
 
 
@@ -98,7 +106,7 @@ class OpenAI:
                 await self._answer_unless_gone(exchange, body, receive)
         except EnginehouseError as error:
             if exchange.status == 0:
-                await exchange.answer(*error_answer(error, exchange.request_id))
+                await exchange.answer(*error_answer(_told(error, exchange), exchange.request_id))
         except OSError:
             pass  # some servers raise it from `send` when the client has gone; there is nobody left to tell
         finally:
@@ -215,8 +223,19 @@ async def _relay_events(exchange: _Exchange, response: EngineResponse, renamer: 
     except Upstream as error:
         # The head is out, so this is the only place left to say it. No end marker follows: clients take that for a
         # whole answer.
-        _, _, told = error_answer(error, exchange.request_id)
+        _, _, told = error_answer(_told(error, exchange), exchange.request_id)
         await send({"type": "http.response.body", "body": b"data: " + told + b"\n\n"})
+
+
+def _told(error: EnginehouseError, exchange: _Exchange) -> EnginehouseError:
+    """The error for the client. Addresses of engines are for the log: clients have no business with what runs where."""
+    public = _PUBLIC.get(error.code)
+    if public is None:
+        return error
+    log.warning("inference.failed id=%s node=%s error=%s", exchange.request_id, exchange.node, error.message)
+    told = type(error)(public, code=error.code)
+    told.retry_after_seconds = error.retry_after_seconds
+    return told
 
 
 async def _whole(response: EngineResponse, renamer: Renamer | None) -> bytes:

@@ -33,7 +33,6 @@ class OperationRoutes:
         self._operations = operations
         self._board = board
         self._events = events
-        self._is_stopping = asyncio.Event()
 
     def entries(self) -> list[Entry]:
         return [
@@ -93,7 +92,7 @@ class OperationRoutes:
             yield b"event: hello\ndata: {}\n\n"
             if only:
                 yield await self._snapshot(only)
-            while not self._is_stopping.is_set():
+            while True:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                         event = await watcher.queue.get()
@@ -102,17 +101,13 @@ class OperationRoutes:
                     continue
                 if not only or event.id == only:
                     yield _rendered(event)
-                if watcher.overflowed:
-                    # It missed something: ending the stream makes it come back and look again.
+                if watcher.overflowed or event.kind == "bye":
+                    # It missed something, or this frontend stops: a watcher whose stream ends comes back and looks again.
                     return
 
     async def _snapshot(self, operation_id: str) -> bytes:
         body = msgspec.json.encode(await self._board.view(operation_id))
         return _rendered(Event(self._events.number, "operation", operation_id, body))
-
-    def stop(self) -> None:
-        """Let every stream end at its next event or keep-alive, so that the server can stop in order."""
-        self._is_stopping.set()
 
 
 def _rendered(event: Event) -> bytes:

@@ -147,6 +147,8 @@ async def _greets(host: str, port: int) -> bool:
 
 
 def _is_free(host: str, port: int) -> bool:
+    if not 0 < port < 65536:  # name resolution would silently wrap it around
+        return False
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -204,6 +204,9 @@ class NatsBus:
         except (nats.errors.Error, OSError) as error:
             raise self._unavailable(subject, str(error)) from error
         try:
+            # The library writes the ping of a flush at once and the subscription a turn of the loop later, so the first
+            # answer says nothing about it; the ping of the second is behind it on the wire.
+            await client.flush(timeout=FLUSH_SECONDS)
             await client.flush(timeout=FLUSH_SECONDS)
         except (nats.errors.Error, OSError) as error:
             await _forget(subscription)

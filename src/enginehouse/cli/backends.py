@@ -1,4 +1,7 @@
-"""`enginehouse backends`: engines on the nodes. Install, upgrade and delete are operations that go to all chosen nodes at once."""
+"""`enginehouse backends`: engines on the nodes.
+
+Install, upgrade and delete are operations that go to all chosen nodes at once; following one is the default.
+"""
 
 from __future__ import annotations
 

@@ -50,12 +50,6 @@ class Meter:
 class Bars:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
-        self._live = Live(
-            console=self._console,
-            get_renderable=self._render,
-            refresh_per_second=FRAMES_PER_SECOND,
-            transient=True,
-        )
         self._operation: Operation | None = None
         self._shown_at = 0.0
         self._meters: dict[str, Meter] = {}
@@ -63,6 +57,13 @@ class Bars:
         self._moving = Spinner("dots")
         self._trouble = ""
         self._trouble_since = 0.0
+        # Last: it draws once while it is made.
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._render,
+            refresh_per_second=FRAMES_PER_SECOND,
+            transient=True,
+        )
 
     def __enter__(self) -> Bars:
         self._live.start()
@@ -91,13 +92,7 @@ class Bars:
         if operation is None:
             return self._spinner
         rows = self._visible(operation.rows)
-        table = Table.grid(padding=(0, 1))
-        table.add_column(width=1)
-        table.add_column(no_wrap=True, overflow="ellipsis", max_width=40)
-        table.add_column(width=BAR_WIDTH)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        for row in rows:
-            table.add_row(*self._cells(row))
+        table = self._table(rows)
         parts: list[RenderableType] = [table] if rows else [self._line(self._waiting_text(operation))]
         if len(operation.rows) > 1:
             done = sum(not row.is_open for row in operation.rows)
@@ -106,6 +101,19 @@ class Bars:
             seconds = int(time.monotonic() - self._trouble_since)
             parts.append(Text(output.printable(f"{self._trouble}; trying again ({seconds} s)"), style="yellow"))
         return Group(*parts)
+
+    def _table(self, rows: tuple[Row, ...]) -> Table:
+        # Widths are set here: left alone, rich shrinks the marks and the bars to make room for long reasons.
+        screen = self._console.size.width
+        bar = min(BAR_WIDTH, screen // 5)
+        name = min(max((len(subject(row)) for row in rows), default=0), screen // 3)
+        words = max(1, screen - 1 - name - bar - 3)
+        table = Table.grid(padding=(0, 1, 0, 0))
+        for width in (1, name, bar, words):
+            table.add_column(width=width, no_wrap=True, overflow="ellipsis")
+        for row in rows:
+            table.add_row(*self._cells(row))
+        return table
 
     def _line(self, text: str) -> RenderableType:
         self._spinner.update(text=Text(output.printable(text)))
@@ -138,7 +146,7 @@ class Bars:
     def _bar(self, row: Row, percentage: float) -> ProgressBar:
         unknown = row.status != "success" and not row.total_bytes
         total = None if unknown else 100.0
-        return ProgressBar(total=total, completed=percentage, width=BAR_WIDTH, pulse=unknown)
+        return ProgressBar(total=total, completed=percentage, pulse=unknown)
 
     def _words(self, row: Row) -> str:
         due = row.due_in_seconds

@@ -1,7 +1,8 @@
 """From what was given to a frontend that can be asked.
 
-A wait that lasts is shown: on a terminal nothing is silent for more than a second. Answers are decoded to plain values, so that
-`--json` shows what the frontend said, with fields that this version does not know; `read` gives them a shape.
+A wait that lasts is shown: on a terminal nothing is silent for more than a second. Answers are decoded to plain
+values, so that `--json` shows what the frontend said, with fields that this version does not know; `read` gives them
+a shape.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import quote
 
+import click
 import msgspec
 
 from enginehouse import __version__
@@ -55,7 +57,9 @@ def connect() -> Frontend:
     shared = given()
     flags = {"data": shared.data, "url": shared.url, "token": shared.token}
     settings = load(ClientSettings, flags, os.environ)
-    return Frontend(FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}"))
+    client = FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}")
+    click.get_current_context().call_on_close(client.close)
+    return Frontend(client)
 
 
 def read(answer: object, kind: type[T]) -> T:

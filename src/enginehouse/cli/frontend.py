@@ -1,4 +1,4 @@
-"""`enginehouse frontend`: one frontend alone, for those who run NATS and the database themselves. The work is run.frontend's."""
+"""`enginehouse frontend`: one frontend alone, beside a NATS and a database of one's own. The work is run.frontend's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def entry(**flags: Any) -> int:
 
     Any number of frontends may share one database and one NATS server; all are equal.
     """
-    from enginehouse import run
     from enginehouse.settings import FrontendSettings, load
 
-    return run.frontend(load(FrontendSettings, {**flags, "data": given().data}, os.environ))
+    settings = load(FrontendSettings, {**flags, "data": given().data}, os.environ)
+    # After the settings: a bad one is told at once, without importing a whole server.
+    from enginehouse import run
+
+    return run.frontend(settings)

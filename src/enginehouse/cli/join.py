@@ -18,23 +18,27 @@ from enginehouse.core.errors import Invalid
         "ENGINEHOUSE_TOKEN=… enginehouse join http://server:8080 --name attic",
     ),
 )
-@click.argument("url")
+@click.argument("address", metavar="URL")
 @setting("name", "Name of this node (the host name).", "NAME")
 @setting("advertise_host", "Address of this machine as the frontend reaches it.", "ADDRESS")
 @setting("base_port", "First port for engines (50051).", "PORT")
 @setting("labels", "Labels of this node.", "KEY=VALUE,…")
-def entry(**flags: Any) -> int:
+def entry(address: str, **flags: Any) -> int:
     """Join this machine to the server at URL as another node.
 
     The node shows up as pending until `enginehouse nodes approve NAME` on the server. Runs until Ctrl-C; what is asked
     of the node while it is away happens when it returns.
     """
-    from enginehouse import run
     from enginehouse.cli.output import remark
+    from enginehouse.setting_values import parse_http_url
     from enginehouse.settings import WorkerSettings, load
 
+    try:
+        url = parse_http_url(address)
+    except Invalid as error:
+        raise Invalid(f"cannot join {address!r}: {error.message}", code="invalid_setting", param="url") from error
     shared = given()
-    settings = load(WorkerSettings, {**flags, "data": shared.data, "token": shared.token}, os.environ)
+    settings = load(WorkerSettings, {**flags, "data": shared.data, "url": url, "token": shared.token}, os.environ)
     if not settings.token:
         raise Invalid(
             f"cannot join {settings.url} without a join token: make one there with "
@@ -43,4 +47,28 @@ def entry(**flags: Any) -> int:
             param="token",
         )
     remark(f"joining {settings.url} as {settings.name} (data in {settings.data}); Ctrl-C ends it")
+    _log_for_people()
+    from enginehouse import run
+
     return run.worker(settings)
+
+
+def _log_for_people() -> None:
+    """The worker tells its states to the log; whoever sits before it gets the two that matter in plain words."""
+    import logging
+
+    class Plain(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            event, _, rest = record.getMessage().partition(" ")
+            match event:
+                case "worker.waiting":
+                    return rest
+                case "worker.joined":
+                    return "joined: this machine takes work now"
+                case _:
+                    return super().format(record)
+
+    shown = logging.StreamHandler()
+    shown.setFormatter(Plain("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    # Before run.worker sets up its own: logging keeps the first.
+    logging.basicConfig(level=logging.INFO, handlers=[shown])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -51,14 +52,12 @@ class Program(Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def main(self, *arguments: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        if not standalone_mode:
-            return super().main(*arguments, standalone_mode=False, **extra)
-        sys.exit(self._exit_code(*arguments, **{**extra, "prog_name": "enginehouse"}))
+    def main(self, args: Sequence[str] | None = None, *ignored: Any, **extra: Any) -> Any:
+        sys.exit(self._exit_code(args))
 
-    def _exit_code(self, *arguments: Any, **extra: Any) -> int:
+    def _exit_code(self, args: Sequence[str] | None) -> int:
         try:
-            result = super().main(*arguments, standalone_mode=False, **extra)
+            result = super().main(args, "enginehouse", standalone_mode=False)
             sys.stdout.flush()
         except EnginehouseError as error:
             _complain(error.message)

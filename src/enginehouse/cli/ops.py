@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from enginehouse.cli.connect import Frontend
     from enginehouse.cli.shapes import Operation
 
-SEARCHED = 1000  # how many operations a prefix is looked for in; older ones need their whole id
+SEARCHED = 500  # what the frontend lists at most; older operations need their whole id
 SHORTEST_PREFIX = 8
 
 

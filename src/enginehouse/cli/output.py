@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import IO
+from typing import TextIO
 
 from enginehouse.core.progress import format_bytes
 
@@ -41,11 +41,11 @@ def printable(text: str, *, lines: bool = False) -> str:
     return text if lines else re.sub(r"[\t\n]+", " ", text)
 
 
-def is_terminal(stream: IO[str]) -> bool:
+def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
-def can_show(text: str, stream: IO[str]) -> bool:
+def can_show(text: str, stream: TextIO) -> bool:
     try:
         text.encode(stream.encoding or "ascii")
     except UnicodeEncodeError:

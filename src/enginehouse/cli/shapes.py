@@ -1,5 +1,7 @@
-"""The parts of the frontend's answers that the commands show. Unknown fields are ignored and missing ones have defaults, so that a
-newer frontend can be talked to."""
+"""The parts of the frontend's answers that the commands show.
+
+Unknown fields are ignored and missing ones have defaults, so that a newer or older frontend can be talked to.
+"""
 
 from __future__ import annotations
 

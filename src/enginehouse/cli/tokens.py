@@ -34,10 +34,11 @@ def create(role: str, name: str) -> None:
     from enginehouse.cli.shapes import Token
     from enginehouse.core.name import check_name
 
+    wanted = {"role": role}
     if name:
-        check_name(name, "token")
+        wanted["name"] = check_name(name, "token")
     frontend = connect()
-    answer = frontend.post("/api/tokens", {"role": role, "name": name})
+    answer = frontend.post("/api/tokens", wanted)
     if wants_json():
         output.emit_json(answer)
         return

@@ -30,7 +30,10 @@ def entry(**flags: Any) -> int:
     Starts NATS, a frontend and a worker as children and keeps them running. Ctrl-C ends them in order; a second
     `up` on the same data directory goes on where the first one was.
     """
-    from enginehouse import run
     from enginehouse.settings import UpSettings, load
 
-    return run.up(load(UpSettings, {**flags, "data": given().data}, os.environ))
+    settings = load(UpSettings, {**flags, "data": given().data}, os.environ)
+    # After the settings: a bad one is told at once, without importing a whole server.
+    from enginehouse import run
+
+    return run.up(settings)

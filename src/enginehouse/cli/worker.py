@@ -26,9 +26,12 @@ def entry(**flags: Any) -> int:
 
     Reads LocalAI's LOCALAI_REGISTER_TO, LOCALAI_REGISTRATION_TOKEN, LOCALAI_NODE_NAME and LOCALAI_NODE_LABELS too.
     """
-    from enginehouse import run
     from enginehouse.settings import WorkerSettings, load
 
     shared = given()
     flags = {**flags, "data": shared.data, "url": shared.url, "token": shared.token}
-    return run.worker(load(WorkerSettings, flags, os.environ))
+    settings = load(WorkerSettings, flags, os.environ)
+    # After the settings: a bad one is told at once, without importing a whole worker.
+    from enginehouse import run
+
+    return run.worker(settings)

@@ -157,7 +157,7 @@ def apply(intent: Intent, change: Change) -> Intent:
 def backoff_seconds(failures: int, jitter: float) -> float:
     """1 s doubling to 5 min, ±20 % by `jitter` in [0, 1], so that a fleet does not return in step."""
     plain = min(BACKOFF_CAP_SECONDS, BACKOFF_FIRST_SECONDS * 2.0 ** min(failures, 16))
-    return plain * (0.8 + 0.4 * jitter)
+    return plain * (1.0 + 0.4 * (jitter - 0.5))
 
 
 def after_outcome(intent: Intent, outcome: Outcome, now: float, jitter: float) -> Change:

@@ -184,7 +184,7 @@ def _unreachable(address: str, cause: str) -> Unavailable:
 
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host:
+    if not host or not 0 < int(port) < 65536:
         raise ValueError(address)
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -52,14 +52,16 @@ class Renamer:
         return self._let_go(self._before + self._held, len(self._before + self._held))
 
     def _begun(self, received: bytes) -> int | None:
-        """Where a member begins that the next chunk may complete. The key is the last or the last but one quote-
-        delimited thing."""
-        start = max(len(received) - LONGEST_HELD_BYTES, 0)
-        key = received.rfind(b'"model"', start)
-        for position in (key, received.rfind(b'"')):
-            if position >= 0 and (match := _BEGUN.match(received, position)) is not None:
-                return match.start()
-        return None
+        """Where a member begins that the next chunk may complete."""
+        gone = len(self._before)  # already let go, so nothing begins there
+        key = received.rfind(b'"model"', max(len(received) - LONGEST_HELD_BYTES, gone))
+        if key >= 0 and _BEGUN.match(received, key) is not None:
+            return key
+        quote = received.rfind(b'"', gone)
+        whole = _MEMBER.match(received, key) if key >= 0 else None
+        if whole is not None and quote < whole.end():
+            return None  # the quote is the end of a member that is all there
+        return quote if quote >= 0 and _BEGUN.match(received, quote) is not None else None
 
     def _let_go(self, received: bytes, until: int) -> bytes:
         released = received[:until]

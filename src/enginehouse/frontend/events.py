@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-EventKind = Literal["operation", "node", "model"]
+EventKind = Literal["operation", "node", "model", "bye"]
 QUEUE_LENGTH = 1024  # a few seconds of a busy fleet
 
 
@@ -51,6 +51,10 @@ class Events:
                 watcher.queue.put_nowait(event)
             except asyncio.QueueFull:
                 watcher.overflowed = True
+
+    def close(self) -> None:
+        """Tell every watcher that this frontend stops, so that none keeps it from doing so."""
+        self.publish("bye", "", b"{}")
 
     @contextmanager
     def watch(self) -> Iterator[Watcher]:

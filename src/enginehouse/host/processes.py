@@ -62,9 +62,15 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 async def spawn(
-    command: Sequence[str], *, directory: Path, environment: Mapping[str, str], log: Path
+    command: Sequence[str],
+    *,
+    directory: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    inherit: Sequence[int] = (),
 ) -> asyncio.subprocess.Process:
-    """A child in its own session and group; stdout and stderr go to the end of `log`, nothing else is inherited."""
+    """A child in its own session and group; stdout and stderr go to the end of `log`, and of our descriptors it gets
+    only those in `inherit`."""
     # Append mode, so that the file can be cut while the child writes to it.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -76,6 +82,7 @@ async def spawn(
             stdout=descriptor,
             stderr=descriptor,
             close_fds=True,
+            pass_fds=tuple(inherit),
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )
@@ -150,6 +157,20 @@ def carriers(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
             yield process.pid, environment
 
 
+def is_listening(pid: int, port: int) -> bool:
+    """Whether the server on `port` is this process or a descendant, and not a stranger that took the port first."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for member in family
+            for connection in member.net_connections(kind="tcp")
+        )
+    except (psutil.Error, OSError):
+        return False
+
+
 def is_group_alive(group: int) -> bool:
     try:
         os.killpg(group, 0)
@@ -168,8 +189,9 @@ async def stop_group(process: asyncio.subprocess.Process, grace_seconds: float) 
     """
     group = process.pid
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, number)
+        if process.returncode is None or is_group_alive(group):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await process.wait()

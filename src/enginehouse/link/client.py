@@ -233,6 +233,9 @@ class FrontendClient:
         """The whole body; the connection is kept only when it was read to its end."""
         try:
             content = response.read(MAX_ANSWER_BYTES + 1)
+            if len(content) <= MAX_ANSWER_BYTES and response.length:
+                # A sized read takes the end of the connection for the end of the body.
+                raise http.client.IncompleteRead(content, response.length)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise self.unreachable(error) from error
@@ -242,8 +245,7 @@ class FrontendClient:
                 f"cannot read the answer of {self.url}: more than {MAX_ANSWER_BYTES} bytes",
                 code="frontend_unreachable",
             )
-        # A sized body leaves its response open until the read that finds the end.
-        if response.isclosed() or (not response.read(1) and not response.will_close):
+        if response.isclosed() and not response.will_close:
             self._idle.append((time.monotonic(), connection))
         else:
             connection.close()

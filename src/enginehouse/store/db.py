@@ -8,6 +8,9 @@ accepted that was not committed.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +33,7 @@ T = TypeVar("T")
 _SQLITE_THREADS = 1
 _POSTGRES_THREADS = 8
 _BUSY_MILLISECONDS = 5000  # for a second program on the same file (a backup, a shell); our own never collide
+_migrating = threading.Lock()
 MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start at once migrate one after another
 
 
@@ -44,10 +48,11 @@ class Store:
         """Connect and bring the schema to its newest form. `url` is a SQLAlchemy URL, or `postgresql://…` as people
         write it.
         """
+        store = cls(_engine(url))
         try:
-            store = cls(_engine(url))
             await asyncio.get_running_loop().run_in_executor(store._threads, store._migrate)
         except (SQLAlchemyError, OSError) as error:
+            store.close()
             raise Unavailable(f"cannot open the database: {_first_line(error)}", code="store_unavailable") from error
         return store
 
@@ -72,7 +77,8 @@ class Store:
     def _migrate(self) -> None:
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        with self._engine.connect() as connection:
+        # Alembic keeps its context in a global, so within one process only one may migrate at a time.
+        with _migrating, self._engine.connect() as connection:
             if self._engine.dialect.name == "postgresql":
                 connection.execute(text("select pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
                 connection.commit()  # the lock belongs to the session and outlives this
@@ -114,17 +120,29 @@ def _engine(url: str) -> Engine:
     )
 
 
-def _prepare_sqlite(connection: object, _record: object) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     # The driver must not open transactions by itself: `_begin_immediate` does, so that a reader that turns writer
     # cannot fail half-way.
-    connection.isolation_level = None  # type: ignore[attr-defined]  # sqlite3.Connection, typed as object by the event
-    cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute("pragma journal_mode=wal")
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"pragma busy_timeout={_BUSY_MILLISECONDS}")
+    _switch_to_wal(cursor)
     # FULL: what was acknowledged as accepted survives a power cut.
     cursor.execute("pragma synchronous=full")
-    cursor.execute(f"pragma busy_timeout={_BUSY_MILLISECONDS}")
     cursor.execute("pragma foreign_keys=on")
     cursor.close()
+
+
+def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
+    """The one statement that SQLite's own patience does not cover: two programs that open a new file at once."""
+    for attempt in range(1, 51):
+        try:
+            cursor.execute("pragma journal_mode=wal")
+            return
+        except sqlite3.OperationalError:
+            if attempt == 50:
+                raise
+            time.sleep(0.02)  # in a thread of the store, never on the event loop
 
 
 def _begin_immediate(connection: Connection) -> None:

@@ -1,6 +1,6 @@
 """Who this worker is: an Ed25519 key made at the first start and kept in the data directory.
 
-The seed never leaves the machine. The public key is the node's identity; a worker proves it by signing its registration,
+The seed never leaves the machine. The public key is the node's identity; it is proven by signing the registration,
 so that whoever knows only the join token cannot pass for it.
 """
 

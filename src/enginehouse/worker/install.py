@@ -1,52 +1,44 @@
-"""Places backends: built beside, checked, synced, swapped in at the end. The only writer below `backends/`.
+"""Installs backends: built beside, checked, synced, swapped in at the end.
 
-At every instant a backend's directory is the whole old version, the whole new one or absent; a failure or a kill at
-any step leaves only directories with a suffix, which `recover` clears at the next start of the worker. Callers hold the
-lock of the directory. Nothing here stops processes: whoever has to is called back between swap and clean-up.
+The old version is given up only after the new one is complete, proven to start and in place; whatever fails before
+that changes nothing and leaves nothing. Nothing here stops processes: whoever has to is called back between swap and
+clean-up. Callers hold the lock of the directory.
 """
 
 from __future__ import annotations
 
-import asyncio
 import signal
-from collections.abc import Awaitable, Callable
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
-from enginehouse.core.backend import InstalledBackend, Resolved, check_resolved, package_digest
-from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, Unavailable
+from enginehouse.core.backend import Resolved, check_resolved, package_digest
+from enginehouse.core.errors import Hopeless, Invalid, Unavailable
 from enginehouse.core.installation import (
-    BACKUP,
     METADATA_FILE,
-    OLD_BACKUP,
     RUN_FILE,
     STAGING,
-    Found,
     Metadata,
     check_directory,
-    decode_metadata,
     encode_metadata,
-    listing,
     metadata_for,
-    pointer_for,
-    target_of,
 )
 from enginehouse.core.name import check_name
 from enginehouse.core.progress import Phase
 from enginehouse.fetch.galleries import builtin_directory
 from enginehouse.fetch.pypi import Python
 from enginehouse.host import disk, processes
+from enginehouse.worker.threads import in_thread
+from enginehouse.worker.trees import Trees, now
 
 Report = Callable[[Phase, str, int, int], None]  # phase, file, bytes done, bytes in all
-Swapped = Callable[[], Awaitable[None]]  # the new tree is in place, the old one is still on disk
+Swapped = Callable[[], Awaitable[None]]  # called when the new tree is in place and the old one still on disk
 
-CHECK_SECONDS = 60.0  # an import takes 0.1 s; a cold disk under load may take much longer
+CHECK_SECONDS = 60.0  # an import takes 0.1 s; on a cold disk under load much longer
 SPARE_BYTES = 64 * 1024 * 1024  # a disk filled to the last byte stops the machine, not only us
 _RUN_SCRIPT = b"""#!/bin/sh
-# Made by enginehouse at install; the process must replace this shell.
+# Made by enginehouse at install; the engine must replace this shell, so that signals reach it.
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd -P) || exit 1
 if [ -d "$here/lib" ]; then
     LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -63,91 +55,46 @@ class InstallWish(Struct, frozen=True, kw_only=True):
 
 
 class Installer:
-    """Installs into and removes from one `backends` directory. `environment` is what programs may be told of ours."""
-
-    def __init__(self, backends: Path, python: Python, environment: dict[str, str]) -> None:
-        self._backends = backends
+    def __init__(self, trees: Trees, python: Python, environment: Mapping[str, str]) -> None:
+        """`environment` is ours; engines are told only what they need of it."""
+        self._trees = trees
         self._python = python
         self._environment = processes.engine_environment(environment)
 
     async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> None:
-        """Make `wish` true. What is already so costs a look and the generation's record."""
+        """Make `wish` true. What is already so costs a look and a note of the generation."""
         resolved = _checked(wish.resolved)
-        current = self._backends / resolved.directory
-        staging = self._backends / (resolved.directory + STAGING)
         try:
-            if not wish.force and await asyncio.to_thread(self._is_installed, resolved):
-                await asyncio.to_thread(self._record, wish)
+            self._trees.check_pointer(resolved)
+            if not wish.force and await in_thread(self._trees.is_installed, resolved):
+                await in_thread(self._trees.record, resolved.directory, wish.generation)
+                await in_thread(self._trees.point, resolved)
                 return
             try:
-                await self._build(wish, staging, report)
-                await asyncio.to_thread(_swap, staging, current)
-                await asyncio.to_thread(self._point, resolved)
+                await self._build(wish, report)
+                await in_thread(self._trees.swap_in, resolved.directory)
+                await in_thread(self._trees.point, resolved)
                 await swapped()
             finally:
-                # After a success this is the old tree; after anything else the unfinished new one.
-                await asyncio.to_thread(disk.remove_tree, staging)
-                await asyncio.to_thread(disk.remove_tree, self._backends / (resolved.directory + BACKUP))
+                await in_thread(self._trees.discard, resolved.directory)
         except OSError as error:
             raise disk.storage_error(error, f"install {resolved.directory}") from error
 
     async def remove(self, directory: str) -> None:
         """Remove a backend and the meta names that point to it; nothing there is fine."""
-        check_directory(directory)
         try:
-            await asyncio.to_thread(self._remove, directory)
+            await in_thread(self._trees.remove, directory)
         except OSError as error:
             raise disk.storage_error(error, f"delete {directory}") from error
 
-    def list_installed(self) -> tuple[InstalledBackend, ...]:
-        """What is there. Blocks; a directory that cannot be read hides nothing but itself."""
-        return listing(_look(path) for path in self._directories())
-
-    def inode_of(self, directory: str) -> int | None:
-        """What tells a tree from the one that replaced it under the same name."""
-        try:
-            return (self._backends / check_directory(directory)).stat().st_ino
-        except OSError:
-            return None
-
-    def recover(self) -> None:
-        """Finish or undo what a killed worker left: afterwards no directory with a suffix is there. Blocks."""
-        for path in self._directories():
-            belongs = target_of(path.name)
-            if belongs is None:
-                continue
-            name, suffix = belongs
-            target = self._backends / name
-            if suffix in (BACKUP, OLD_BACKUP) and not (target / RUN_FILE).is_file() and (path / RUN_FILE).is_file():
-                disk.remove_tree(target)
-                path.rename(target)
-        for path in self._directories():
-            if target_of(path.name) is not None:
-                disk.remove_tree(path)
-        disk.sync_directory(self._backends)
-
-    def _directories(self) -> list[Path]:
-        return [path for path in sorted(self._backends.iterdir()) if path.is_dir() and not path.is_symlink()]
-
-    def _is_installed(self, resolved: Resolved) -> bool:
-        found = _look(self._backends / resolved.directory)
-        metadata = decode_metadata(found.metadata) if found.metadata else None
-        return found.has_run_file and metadata is not None and metadata.digest == resolved.digest
-
-    def _record(self, wish: InstallWish) -> None:
-        path = self._backends / wish.resolved.directory / METADATA_FILE
-        metadata = decode_metadata(path.read_bytes())
-        if metadata is not None and metadata.generation < wish.generation:
-            disk.write_atomic(path, encode_metadata(msgspec.structs.replace(metadata, generation=wish.generation)))
-        self._point(wish.resolved)
-
-    async def _build(self, wish: InstallWish, staging: Path, report: Report) -> None:
-        """The new tree, complete and proven to run, in `staging`."""
+    async def _build(self, wish: InstallWish, report: Report) -> None:
+        """The new tree in staging: complete, proven to run, synced."""
         resolved = wish.resolved
+        staging = self._trees.staging_of(resolved.directory)
         report("resolving", "", 0, resolved.size_bytes)
-        await asyncio.to_thread(disk.remove_tree, staging)
-        await asyncio.to_thread(_check_room, self._backends, resolved)
-        await asyncio.to_thread(staging.mkdir, 0o750)
+        await in_thread(disk.remove_tree, staging)
+        await in_thread(_check_room, self._trees.backends, resolved)
+        await in_thread(staging.mkdir, 0o750)
         await self._python.make_environment(staging / "venv")
         await self._python.install(
             staging / "venv",
@@ -156,16 +103,14 @@ class Installer:
             progress=lambda done, total: report("downloading", resolved.uri, done, total),
         )
         report("extracting", resolved.uri, resolved.size_bytes, resolved.size_bytes)
-        await asyncio.to_thread(
-            _write_files, staging, metadata_for(resolved, wish.generation, _now()), resolved.launcher
-        )
+        await in_thread(_write_files, staging, metadata_for(resolved, wish.generation, now()), resolved.launcher)
         await self._check_runs(staging, resolved)
-        await asyncio.to_thread(disk.sync_tree, staging)
+        await in_thread(disk.sync_tree, staging)
 
     async def _check_runs(self, staging: Path, resolved: Resolved) -> None:
         code, told = await self._ask(staging)
-        # A slim machine: the copy that a package brought is used, and only then, because the system's own is kept up to date.
-        if code and "libgomp" in told and await asyncio.to_thread(link_libgomp, staging):
+        # A slim machine: a package's copy is used, and only then, because the system keeps its own up to date.
+        if code and "libgomp" in told and await in_thread(link_libgomp, staging):
             code, told = await self._ask(staging)
         if not code:
             return
@@ -192,34 +137,6 @@ class Installer:
                 code="stalled",
             ) from error
 
-    def _point(self, resolved: Resolved) -> None:
-        """The directory of the meta name, which holds nothing but metadata."""
-        if not resolved.meta or resolved.meta == resolved.directory:
-            return
-        pointer = self._backends / resolved.meta
-        if (pointer / RUN_FILE).exists():
-            raise Conflict(
-                f"cannot let {resolved.meta} stand for {resolved.directory}: a backend of that name is installed; delete it"
-            )
-        found = _look(pointer)
-        known = decode_metadata(found.metadata) if found.metadata else None
-        if known is None or (known.meta_backend_for, known.version) != (resolved.directory, resolved.version):
-            pointer.mkdir(mode=0o750, exist_ok=True)
-            disk.write_atomic(pointer / METADATA_FILE, encode_metadata(pointer_for(resolved, _now())))
-
-    def _remove(self, directory: str) -> None:
-        # Pointers first: a crash between the two leaves a backend without a meta name, not a name that leads nowhere.
-        for backend in self.list_installed():
-            if backend.is_meta and backend.meta_backend_for == directory:
-                disk.remove_tree(self._backends / backend.name)
-        target = self._backends / directory
-        going = self._backends / (directory + STAGING)
-        disk.remove_tree(going)
-        if target.exists():
-            target.rename(going)
-            disk.sync_directory(self._backends)
-            disk.remove_tree(going)
-
 
 def _checked(resolved: Resolved) -> Resolved:
     """The bus is not trusted: names, source and digest are checked before anything is touched."""
@@ -229,7 +146,8 @@ def _checked(resolved: Resolved) -> Resolved:
         check_directory(resolved.meta)
     if not resolved.uri.startswith("pypi:") or not resolved.requirements:
         raise Invalid(
-            f"cannot install {resolved.directory} from {resolved.uri[:80]!r}: this worker installs from pypi: with requirements",
+            f"cannot install {resolved.directory} from {resolved.uri[:80]!r}: "
+            "this worker installs Python packages (pypi:) with pinned requirements",
             code="unsupported",
         )
     digest = package_digest(resolved.uri, resolved.requirements, resolved.launcher, resolved.version)
@@ -254,8 +172,8 @@ def _check_room(backends: Path, resolved: Resolved) -> None:
     free = disk.free_bytes(backends)
     if free < resolved.size_bytes + SPARE_BYTES:
         raise Unavailable(
-            f"cannot install {resolved.directory}: it needs {resolved.size_bytes // 2**20} MiB and {free // 2**20} MiB "
-            "are free; free some, it goes on by itself",
+            f"cannot install {resolved.directory}: it needs {resolved.size_bytes // 2**20} MiB and "
+            f"{free // 2**20} MiB are free; free some, it goes on by itself",
             code="insufficient_disk",
         )
 
@@ -275,38 +193,3 @@ def link_libgomp(tree: Path) -> bool:
         (tree / "lib" / "libgomp.so.1").symlink_to(Path("..") / library.relative_to(tree))
         return True
     return False
-
-
-def _swap(staging: Path, current: Path) -> None:
-    """Put the tree in `staging` in the place of `current`. The old one ends under a name with a suffix."""
-    if not current.exists():
-        staging.rename(current)
-    elif not disk.exchange(staging, current):
-        # Two steps, with an instant where neither is in place; `recover` puts the old one back after a kill there.
-        backup = current.with_name(current.name + BACKUP)
-        disk.remove_tree(backup)
-        current.rename(backup)
-        try:
-            staging.rename(current)
-        except OSError:
-            backup.rename(current)
-            raise
-    disk.sync_directory(current.parent)
-
-
-def _look(path: Path) -> Found:
-    metadata: bytes | None
-    try:
-        metadata = (path / METADATA_FILE).read_bytes()
-    except FileNotFoundError:
-        metadata = None
-    except OSError:
-        metadata = b""
-    return Found(name=path.name, metadata=metadata, has_run_file=(path / RUN_FILE).is_file())
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-__all__ = ["EnginehouseError", "InstallWish", "Installer", "Report", "Swapped", "link_libgomp"]

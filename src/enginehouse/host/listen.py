@@ -1,0 +1,78 @@
+"""Listening sockets: a default port moves to the next free one, a port that was asked for is that port or an error."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from enginehouse.core.errors import Conflict, Invalid
+
+DEFAULT_PORT = 8080
+PORTS_TRIED = 100
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """A bound, listening socket. `port` None means 8080 or the next free one."""
+    tried = range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED) if port is None else [port]
+    for candidate in tried:
+        try:
+            return _bind_one(host, candidate)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and port is None:
+                continue
+            raise _refused(host, candidate, error) from error
+    raise Conflict(
+        f"cannot listen on {host}: ports {tried[0]} to {tried[-1]} are all in use; give one with --port",
+        code="port_in_use",
+    )
+
+
+def _bind_one(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A restart must not wait for the connections of its predecessor to be forgotten.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _refused(host: str, port: int, error: OSError) -> Conflict | Invalid:
+    if error.errno == errno.EADDRINUSE:
+        return Conflict(
+            f"cannot listen on {host}:{port}: another program uses that port; stop it or give another --port",
+            code="port_in_use",
+        )
+    if error.errno == errno.EACCES:
+        return Conflict(f"cannot listen on {host}:{port}: not allowed; use a port above 1023", code="port_in_use")
+    return Invalid(
+        f"cannot listen on {host}:{port}: {error.strerror or error}; --host must be an address of this machine",
+        code="invalid_name",
+        param="host",
+    )
+
+
+def outside_address() -> str:
+    """The address under which other machines most likely reach this one; loopback when there is no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Connecting a datagram socket sends nothing; it only asks the kernel which way it would go.
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

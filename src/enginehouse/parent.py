@@ -1,0 +1,265 @@
+"""`up`: a small parent that keeps nats-server, a frontend and a worker running on this machine.
+
+It does nothing but start them, start again what ends (backing off), and stop them in order. It keeps the listening
+socket open itself, so a request that arrives while the frontend is being restarted waits instead of being refused. Its
+children die with it: the kernel sees to that, and all of them recover from dying at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.bus import credentials, embedded
+from enginehouse.core.errors import EnginehouseError, Hopeless
+from enginehouse.host import disk, listen, processes
+from enginehouse.link.client import FrontendClient
+from enginehouse.settings import RunningServer, Timings, UpSettings
+from enginehouse.worker import identity
+
+LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
+OWNER_VARIABLE = "ENGINEHOUSE_OWNER"
+READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in two
+STOP_SECONDS = 20.0  # for one child to end in order
+BACKOFF_FIRST_SECONDS = 0.2
+BACKOFF_CAP_SECONDS = 10.0
+STEADY_SECONDS = 20.0  # a child that ran this long is not in a crash loop
+LOG_LIMIT_BYTES = 10 * 1024 * 1024
+_SECRET_VARIABLES = ("ENGINEHOUSE_TOKEN",)
+
+
+class Program(Struct, frozen=True):
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    inherit: tuple[int, ...] = ()
+
+
+class Child:
+    """One program, kept running until told to stop."""
+
+    def __init__(self, program: Program, directory: Path, log: Path) -> None:
+        self.program = program
+        self._directory = directory
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_stopping = False
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        pause = BACKOFF_FIRST_SECONDS
+        try:
+            while not self._is_stopping:
+                started = time.monotonic()
+                self._process = await processes.spawn(
+                    self.program.argv,
+                    directory=self._directory,
+                    environment=self.program.environment,
+                    log=self._log,
+                    inherit=self.program.inherit,
+                )
+                code = await self._process.wait()
+                if self._is_stopping:
+                    return
+                pause = BACKOFF_FIRST_SECONDS if time.monotonic() - started > STEADY_SECONDS else pause
+                _say(f"{self.program.name} ended with {_described(code)}; starting it again (log: {self._log})")
+                await asyncio.sleep(pause)
+                pause = min(BACKOFF_CAP_SECONDS, pause * 2)
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        if self._process is not None and self._process.returncode is None:
+            await processes.stop_group(self._process, STOP_SECONDS)
+        await self._ended.wait()
+
+
+async def run(settings: UpSettings) -> int:
+    lock = _prepare_data(settings.data)
+    try:
+        listener = listen.bind(settings.host, settings.port)
+        server = embedded.prepare(
+            settings.data / "bus",
+            credentials.load_or_create(settings.data / "bus"),
+            host=settings.host,
+            port=settings.nats_port,
+            log_path=settings.data / "logs" / "nats.log",
+        )
+        try:
+            return await _keep_running(settings, listener, server)
+        finally:
+            listener.close()
+            (settings.data / "server.json").unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def _prepare_data(data: Path) -> disk.Lock:
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = disk.Lock(data / "lock", "start")
+        logs = data / "logs"
+        logs.mkdir(exist_ok=True)
+        for role in ("admin", "join"):
+            path = data / f"{role}.token"
+            if not path.exists():
+                disk.write_atomic(path, f"eh-{role}-{secrets.token_urlsafe(32)}\n".encode(), 0o600)
+        for log in logs.glob("*.log"):
+            if log.stat().st_size > LOG_LIMIT_BYTES:
+                log.replace(log.with_suffix(".log.1"))
+    except OSError as error:
+        raise Hopeless(
+            f"cannot use {data} as data directory: {error.strerror or error}; make it writable or give another --data"
+        ) from error
+    return lock
+
+
+async def _keep_running(settings: UpSettings, listener: socket.socket, server: embedded.EmbeddedServer) -> int:
+    port = listener.getsockname()[1]
+    here = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "localhost") else settings.host
+    url = f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+    logs = settings.data / "logs"
+    nats = Child(Program("nats-server", server.argv, _environment()), settings.data, logs / "nats.log")
+    frontend = Child(_frontend(settings, listener, server), settings.data, logs / "frontend.log")
+    worker = Child(_worker(settings, url), settings.data, logs / "worker.log")
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    _say("starting nats-server, frontend and worker")
+    async with asyncio.TaskGroup() as group:
+        for child in (nats, frontend, worker):
+            group.create_task(child.run())
+        try:
+            await _until_ready(settings, url, stopping)
+            if not stopping.is_set():
+                _write_server(settings.data, url)
+                _print_welcome(settings, url, port)
+            await stopping.wait()
+        finally:
+            _say("stopping: worker, frontend, nats-server")
+            # The worker first, while there is still somebody to say goodbye to.
+            for child in (worker, frontend, nats):
+                await child.stop()
+    return 0
+
+
+def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.EmbeddedServer) -> Program:
+    key = identity.load_identity(settings.data / "node.key").public_key
+    argv = [*_self(), "frontend", "--data", str(settings.data), "--host", settings.host]
+    argv += ["--nats-url", server.url, "--approve-keys", key]
+    if settings.advertise_nats:
+        argv += ["--advertise-nats", settings.advertise_nats]
+    for field in Timings.__struct_fields__:
+        name = field.removesuffix("_seconds").replace("_", "-")
+        argv += [f"--{name}", f"{getattr(settings, field)}s"]
+    environment = _environment() | {
+        LISTEN_VARIABLE: str(listener.fileno()),
+        # Only this parent's frontend holds these leases, so a restarted one goes on with them at once.
+        OWNER_VARIABLE: f"up-{key[:16]}",
+    }
+    return Program("frontend", tuple(argv), environment, (listener.fileno(),))
+
+
+def _worker(settings: UpSettings, url: str) -> Program:
+    argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
+    if settings.base_port is not None:
+        argv += ["--base-port", str(settings.base_port)]
+    token = (settings.data / "join.token").read_text().strip()
+    return Program("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": token})
+
+
+def _self() -> tuple[str, ...]:
+    return (sys.executable, "-m", "enginehouse")
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES} | {
+        "PYTHONUNBUFFERED": "1"
+    }
+
+
+async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) -> None:
+    """Wait until the frontend answers and the local node is healthy, or say what is missing."""
+    token = (settings.data / "admin.token").read_text().strip()
+    client = FrontendClient(url, token, user_agent="enginehouse-up")
+    missing = "the frontend does not answer"
+    deadline = time.monotonic() + READY_SECONDS
+    while not stopping.is_set() and time.monotonic() < deadline:
+        try:
+            nodes = await asyncio.to_thread(client.request, "GET", "/api/nodes", None, list[dict[str, object]])
+            missing = f"the worker is not connected yet (log: {settings.data / 'logs' / 'worker.log'})"
+            if any(node.get("name") == settings.name and node.get("status") == "healthy" for node in nodes):
+                return
+        except EnginehouseError as error:
+            missing = error.message
+        await asyncio.sleep(0.05)
+    if not stopping.is_set():
+        _say(f"not everything is ready after {READY_SECONDS:.0f} s: {missing}")
+
+
+def _write_server(data: Path, url: str) -> None:
+    body = msgspec.json.encode(RunningServer(url, os.getpid()))
+    disk.write_atomic(data / "server.json", body, 0o644)
+
+
+def _print_welcome(settings: UpSettings, url: str, port: int) -> None:
+    is_open = not listen.is_loopback(settings.host)
+    outside = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
+    command = _command()
+    given = "" if _is_default(settings.data) else f" --data {settings.data}"
+    join_url = f"http://{outside}:{port}" if is_open else url
+    token = (settings.data / "join.token").read_text().strip()
+    lines = [
+        "",
+        f"  Enginehouse is up: {url}",
+        "",
+        f"  API          {url}/v1   (any OpenAI client)",
+        f"  admin token  {settings.data / 'admin.token'}   (the commands on this machine find it by themselves)",
+        "  add a node   run this on another machine"
+        + ("" if is_open else " (first start with --host 0.0.0.0 to open it to others; here, give another --data):"),
+        f"               enginehouse join {join_url} --token {token} --name second",
+        f"  try it       {command}{given} run tiny-chat",
+        "",
+        "  Ctrl-C stops everything; what was installed stays.",
+        "",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def _command() -> str:
+    """How to call us from here: the plain name where the shell finds it, else the path that was used."""
+    path = Path(sys.argv[0])
+    if path.name != "enginehouse":
+        return "enginehouse"
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _is_default(data: Path) -> bool:
+    from enginehouse.settings import default_data_directory
+
+    return data == default_data_directory(os.environ)
+
+
+def _described(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+
+
+def _say(text: str) -> None:
+    print(f"enginehouse: {text}", file=sys.stderr, flush=True)
+
+
+

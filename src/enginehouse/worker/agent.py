@@ -1,0 +1,219 @@
+"""The worker itself: joins, listens, reports what it has, and leaves in order.
+
+It keeps no truth that others rely on except what is on its disk: a report says what *is*, and is sent every few
+seconds and whenever something changed. Losing the bus or the frontend for any time stops nothing that runs here. It
+joins again when the frontend no longer knows it. Leaving: no more messages, goodbye, then the engines stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+import enginehouse
+from enginehouse.core.errors import EnginehouseError, NotFound, Unauthenticated, Unavailable
+from enginehouse.core.report import Report
+from enginehouse.core.wire import HeartbeatRequest, RegisterReply
+from enginehouse.fetch.pypi import Limits, Python
+from enginehouse.host import disk, hardware, processes
+from enginehouse.loop import Loop
+from enginehouse.ports import Bus, Engine, Link
+from enginehouse.worker.actions import Actions, Parts
+from enginehouse.worker.identity import Identity, load_identity
+from enginehouse.worker.install import Installer
+from enginehouse.worker.joining import Joined, join
+from enginehouse.worker.journal import Journal
+from enginehouse.worker.listening import Listener
+from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.pull import Models
+from enginehouse.worker.supervisor import Supervisor
+from enginehouse.worker.threads import in_thread
+from enginehouse.worker.trees import Trees
+
+log = logging.getLogger(__name__)
+
+OpenBus = Callable[[RegisterReply], Awaitable[Bus]]
+
+HEARTBEAT_SECONDS = 10.0  # when neither the frontend nor a setting says
+TICK_SECONDS = 1.0  # how often it is looked whether a heartbeat is due, and the pause after a failed one
+REJOIN_SECONDS = 20.0  # a bus away for so long may have moved or have new credentials: the frontend knows
+LEAVE_SECONDS = 5.0  # for the goodbye: a frontend that does not hear it notices the silence
+
+
+class Agent:
+    """`run` works until `stop` is called, or ends with the error that refused it for good."""
+
+    def __init__(
+        self, place: WorkerPlace, link: Link, open_bus: OpenBus, engine: Engine, environment: Mapping[str, str]
+    ) -> None:
+        self._place = place
+        self._link = link
+        self._open_bus = open_bus
+        self._stop = asyncio.Event()
+        self._turn = asyncio.Event()  # serving must end: told to stop, or to join again
+        self._heartbeat = Loop("worker.heartbeat", self._beat, TICK_SECONDS)
+        self._is_due = True
+        self._is_unheard = False
+        self._due_at = 0.0
+        self._connected_at = 0.0
+        self._boot_id = uuid.uuid4().hex
+        self._sequence = 0
+        self._mark = 0.0
+        self._bus: Bus | None = None
+        self._node: RegisterReply | None = None
+        python = Python(
+            environment,
+            limits=Limits(stall_seconds=place.stall_seconds),
+            before_exec=processes.die_with_parent(),
+        )
+        trees, models = Trees(place.backends), Models(place.models, python)
+        self._parts = Parts(
+            trees=trees,
+            installer=Installer(trees, python, environment),
+            models=models,
+            supervisor=Supervisor(place, trees, models, engine, environment=environment, changed=self._wake),
+            journal=Journal(place.journal),
+        )
+        self._actions = Actions(self._parts, self._wake)
+
+    def stop(self) -> None:
+        """Ask `run` to leave in order. On the loop's thread."""
+        self._stop.set()
+        self._turn.set()
+
+    async def run(self) -> None:
+        identity = await in_thread(self._prepare)
+        async with self._parts.supervisor:
+            try:
+                while not self._stop.is_set():
+                    joined = await join(self._place, self._link, identity, self._stop)
+                    if joined is not None:
+                        await self._serve(joined)
+            finally:
+                await self._leave()
+
+    def _prepare(self) -> Identity:
+        """Everything on disk as it must be before the first message: finished or undone, and known."""
+        try:
+            self._place.make_directories()
+            identity = load_identity(self._place.node_key)
+            self._parts.journal.load()
+            self._parts.trees.recover()
+            self._parts.models.recover()
+        except OSError as error:
+            raise disk.storage_error(error, f"use the data directory {self._place.directory}") from error
+        return identity
+
+    def _wake(self) -> None:
+        self._is_due = True
+        self._heartbeat.wake()
+
+    async def _serve(self, joined: Joined) -> None:
+        """Listen and report until told to stop or to join again."""
+        node = joined.node
+        self._parts.supervisor.listen_on(joined.host)
+        if not self._stop.is_set():
+            self._turn.clear()
+        try:
+            await in_thread(
+                disk.write_atomic, self._place.node_file, msgspec.json.encode({"id": node.id, "name": node.name})
+            )
+            bus = await self._open_bus(node)
+        except (Unavailable, OSError) as error:
+            log.warning("worker.bus_unavailable %s", error)
+            await asyncio.sleep(TICK_SECONDS)
+            return
+        self._bus, self._node, self._is_due = bus, node, True
+        self._connected_at = asyncio.get_running_loop().time()
+        listener = Listener(bus, node.id, self._parts, self._actions)
+        listening = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as group:
+                reporting = group.create_task(self._report(listening, node))
+                try:
+                    await listener.run(listening, self._turn)
+                except Unavailable as error:
+                    log.warning("worker.cannot_listen %s", error)
+                    await asyncio.sleep(TICK_SECONDS)
+                finally:
+                    reporting.cancel()
+        finally:
+            self._bus = None
+            await bus.close()
+
+    async def _report(self, listening: asyncio.Event, node: RegisterReply) -> None:
+        # The first report makes the node healthy, so commands may come: not before they can be heard.
+        await listening.wait()
+        log.info("worker.joined node=%s name=%s", node.id, node.name)
+        await self._heartbeat.run()
+
+    async def _beat(self) -> None:
+        """One heartbeat, if it is due and commands could reach us."""
+        if self._node is None or self._bus is None or not self._is_time(self._bus):
+            return
+        self._is_due = False
+        request = await self._measure()
+        try:
+            reply = await self._link.heartbeat(self._node.id, self._node.node_token, request)
+        except (NotFound, Unauthenticated) as error:
+            log.warning("worker.unknown %s", error)
+            self._turn.set()
+        except Unavailable as error:
+            if not self._is_unheard:
+                log.warning("worker.heartbeat_failed %s", error)
+            self._is_due = self._is_unheard = True
+        else:
+            self._mark = reply.mark
+            self._is_unheard = False
+            interval = self._place.heartbeat_seconds or self._node.heartbeat_seconds or HEARTBEAT_SECONDS
+            self._due_at = asyncio.get_running_loop().time() + interval
+            await in_thread(self._parts.supervisor.trim_logs)
+
+    def _is_time(self, bus: Bus) -> bool:
+        now = asyncio.get_running_loop().time()
+        if bus.is_connected:
+            self._connected_at = now
+            return self._is_due or now >= self._due_at
+        # Joining again ends what is being done, so what is being done comes first.
+        if now - self._connected_at > REJOIN_SECONDS and not self._actions.running():
+            log.warning("worker.bus_away seconds=%.0f", now - self._connected_at)
+            self._turn.set()
+        return False
+
+    async def _measure(self) -> HeartbeatRequest:
+        """What is so now. What lives in memory is read in one go, so that a command is never in neither list."""
+        parts = self._parts
+        replicas, results, running = parts.supervisor.running(), parts.journal.results(), self._actions.running()
+        capacity = await in_thread(hardware.capacity, self._place.models)
+        self._sequence += 1
+        report = Report(
+            boot_id=self._boot_id,
+            sequence=self._sequence,
+            mark=self._mark,
+            version=enginehouse.__version__,
+            backends=await in_thread(parts.trees.list_installed),
+            models=await in_thread(parts.models.held_models),
+            replicas=replicas,
+            results=results,
+            running=running,
+        )
+        return HeartbeatRequest(
+            available_ram=capacity.available_ram,
+            available_disk=capacity.available_disk,
+            total_disk=capacity.total_disk,
+            gpu_vendor=capacity.gpu_vendor,
+            report=report,
+        )
+
+    async def _leave(self) -> None:
+        if self._node is None:
+            return
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._link.deregister(self._node.id, self._node.node_token)
+        except (EnginehouseError, TimeoutError) as error:
+            log.warning("worker.goodbye_unheard %s", error)

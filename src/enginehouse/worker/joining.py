@@ -1,0 +1,89 @@
+"""Asks a frontend to be let in, until it is answered: registration, approval, the node's own address.
+
+What cannot heal (a wrong token, a refused name) ends with the frontend's error; everything else is asked again, with
+one log line per reason. Every request is made anew, so that the figures in it are those of the moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from msgspec import Struct
+
+from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.wire import RegisterReply, RegisterRequest
+from enginehouse.host import hardware
+from enginehouse.ports import Link
+from enginehouse.worker.identity import Identity
+from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+PENDING_SECONDS = 2.0  # how often a worker that waits for approval asks again
+RETRY_FIRST_SECONDS = 0.5
+RETRY_CAP_SECONDS = 10.0  # a frontend that comes back is found within this
+
+
+class Joined(Struct, frozen=True):
+    node: RegisterReply
+    host: str  # under which the frontend reaches this machine
+
+
+async def join(place: WorkerPlace, link: Link, identity: Identity, stop: asyncio.Event) -> Joined | None:
+    """The answer that lets us in; None when told to stop meanwhile."""
+    pause, told, host = RETRY_FIRST_SECONDS, "", place.advertise_host or link.local_address()
+    while not stop.is_set():
+        try:
+            node = await link.register(await in_thread(registration, place, identity, host))
+            said = f"node {node.name} ({node.id}) waits for approval: `enginehouse nodes approve {node.name}`"
+            if host and node.status != "pending":
+                return Joined(node, host)
+            wait = PENDING_SECONDS if host else 0.0
+        except Unavailable as error:
+            said = error.message
+            wait, pause = pause, min(RETRY_CAP_SECONDS, 2 * pause)
+        except EnginehouseError as error:
+            # Without our address, which only a first connection tells, it may have been refused for that.
+            if host or not link.local_address():
+                raise
+            said, wait = error.message, 0.0
+        # The near end of the connection may change, where nobody said what to advertise: a laptop moves.
+        known = place.advertise_host or link.local_address() or ("127.0.0.1" if not wait else "")
+        if known != host:
+            host, wait = known, 0.0
+        elif said != told:
+            log.warning("worker.waiting %s", said)
+            told = said
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await stop.wait()
+    return None
+
+
+def registration(place: WorkerPlace, identity: Identity, host: str) -> RegisterRequest:
+    """What this machine is, as of now. Blocks."""
+    capacity = hardware.capacity(place.models)
+    shown = f"[{host}]" if ":" in host else host
+    return RegisterRequest(
+        name=place.name,
+        node_type="backend",
+        address=f"{shown}:{place.base_port}" if host else "",
+        token=place.join_token,
+        total_vram=capacity.total_vram,
+        available_vram=capacity.available_vram,
+        total_ram=capacity.total_ram,
+        available_ram=capacity.available_ram,
+        total_disk=capacity.total_disk,
+        available_disk=capacity.available_disk,
+        gpu_vendor=capacity.gpu_vendor,
+        capability=hardware.capability(),
+        labels={"node.replica-slots": "1", **place.labels},
+        max_replicas_per_model=1,
+        public_key=identity.public_key,
+        signature=identity.sign_registration(place.name),
+        platform=hardware.platform(),
+        cores=capacity.cores,
+    )

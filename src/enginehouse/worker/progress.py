@@ -1,0 +1,91 @@
+"""Tells how far a command is: at once at first, then at most every 250 ms, and always the last word.
+
+Best effort: while the bus is away events are dropped, never queued. Numbers never fall within one attempt, whatever
+the steps of the work report, because the frontend shows them as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from msgspec import Struct
+
+from enginehouse.core import wire
+from enginehouse.core.errors import Unavailable
+from enginehouse.core.progress import Phase, Progress
+from enginehouse.ports import Bus
+
+WINDOW_SECONDS = 0.25  # LocalAI's: four a second are smooth to the eye and nothing to the bus
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """Whom progress is about and where it goes."""
+
+    node_id: str
+    op_id: str
+    about: str  # the backend or model, as the request named it
+    intent: str = ""
+    attempt: int = 0
+
+
+class Publisher:
+    def __init__(self, bus: Bus, told: Told) -> None:
+        self._bus = bus
+        self._told = told
+        self._latest = Progress(attempt=told.attempt)
+        self._changed = asyncio.Event()
+        self._sequence = 0
+
+    def report(self, phase: Phase, file: str, done_bytes: int, total_bytes: int) -> None:
+        """Called by the work, on the loop's thread, as often as it likes."""
+        self._latest = Progress(
+            phase=phase,
+            file=file,
+            done_bytes=max(done_bytes, self._latest.done_bytes),
+            total_bytes=max(total_bytes, self._latest.total_bytes),
+            attempt=self._told.attempt,
+        )
+        self._changed.set()
+
+    async def publish(self) -> None:
+        """Send the latest, if it was not sent yet."""
+        if not self._changed.is_set() or not self._told.op_id:
+            return
+        self._changed.clear()
+        self._sequence += 1
+        latest = self._latest
+        progress = Progress(
+            phase=latest.phase,
+            file=latest.file,
+            done_bytes=latest.done_bytes,
+            total_bytes=latest.total_bytes,
+            attempt=latest.attempt,
+            sequence=self._sequence,
+        )
+        told = self._told
+        event = wire.progress_event(told.op_id, told.node_id, told.about, told.intent, progress)
+        with contextlib.suppress(Unavailable):
+            await self._bus.publish(wire.progress_subject(told.node_id, told.op_id), wire.encode(event))
+
+    async def pump(self) -> None:
+        while True:
+            await self._changed.wait()
+            await self.publish()
+            await asyncio.sleep(WINDOW_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def publishing(bus: Bus, told: Told) -> AsyncIterator[Publisher]:
+    """A publisher whose first event, sent before anything else, tells that the command has arrived."""
+    publisher = Publisher(bus, told)
+    publisher.report("resolving", "", 0, 0)
+    await publisher.publish()
+    async with asyncio.TaskGroup() as group:
+        pump = group.create_task(publisher.pump())
+        try:
+            yield publisher
+        finally:
+            pump.cancel()
+            await publisher.publish()

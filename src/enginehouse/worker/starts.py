@@ -1,0 +1,188 @@
+"""Brings up one engine process: port, threads, description, environment; then waits until it answers or has ended.
+
+The engine learns its key from a private file that is removed as soon as it answers, and of our environment only what it
+needs. Threads are promised under a lock that all workers of this user on this machine share, because engines that
+compete for cores slow each other down by more than half. Who owns the process afterwards is the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
+from enginehouse.core.installation import RUN_FILE
+from enginehouse.core.name import model_directory
+from enginehouse.host import disk, hardware, processes
+from enginehouse.ports import Engine
+from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.replicas import Ports, Record, Records, Running, StartWish
+from enginehouse.worker.threads import in_thread
+
+CANNOT_BIND = 98  # what a launcher ends with when its port is taken
+POLL_SECONDS = 0.05
+BUDGET_SECONDS = 30.0  # for the machine-wide lock, which is held for milliseconds
+
+
+class Chosen(Struct, frozen=True, kw_only=True):
+    """What was decided about a start before the process is made."""
+
+    wish: StartWish
+    tree: Path
+    inode: int
+    model_path: Path
+    host: str
+    port: int = 0
+    running_models: Collection[str] = ()  # for the sentence that says what to stop
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Starter:
+    def __init__(self, place: WorkerPlace, engine: Engine, records: Records, environment: Mapping[str, str]) -> None:
+        self._place = place
+        self._engine = engine
+        self._records = records
+        self._environment = processes.engine_environment(environment)
+
+    async def spawn(self, chosen: Chosen) -> Running:
+        """The process, not ready yet. Whatever fails leaves no file behind."""
+        wish = chosen.wish
+        nonce = secrets.token_hex(16)
+        log = self._place.engine_logs / f"{model_directory(wish.model.name)}-{wish.slot}.log"
+        record = Record(nonce=nonce, process_key=wish.process_key, directory=wish.directory)
+        try:
+            async with processes.thread_budget(BUDGET_SECONDS) as in_use:
+                threads = self._threads_for(wish, in_use, chosen.running_models)
+                await in_thread(_keep_last, log)
+                description = await in_thread(self._records.describe, nonce, _description(chosen, threads))
+                await in_thread(self._records.write, record)
+                process = await processes.spawn(
+                    [str(chosen.tree / RUN_FILE), "--addr", chosen.address],
+                    directory=chosen.tree,
+                    environment=self._environment
+                    | {
+                        processes.NONCE: nonce,
+                        processes.THREADS: str(threads),
+                        "ENGINEHOUSE_MODEL_FILE": str(description),
+                    },
+                    log=log,
+                )
+        except BaseException as error:
+            await in_thread(self._records.remove, nonce)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(
+                    f"cannot start {wish.model.name}: another worker on this machine is busy starting engines",
+                    code="resource_exhausted",
+                ) from error
+            if isinstance(error, OSError):
+                raise disk.storage_error(error, f"start {wish.model.name}") from error
+            raise
+        return Running(
+            wish=wish,
+            inode=chosen.inode,
+            address=chosen.address,
+            port=chosen.port,
+            nonce=nonce,
+            process=process,
+            log=log,
+        )
+
+    async def until_ready(self, current: Running) -> bool:
+        """True when it answers, False when its port was taken by another; raises when it ended or does nothing."""
+        await in_thread(self._records.write, _record_of(current))
+        loop = asyncio.get_running_loop()
+        moved_at, moved = loop.time(), -1.0
+        while current.process.returncode is None:
+            # The health answer needs no key, so a stranger on the port could give it too.
+            if await self._engine.is_ready(current.address, current.wish.key) and await in_thread(
+                processes.is_listening, current.process.pid, current.port
+            ):
+                await in_thread(self._records.forget_description, current.nonce)
+                return True
+            if (seen := _activity(current.process.pid)) != moved:
+                moved, moved_at = seen, loop.time()
+            if loop.time() - moved_at > self._place.stall_seconds:
+                raise Unavailable(
+                    f"cannot start {current.wish.model.name}: "
+                    f"its engine has done nothing for {self._place.stall_seconds:.0f} s",
+                    code="stalled",
+                )
+            await asyncio.sleep(POLL_SECONDS)
+        if current.process.returncode == CANNOT_BIND:
+            return False
+        raise _ended(current)
+
+    def _threads_for(self, wish: StartWish, in_use: int, running_models: Collection[str]) -> int:
+        cores = hardware.cores()
+        budget = self._place.thread_budget or cores
+        if in_use >= budget:
+            names = ", ".join(sorted(running_models)) or "of another worker on this machine"
+            raise Unavailable(
+                f"cannot start {wish.model.name}: all {budget} cores of this machine are promised to running engines; "
+                f"unload one first ({names})",
+                code="insufficient_capacity",
+            )
+        return min(wish.model.options.threads or max(1, cores // 2), budget - in_use)
+
+
+def choose_port(ports: Ports, key: str, host: str, refused: Collection[int]) -> int:
+    return ports.take(key, lambda port: hardware.is_port_free(host, port), refused)
+
+
+def _record_of(current: Running) -> Record:
+    return Record(
+        nonce=current.nonce,
+        process_key=current.wish.process_key,
+        directory=current.wish.directory,
+        pid=current.process.pid,
+        started=processes.start_time(current.process.pid) or 0.0,
+    )
+
+
+def _description(chosen: Chosen, threads: int) -> dict[str, object]:
+    options = chosen.wish.model.options
+    return {
+        "path": str(chosen.model_path),
+        "name": chosen.wish.model.name,
+        "context": options.context_size,
+        "parallel": options.parallel,
+        "threads": threads,
+        "key": chosen.wish.key,
+    }
+
+
+def _keep_last(log: Path) -> None:
+    """One log per start and the one before it: enough to see why it ended."""
+    if log.exists():
+        os.replace(log, log.with_name(log.name + ".1"))
+
+
+def _activity(pid: int) -> float:
+    """A figure that changes while a process does anything at all."""
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system + process.memory_info().rss
+    except psutil.Error:
+        return 0.0
+
+
+def _ended(current: Running) -> EnginehouseError:
+    code = current.process.returncode or 0
+    name = current.wish.model.name
+    if code < 0:
+        # Killed from outside, most likely for want of memory: another try may find more.
+        return Unavailable(
+            f"cannot start {name}: its engine was ended by signal {-code} before it was ready", code="backend_exited"
+        )
+    told = "; ".join(processes.last_lines(current.log, 1)) or "it gave no reason"
+    return Hopeless(f"cannot start {name}: its engine ended with code {code}: {told}", code="backend_exited")

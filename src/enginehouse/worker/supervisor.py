@@ -1,0 +1,232 @@
+"""Owns the engine processes of this worker: starts, proves, watches and stops them. The only writer of process state.
+
+A process is "already running" only after it has answered; its end is noticed when it happens and told to whoever
+listens. Nothing survives the worker: the kernel ends the children of a killed one, and what is left all the same is
+found by its record and nonce at the next start. Starts and stops of one key take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.errors import Unavailable
+from enginehouse.core.installation import RUN_FILE
+from enginehouse.core.replica import RunningReplica
+from enginehouse.host import processes
+from enginehouse.ports import Engine
+from enginehouse.worker.locks import Locks
+from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.pull import Models
+from enginehouse.worker.replicas import Ports, Records, Running, StartWish
+from enginehouse.worker.starts import POLL_SECONDS, Chosen, Starter, choose_port
+from enginehouse.worker.threads import in_thread
+from enginehouse.worker.trees import Trees
+
+log = logging.getLogger(__name__)
+
+PORT_TRIES = 20
+PROOF_SECONDS = 2.0  # how long a running process may take to prove that it lives: its health answer costs it nothing
+LOG_BYTES = 8 * 1024 * 1024  # of one engine; cut to nothing beyond
+
+
+class Started(Struct, frozen=True):
+    address: str
+    nonce: str
+
+
+class Supervisor:
+    """Use as `async with`: its watchers live inside, and on leaving every process has been stopped."""
+
+    def __init__(
+        self,
+        place: WorkerPlace,
+        trees: Trees,
+        models: Models,
+        engine: Engine,
+        *,
+        environment: Mapping[str, str],
+        changed: Callable[[], None],
+    ) -> None:
+        self._place = place
+        self._trees = trees
+        self._models = models
+        self._engine = engine
+        self._changed = changed
+        self._host = place.advertise_host or "127.0.0.1"
+        self._records = Records(place.processes)
+        self._starter = Starter(place, engine, self._records, environment)
+        self._running: dict[str, Running] = {}
+        self._locks = Locks()
+        self._watchers = asyncio.TaskGroup()
+        self._ports: Ports | None = None
+
+    async def __aenter__(self) -> Supervisor:
+        self._ports = Ports(self._place.base_port, asyncio.get_running_loop().time)
+        await self._watchers.__aenter__()
+        await asyncio.to_thread(self._kill_leftovers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop_all()
+        # Never with the error: the watchers have their last steps to do, whatever the reason for leaving.
+        await self._watchers.__aexit__(None, None, None)
+
+    def listen_on(self, host: str) -> None:
+        """Where engines listen from now on: the address under which the frontend reaches this machine."""
+        self._host = host
+
+    def running(self) -> tuple[RunningReplica, ...]:
+        return tuple(one.report() for one in self._running.values() if one.is_alive and one.is_ready)
+
+    async def start(self, wish: StartWish) -> Started:
+        """The address of a live process for `wish`: the one that runs, or a new one in its place."""
+        async with self._locks.hold(wish.process_key):
+            inode = await in_thread(self._trees.inode_of, wish.directory)
+            current = self._running.get(wish.process_key)
+            if current is not None and current.serves(wish, inode) and await self._proves(current):
+                current.wish = wish
+                return Started(current.address, current.nonce)
+            if current is not None:
+                await self._stop(current)
+            if inode is None or not (self._trees.path_of(wish.directory) / RUN_FILE).is_file():
+                raise Unavailable(
+                    f"cannot start {wish.model.name}: the backend {wish.directory} is not installed on this node",
+                    code="not_found",
+                )
+            chosen = Chosen(
+                wish=wish,
+                tree=self._trees.path_of(wish.directory),
+                inode=inode,
+                model_path=await in_thread(self._models.check_files, wish.model),
+                host=self._host,
+                running_models={one.wish.model.name for one in self._running.values() if one.is_alive},
+            )
+            return await self._start(chosen)
+
+    async def stop(self, process_key: str) -> bool:
+        """Whether there was one."""
+        async with self._locks.hold(process_key):
+            current = self._running.get(process_key)
+            # Not `is_alive`: a stop that was interrupted is finished by the next one.
+            if current is None or current.process.returncode is not None:
+                return False
+            await self._stop(current)
+            return True
+
+    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> tuple[str, ...]:
+        """Stop what runs from a backend's directory, except from the tree `but_inode`; the keys of what was stopped."""
+        matching = [
+            key
+            for key, one in self._running.items()
+            if one.wish.directory == directory and (but_inode is None or one.inode != but_inode)
+        ]
+        return await self._stop_each(matching)
+
+    async def stop_all(self) -> None:
+        await self._stop_each(list(self._running))
+
+    def find(self, process_key: str) -> RunningReplica | None:
+        current = self._running.get(process_key)
+        return current.report() if current is not None and current.is_alive else None
+
+    def trim_logs(self) -> None:
+        """Keep the logs of long-lived engines bounded; they are written in append mode, so cutting is safe. Blocks."""
+        for one in list(self._running.values()):
+            try:
+                if one.log.stat().st_size > LOG_BYTES:
+                    os.truncate(one.log, 0)
+            except OSError:
+                continue
+
+    async def _stop_each(self, keys: list[str]) -> tuple[str, ...]:
+        stopped: list[str] = []
+
+        async def stop_one(key: str) -> None:
+            if await self.stop(key):
+                stopped.append(key)
+
+        async with asyncio.TaskGroup() as group:
+            for key in keys:
+                group.create_task(stop_one(key))
+        return tuple(sorted(stopped))
+
+    async def _proves(self, current: Running) -> bool:
+        try:
+            async with asyncio.timeout(PROOF_SECONDS):
+                while current.is_alive:
+                    if await self._engine.is_ready(current.address, current.wish.key):
+                        return True
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            log.warning("engine.silent key=%s address=%s", current.wish.process_key, current.address)
+        return False
+
+    async def _start(self, chosen: Chosen) -> Started:
+        """Spawn until a port is had; `chosen` has the first one."""
+        ports = self._chosen_ports()
+        wish = chosen.wish
+        refused: set[int] = set()
+        for _ in range(PORT_TRIES):
+            port = choose_port(ports, wish.process_key, chosen.host, refused)
+            try:
+                current = await self._starter.spawn(msgspec.structs.replace(chosen, port=port))
+            except BaseException:
+                ports.release(wish.process_key, port, used=False)
+                raise
+            self._running[wish.process_key] = current
+            self._watchers.create_task(self._watch(current))
+            try:
+                current.is_ready = await self._starter.until_ready(current)
+            except BaseException:
+                await self._stop(current)
+                raise
+            if current.is_ready:
+                log.info(
+                    "engine.ready key=%s address=%s pid=%d", wish.process_key, current.address, current.process.pid
+                )
+                self._changed()
+                return Started(current.address, current.nonce)
+            refused.add(port)
+        raise Unavailable(
+            f"cannot start {wish.model.name}: {PORT_TRIES} ports from {min(refused)} up were taken by others",
+            code="resource_exhausted",
+        )
+
+    async def _watch(self, current: Running) -> None:
+        """Notice the end, wanted or not, and clean up after it."""
+        code = await current.process.wait()
+        if not current.is_stopping and current.is_ready:
+            log.warning("engine.exited key=%s code=%d", current.wish.process_key, code)
+        # What it started itself must not outlive it.
+        await in_thread(processes.kill_leftovers, current.nonce, self._place.grace_seconds)
+        if self._running.get(current.wish.process_key) is current:
+            del self._running[current.wish.process_key]
+        self._chosen_ports().release(current.wish.process_key, current.port, used=current.is_ready)
+        await in_thread(self._records.remove, current.nonce)
+        self._changed()
+
+    async def _stop(self, current: Running) -> None:
+        current.is_stopping = True
+        await processes.stop_group(current.process, self._place.grace_seconds)
+        # The watcher does the rest; nobody may meet the old entry meanwhile.
+        if self._running.get(current.wish.process_key) is current:
+            del self._running[current.wish.process_key]
+
+    def _chosen_ports(self) -> Ports:
+        assert self._ports is not None, "used outside `async with`"
+        return self._ports
+
+    def _kill_leftovers(self) -> None:
+        for nonce in self._records.nonces():
+            if count := processes.kill_leftovers(nonce, self._place.grace_seconds):
+                log.warning("engine.leftover_killed nonce=%s processes=%d", nonce, count)
+            self._records.remove(nonce)

@@ -1,0 +1,338 @@
+"""What each command asks the frontend and what it shows of the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.recorded import JOB, Answer, operation, recorded, refused, row, run
+
+NODE = {
+    "id": "11111111-1111-4111-8111-111111111111",
+    "name": "main",
+    "node_type": "backend",
+    "status": "healthy",
+    "approved": True,
+    "health": "healthy",
+    "drained": False,
+    "platform": "linux/amd64",
+    "capability": "default",
+    "cores": 2,
+    "total_ram": 8 * 1024**3,
+    "available_ram": 4 * 1024**3,
+    "total_vram": 0,
+    "available_vram": 0,
+    "labels": {"room": "attic"},
+    "fingerprint": "abcd",
+    "heartbeat_age_seconds": 3.2,
+    "worker_version": "0.1.0",
+    "created_at": "2026-01-01T00:00:00Z",
+    "backends": [
+        {"name": "xllamacpp", "is_system": False, "is_meta": False, "version": "1.2"},
+        {"name": "llama-cpp", "is_system": False, "is_meta": True, "meta_backend_for": "xllamacpp"},
+    ],
+    "replicas": [{"model_id": "tiny-chat", "replica_index": 0}],
+    "something_new": 1,
+}
+BACKENDS = [
+    {
+        "Name": "xllamacpp",
+        "IsMeta": False,
+        "IsSystem": False,
+        "Metadata": {},
+        "nodes": [
+            {
+                "node_id": "1",
+                "node_name": "main",
+                "node_status": "healthy",
+                "version": "1.2",
+                "digest": "sha256:0123456789abcdef",
+            },
+            {"node_id": "2", "node_name": "second", "node_status": "healthy", "version": "1.2", "is_broken": True},
+        ],
+    }
+]
+MODELS = [
+    {
+        "name": "tiny-chat",
+        "backend": "llama-cpp",
+        "description": "A toy",
+        "license": "CC0-1.0",
+        "size_bytes": 2159040,
+        "state": "loaded",
+        "options": {"system_prompt": "Be kind."},
+        "replicas": [{"node_id": "1", "node_name": "main", "slot": 0}],
+    }
+]
+ANSWERS = {
+    "GET /api/nodes": Answer([NODE]),
+    "GET /api/nodes/main": Answer(NODE),
+    "POST /api/nodes/second/approve": Answer({**NODE, "name": "second", "message": "node approved"}),
+    "GET /backends": Answer(BACKENDS),
+    "GET /backends/available": Answer([{"name": "llama-cpp", "description": "d", "version": "1.2", "installed": True}]),
+    "GET /api/models": Answer(MODELS),
+    "GET /api/tokens": Answer([{"id": "1", "role": "join", "name": "attic", "created_at": "2026-01-01T00:00:00Z"}]),
+    "GET /api/operations?all=true&limit=50": Answer(
+        {"operations": [operation("partial", row("a", "success"), row("b", "error"), error="b: disk full")]}
+    ),
+    f"GET /api/operations/{JOB}": Answer(operation("succeeded", row("main", "success"))),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (
+            ("nodes", "list"),
+            [
+                "main",
+                "healthy",
+                "3s ago",
+                "linux/amd64",
+                "",
+                "4.0 GiB of 8.0 GiB",
+                "xllamacpp",
+                "tiny-chat",
+                NODE["id"],
+            ],
+        ),
+        (("backends", "available"), ["llama-cpp", "installed", "1.2", "", "d"]),
+        (("models", "list"), ["tiny-chat", "loaded", "main", "llama-cpp", "2.1 MiB", "CC0-1.0", "A toy"]),
+    ],
+)
+def test_a_list_in_a_pipe_is_one_line_of_tab_separated_fields(
+    tmp_path: Path, arguments: tuple[str, ...], fields: list[str]
+) -> None:
+    with recorded(ANSWERS) as world:
+        result = run(world, tmp_path, *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == ["\t".join(fields)]
+    assert result.stderr == ""
+
+
+def test_backends_are_listed_per_node_and_a_broken_one_is_called_so(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        lines = run(world, tmp_path, "backends", "list").stdout.splitlines()
+    assert lines[0].split("\t")[:5] == ["xllamacpp", "main", "healthy", "1.2", "0123456789ab"]
+    assert lines[1].split("\t")[:3] == ["xllamacpp", "second", "broken"]
+
+
+def test_operations_are_listed_with_how_many_nodes_are_done_and_the_error(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        fields = run(world, tmp_path, "ops", "list").stdout.strip().split("\t")
+    assert fields[:4] == [JOB[:8], "install llama-cpp", "partial", "1/2"]
+    assert fields[-2:] == ["admin", "b: disk full"]
+
+
+def test_tokens_are_listed_without_themselves(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        assert run(world, tmp_path, "tokens", "list").stdout.split("\t")[:3] == ["1", "join", "attic"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (("nodes", "list"), "GET /api/nodes"),
+        (("nodes", "show", "main"), "GET /api/nodes/main"),
+        (("nodes", "approve", "second"), "POST /api/nodes/second/approve"),
+        (("backends", "list"), "GET /backends"),
+        (("backends", "available"), "GET /backends/available"),
+        (("models", "list"), "GET /api/models"),
+        (("tokens", "list"), "GET /api/tokens"),
+        (("ops", "list"), "GET /api/operations?all=true&limit=50"),
+        (("ops", "show", JOB), f"GET /api/operations/{JOB}"),
+    ],
+)
+def test_json_is_one_document_with_everything_the_frontend_said(
+    tmp_path: Path, arguments: tuple[str, ...], path: str
+) -> None:
+    with recorded(ANSWERS) as world:
+        result = run(world, tmp_path, *arguments, "--json")
+        before = run(world, tmp_path, "--json", *arguments)
+    assert json.loads(result.stdout) == ANSWERS[path].body
+    assert before.stdout == result.stdout
+
+
+def test_a_node_is_shown_with_what_it_has(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        shown = dict(line.split("\t", 1) for line in run(world, tmp_path, "nodes", "show", "main").stdout.splitlines())
+    assert shown["labels"] == "room=attic"
+    assert shown["model"] == "tiny-chat#0"
+    assert "free vram" not in shown
+
+
+def test_a_node_is_approved_by_name(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        assert run(world, tmp_path, "nodes", "approve", "second").stdout == "approved second\n"
+
+
+def test_the_beginning_of_an_id_is_enough_when_only_one_begins_so(tmp_path: Path) -> None:
+    other = JOB.replace("3f2a9c1d", "3f2b0000")
+    listed = {"operations": [operation("succeeded"), operation("failed", jobID=other)]}
+    with recorded({"GET /api/operations?all=true&limit=500": Answer(listed)}) as world:
+        found = run(world, tmp_path, "ops", "show", "3F2A")
+        several = run(world, tmp_path, "ops", "show", "3f2")
+        none = run(world, tmp_path, "ops", "show", "9")
+        bad = run(world, tmp_path, "ops", "show", "../nodes")
+    assert f"id\t{JOB}" in found.stdout
+    assert (several.exit_code, none.exit_code, bad.exit_code) == (2, 5, 2)
+    assert JOB in several.stderr
+    assert other in several.stderr
+
+
+def test_ids_are_shortened_only_as_far_as_they_stay_apart() -> None:
+    from enginehouse.cli.ops import short_ids
+
+    assert short_ids(["0123456789a", "0123456789b"]) == {one: one for one in ("0123456789a", "0123456789b")}
+    assert short_ids(["0123456789a", "1123456789a"]) == {"0123456789a": "01234567", "1123456789a": "11234567"}
+    assert short_ids([]) == {}
+
+
+def test_a_token_goes_to_stdout_alone(tmp_path: Path) -> None:
+    made = {"id": "1", "role": "join", "name": "unnamed", "token": "eh-join-x"}
+    with recorded({"POST /api/tokens": Answer(made, 201)}) as world:
+        result = run(world, tmp_path, "tokens", "create", "--role", "join")
+        named = run(world, tmp_path, "tokens", "create", "--name", "laptop", "--json")
+    assert result.stdout == "eh-join-x\n"
+    assert f"enginehouse join {world.url} --token -" in result.stderr
+    assert json.loads(named.stdout) == made
+    assert world.bodies("/api/tokens") == [{"role": "join"}, {"role": "user", "name": "laptop"}]
+
+
+def test_targets_and_force_are_passed_on(tmp_path: Path) -> None:
+    with recorded({"POST /api/operations": Answer(operation("succeeded"), 202)}) as world:
+        run(world, tmp_path, "backends", "install", "gallery@llama-cpp", "--node", "a", "--node", "b", "--force")
+        run(world, tmp_path, "backends", "upgrade", "llama-cpp")
+        run(world, tmp_path, "backends", "delete", "llama-cpp", "--all")
+    assert world.bodies("/api/operations") == [
+        {"kind": "install", "name": "gallery@llama-cpp", "nodes": ["a", "b"], "force": True},
+        {"kind": "upgrade", "name": "llama-cpp"},
+        {"kind": "delete", "name": "llama-cpp"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("backends", "delete", "llama-cpp"),
+        ("backends", "install", "llama-cpp", "--all", "--node", "a"),
+        ("backends", "install"),
+        ("nodes", "approve"),
+        ("ops", "list", "--limit", "0"),
+        ("tokens", "create", "--role", "king"),
+        ("nodes", "list", "--nonsense"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_two(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    with recorded({}) as world:
+        result = run(world, tmp_path, *arguments)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("enginehouse: ")
+    assert world.requests == []
+
+
+@pytest.mark.parametrize("name", ["*", ">", "a/b", "a b", "x" * 300, "..", ".x", "a\nb", ""])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("nodes", "show"),
+        ("nodes", "approve"),
+        ("backends", "install"),
+        ("backends", "install", "llama-cpp", "--node"),
+        ("models", "load", "tiny-chat", "--node"),
+        ("tokens", "list", "--url", "http://h", "tokens"),
+    ],
+)
+def test_a_bad_name_is_refused_before_anything_is_sent(tmp_path: Path, command: tuple[str, ...], name: str) -> None:
+    with recorded({}) as world:
+        result = run(world, tmp_path, *command, name)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert world.requests == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(401, 4), (403, 4), (404, 5), (409, 1), (422, 2), (400, 2), (413, 2), (500, 4), (502, 4), (503, 4)],
+)
+def test_a_refusal_of_the_frontend_is_its_sentence_and_the_exit_code_of_its_class(
+    tmp_path: Path, status: int, code: int
+) -> None:
+    with recorded({"GET /api/nodes": refused(status, "cannot do this: because", "x")}) as world:
+        result = run(world, tmp_path, "nodes", "list")
+    assert result.exit_code == code
+    assert result.stderr == "enginehouse: cannot do this: because\n"
+    assert result.stdout == ""
+
+
+def test_a_frontend_that_is_not_there_is_one_sentence_and_exit_code_four(tmp_path: Path) -> None:
+    with recorded({}) as world:
+        pass
+    result = run(world, tmp_path, "nodes", "list")
+    assert result.exit_code == 4
+    assert result.stderr.startswith(f"enginehouse: cannot reach the frontend at {world.url}")
+
+
+@pytest.mark.parametrize("answer", [Answer(b"<html>"), Answer({"not": "a list"}), Answer([{"no": "name"}])])
+def test_an_answer_that_cannot_be_read_is_one_sentence(tmp_path: Path, answer: Answer) -> None:
+    with recorded({"GET /api/nodes": answer}) as world:
+        result = run(world, tmp_path, "nodes", "list")
+    assert result.exit_code == 4
+    assert result.stderr.startswith("enginehouse: cannot read the answer")
+
+
+def test_what_a_node_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    evil = {**NODE, "platform": "\x1b[2Jlinux\r\n\tx\u202e\x9b"}
+    with recorded({"GET /api/nodes": Answer([evil])}) as world:
+        result = run(world, tmp_path, "nodes", "list")
+    assert "\x1b" not in result.stdout
+    assert len(result.stdout.splitlines()) == 1
+    assert len(result.stdout.split("\t")) == 9
+
+
+def test_a_token_can_come_from_stdin(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        result = run(world, tmp_path, "nodes", "list", "--token", "-", stdin="from-stdin\n")
+        empty = run(world, tmp_path, "nodes", "list", "--token", "-", stdin="")
+    assert result.exit_code == 0
+    assert world.requests[0].headers["Authorization"] == "Bearer from-stdin"
+    assert empty.exit_code == 2
+
+
+def test_the_later_of_two_shared_options_wins(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        run(world, tmp_path, "--token", "one", "nodes", "--token", "two", "list", "--token", "three")
+    assert world.requests[0].headers["Authorization"] == "Bearer three"
+
+
+def test_a_model_that_already_runs_is_not_loaded_again(tmp_path: Path) -> None:
+    with recorded({"POST /api/models/org%2Ftiny/load": Answer({"ready": True, "replicas": []})}) as world:
+        result = run(world, tmp_path, "models", "load", "org/tiny")
+    assert result.stdout == "org/tiny is already running\n"
+
+
+def test_loading_and_unloading_are_followed(tmp_path: Path) -> None:
+    done = operation("succeeded", row("main", "success", action="stop tiny-chat"), kind="unload")
+    answers = {
+        "POST /api/models/tiny-chat/unload": Answer(done, 202),
+        "POST /api/models/tiny-chat/load": Answer(done, 202),
+    }
+    with recorded(answers) as world:
+        assert run(world, tmp_path, "models", "unload", "tiny-chat").stdout == "✓ main: stop tiny-chat\n"
+        assert run(world, tmp_path, "models", "load", "tiny-chat", "--node", "main").exit_code == 0
+    assert world.bodies("/api/models/tiny-chat/load") == [{"node": "main"}]
+
+
+def test_joining_without_a_token_says_how_to_get_one(tmp_path: Path) -> None:
+    with recorded({}) as world:
+        world_environment = {"ENGINEHOUSE_TOKEN": ""}
+        from click.testing import CliRunner
+
+        from enginehouse.cli.main import program
+
+        arguments = ["join", world.url, "--data", str(tmp_path)]
+        result = CliRunner().invoke(program, arguments, env=world_environment)
+    assert result.exit_code == 2
+    assert "enginehouse tokens create --role join" in result.stderr

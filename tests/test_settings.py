@@ -1,0 +1,223 @@
+"""Settings: where a value comes from, and which values are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
+from enginehouse.settings import (
+    ClientSettings,
+    FrontendSettings,
+    UpSettings,
+    WorkerSettings,
+    default_data_directory,
+    default_node_name,
+    load,
+)
+
+
+def up(tmp_path: Path, flags: Mapping[str, object] = {}, environ: Mapping[str, str] = {}, file: str = "") -> UpSettings:
+    if file:
+        (tmp_path / "enginehouse.toml").write_text(file)
+    return load(UpSettings, {"data": str(tmp_path), **flags}, environ)
+
+
+def refusal(tmp_path: Path, **given: object) -> str:
+    with pytest.raises(Invalid) as caught:
+        up(tmp_path, **given)  # type: ignore[arg-type]
+    assert caught.value.message.startswith("cannot ")
+    assert caught.value.code == "invalid_setting"
+    return caught.value.message
+
+
+def test_the_flag_wins_over_our_variable_over_localais_over_the_file_over_the_default(tmp_path: Path) -> None:
+    field = "backend_install_timeout_seconds"
+    file = 'backend_install_timeout = "4m"'
+    theirs = {"LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT": "3m"}
+    ours = {**theirs, "ENGINEHOUSE_BACKEND_INSTALL_TIMEOUT": "2m"}
+
+    assert up(tmp_path).backend_install_timeout_seconds == 900
+    assert up(tmp_path, file=file).backend_install_timeout_seconds == 240
+    assert up(tmp_path, environ=theirs).backend_install_timeout_seconds == 180
+    assert up(tmp_path, environ=ours).backend_install_timeout_seconds == 120
+    assert up(tmp_path, {field: "1m"}, ours).backend_install_timeout_seconds == 60
+
+
+def test_a_port_that_nobody_gave_is_none_and_a_given_one_is_itself(tmp_path: Path) -> None:
+    assert up(tmp_path).port is None
+    assert up(tmp_path, {"port": "8080"}).port == 8080
+    assert up(tmp_path, environ={"ENGINEHOUSE_PORT": "9"}).port == 9
+    assert up(tmp_path, file="port = 7000").port == 7000
+
+
+def test_an_empty_variable_is_one_that_is_not_set(tmp_path: Path) -> None:
+    assert up(tmp_path, environ={"ENGINEHOUSE_PORT": ""}).port is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("15m", 900), ("1h30m", 5400), ("1.5h", 5400), ("500ms", 0.5), ("2m0.5s", 120.5)],
+)
+def test_durations_are_written_as_in_go_or_as_plain_seconds(tmp_path: Path, text: str, seconds: float) -> None:
+    assert up(tmp_path, {"stall_seconds": text}).stall_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["-5s", "-5", "0", "0s", "abc", "", "5x", "5 m", "1h30", "nan", "inf", "1e9", "9999999h"]
+)
+def test_a_bad_duration_is_refused_and_the_flag_is_named(tmp_path: Path, text: str) -> None:
+    message = refusal(tmp_path, flags={"lease_seconds": text})
+    assert "--lease" in message
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "-1", "http", "80.5", "", "9" * 5000])
+def test_a_bad_port_is_refused_and_the_variable_is_named(tmp_path: Path, text: str) -> None:
+    if text:
+        assert "ENGINEHOUSE_NATS_PORT" in refusal(tmp_path, environ={"ENGINEHOUSE_NATS_PORT": text})
+    assert "--nats-port" in refusal(tmp_path, flags={"nats_port": text})
+
+
+@pytest.mark.parametrize("line", ["port = true", 'port = "x"', "port = 1.5", "port = [1]", "heartbeat = true"])
+def test_a_value_of_the_wrong_type_in_the_file_is_refused_and_the_file_is_named(tmp_path: Path, line: str) -> None:
+    assert str(tmp_path / "enginehouse.toml") in refusal(tmp_path, file=line)
+
+
+@pytest.mark.parametrize("line", ["prot = 1", "[worker]\nport = 1", "[upp]\nport = 1", 'data = "/x"', "up = 3"])
+def test_an_unknown_key_in_the_file_is_refused_by_name(tmp_path: Path, line: str) -> None:
+    message = refusal(tmp_path, file=line)
+    assert str(tmp_path / "enginehouse.toml") in message
+
+
+def test_a_file_that_is_not_toml_or_not_there_although_named_is_refused(tmp_path: Path) -> None:
+    assert "not TOML" in refusal(tmp_path, file="port = = 1")
+    with pytest.raises(Invalid, match="no such file"):
+        load(UpSettings, {"data": str(tmp_path)}, {}, tmp_path / "missing.toml")
+
+
+def test_a_table_of_the_file_is_for_its_program_alone_and_wins(tmp_path: Path) -> None:
+    (tmp_path / "enginehouse.toml").write_text('port = 1000\n[frontend]\nport = 2000\n[worker]\nname = "attic"\n')
+    assert load(UpSettings, {"data": str(tmp_path)}, {}).port == 1000
+    assert load(FrontendSettings, {"data": str(tmp_path)}, {}).port == 2000
+    worker = load(WorkerSettings, {"data": str(tmp_path), "url": "http://h", "token": "t"}, {})
+    assert worker.name == "attic"
+
+
+def test_nodes_that_would_look_unhealthy_between_two_heartbeats_are_refused(tmp_path: Path) -> None:
+    assert "stale" in refusal(tmp_path, flags={"stale_seconds": "5"})
+
+
+def test_waiting_for_a_model_without_an_end_is_allowed(tmp_path: Path) -> None:
+    assert up(tmp_path, {"model_load_wait_seconds": "0"}).model_load_wait_seconds == 0
+
+
+def test_a_worker_reads_the_variables_of_localai(tmp_path: Path) -> None:
+    environ = {
+        "LOCALAI_REGISTER_TO": "http://server:8080/",
+        "LOCALAI_REGISTRATION_TOKEN": "secret",
+        "LOCALAI_NODE_NAME": "attic",
+        "LOCALAI_NODE_LABELS": "gpu=yes, room=attic",
+        "LOCALAI_MAX_REPLICAS_PER_MODEL": "3",
+        "LOCALAI_ADVERTISE_ADDR": "10.0.0.7:50051",
+        "LOCALAI_ADDR": "0.0.0.0:50100",
+    }
+    settings = load(WorkerSettings, {"data": str(tmp_path)}, environ)
+    assert settings == WorkerSettings(
+        data=tmp_path,
+        url="http://server:8080",
+        token="secret",
+        name="attic",
+        advertise_host="10.0.0.7",
+        base_port=50100,
+        labels={"gpu": "yes", "room": "attic"},
+        max_replicas_per_model=3,
+    )
+
+
+def test_localais_database_is_never_ours(tmp_path: Path) -> None:
+    environ = {"LOCALAI_AUTH_DATABASE_URL": "postgresql://localai"}
+    assert load(FrontendSettings, {"data": str(tmp_path)}, environ).database_url == ""
+
+
+@pytest.mark.parametrize(
+    "url", ["server:8080", "ftp://server", "http://", "http://h:99999", "http://h:x", "http://u:p@h"]
+)
+def test_a_bad_address_of_a_frontend_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(Invalid):
+        load(WorkerSettings, {"data": str(tmp_path), "url": url, "token": "t"}, {})
+
+
+@pytest.mark.parametrize("name", ["a b", "*", ">", "a/b", "x" * 300, "..", ""])
+def test_a_bad_node_name_is_refused(tmp_path: Path, name: str) -> None:
+    assert "--name" in refusal(tmp_path, flags={"name": name})
+
+
+def test_a_secret_is_not_repeated_in_the_refusal(tmp_path: Path) -> None:
+    with pytest.raises(Invalid) as caught:
+        load(ClientSettings, {"data": str(tmp_path), "url": "http://h", "token": "hush\x01hush"}, {})
+    assert "hush" not in caught.value.message
+
+
+def test_a_client_finds_the_server_of_its_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "server.json").write_text('{"url":"http://127.0.0.1:8081","pid":1}')
+    (tmp_path / "admin.token").write_text("secret\n")
+    settings = load(ClientSettings, {}, {"ENGINEHOUSE_DATA": str(tmp_path)})
+    assert settings == ClientSettings(data=tmp_path, url="http://127.0.0.1:8081", token="secret")
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"pid": 1}', '{"url": 5}'])
+def test_a_client_without_a_server_is_told_what_to_do(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "server.json").write_text(content)
+    with pytest.raises(Unavailable) as caught:
+        load(ClientSettings, {"data": str(tmp_path)}, {})
+    assert "enginehouse up" in caught.value.message
+    assert "--url" in caught.value.message
+
+
+def test_the_token_of_this_machine_is_not_sent_to_a_server_elsewhere(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    directory = default_data_directory(environ)
+    directory.mkdir(parents=True)
+    (directory / "admin.token").write_text("secret")
+    (directory / "server.json").write_text('{"url":"http://10.0.0.1:8080","pid":1}')
+
+    def token(url: str) -> str:
+        return load(ClientSettings, {"url": url}, environ).token
+
+    assert token("http://elsewhere:8080") == ""
+    assert token("http://127.0.0.1:9000") == "secret"
+    assert token("http://10.0.0.1:8080") == "secret"
+    assert load(ClientSettings, {"url": "http://elsewhere", "data": str(directory)}, {}).token == "secret"
+
+
+def test_the_data_directory_is_the_platforms_unless_given(tmp_path: Path) -> None:
+    assert default_data_directory({"HOME": "/h", "XDG_DATA_HOME": "/x"}).name == "enginehouse"
+    relative = load(UpSettings, {"data": "some/where"}, {})
+    assert relative.data == Path(os.getcwd(), "some/where")
+
+
+@pytest.mark.parametrize(
+    ("hostname", "name"),
+    [
+        ("attic", "attic"),
+        ("my box!.local", "my-box-.local"),
+        ("-x-", "x-"),
+        ("", "node"),
+        ("ümlaut", "mlaut"),
+        ("a" * 200, "a" * 128),
+    ],
+)
+def test_a_host_name_is_made_valid_as_a_node_name(hostname: str, name: str) -> None:
+    assert default_node_name(hostname) == name
+
+
+@pytest.mark.parametrize("value", [5, -5, 1.5, True, "", " ", "\x00", [], ["a"], {}, {"a": 1}, "é" * 10, object()])
+def test_whatever_a_value_is_it_is_taken_or_refused_in_our_words(tmp_path: Path, value: object) -> None:
+    for field in set(UpSettings.__struct_fields__) - {"data"}:
+        with contextlib.suppress(EnginehouseError):
+            up(tmp_path, {field: value})

@@ -1,0 +1,219 @@
+"""A small world for tests of the worker: real packages, real processes, a bus and a link in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import msgspec
+
+from enginehouse.core import wire
+from enginehouse.core.backend import Resolved, package_digest
+from enginehouse.core.errors import NotFound
+from enginehouse.core.gallery import find_model, resolve
+from enginehouse.core.model import Model
+from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.engine.http import HttpEngine
+from enginehouse.fetch.galleries import load_builtin
+from enginehouse.fetch.pypi import Python
+from enginehouse.host import hardware
+from enginehouse.host.processes import die_with_parent
+from enginehouse.ports import Message
+from enginehouse.worker.actions import Actions, Parts
+from enginehouse.worker.install import Installer
+from enginehouse.worker.journal import Journal
+from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.pull import Models
+from enginehouse.worker.supervisor import Supervisor
+from enginehouse.worker.trees import Trees
+
+LIMIT_SECONDS = 30.0
+KEY = "a-key-of-a-replica"
+
+
+def xllamacpp(version: str = "") -> Resolved:
+    """The built-in engine; another `version` is another digest of the same packages."""
+    resolved = resolve((load_builtin(),), "llama-cpp", "default", hardware.platform())
+    if not version:
+        return resolved
+    digest = package_digest(resolved.uri, resolved.requirements, resolved.launcher, version)
+    return msgspec.structs.replace(resolved, version=version, digest=digest)
+
+
+def tiny_chat() -> Model:
+    model = find_model((load_builtin(),), "tiny-chat")
+    assert model is not None
+    return model
+
+
+def ask(address: str, question: str, key: str = KEY) -> str:
+    body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
+    request = Request(
+        f"http://{address}/v1/chat/completions",
+        msgspec.json.encode(body),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    with urlopen(request, timeout=LIMIT_SECONDS) as response:
+        answer = msgspec.json.decode(response.read())
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def is_reachable(address: str) -> bool:
+    try:
+        with urlopen(f"http://{address}/health", timeout=2):
+            return True
+    except (URLError, OSError):
+        return False
+
+
+async def until(condition: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> None:
+    end = time.monotonic() + limit_seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+def silent(*_: object) -> None:
+    """A report that nobody hears."""
+
+
+async def nothing() -> None:
+    """Nothing to do after a swap."""
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """A tree that is already installed, at the cost of links."""
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+
+
+class World:
+    """One worker's parts on a directory, without a bus."""
+
+    def __init__(self, directory: Path, *, thread_budget: int = 1000, base_port: int = 0) -> None:
+        self.place = WorkerPlace(
+            directory=directory,
+            name="world",
+            # Away from the default, where a worker of this machine may live.
+            base_port=base_port or 21000 + os.getpid() % 20000,
+            grace_seconds=2.0,
+            stall_seconds=20.0,
+            thread_budget=thread_budget,
+        )
+        self.place.make_directories()
+        self.python = Python(os.environ, before_exec=die_with_parent())
+        self.trees = Trees(self.place.backends)
+        self.models = Models(self.place.models, self.python)
+        self.installer = Installer(self.trees, self.python, os.environ)
+        self.engine = HttpEngine()
+        self.journal = Journal(self.place.journal)
+        self.changes = 0
+        self.supervisor = Supervisor(
+            self.place, self.trees, self.models, self.engine, environment=os.environ, changed=self._changed
+        )
+        self.parts = Parts(
+            trees=self.trees,
+            installer=self.installer,
+            models=self.models,
+            supervisor=self.supervisor,
+            journal=self.journal,
+        )
+        self.actions = Actions(self.parts, self._changed)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+
+@contextlib.asynccontextmanager
+async def running_world(directory: Path, *, thread_budget: int = 1000) -> AsyncIterator[World]:
+    world = World(directory, thread_budget=thread_budget)
+    async with world.supervisor:
+        yield world
+    await world.engine.close()
+
+
+class MemoryBus:
+    """A bus within one process: publishes to its own subscribers, and keeps what was said."""
+
+    def __init__(self) -> None:
+        self.is_connected = True
+        self.is_closed = False
+        self.said: list[tuple[str, bytes]] = []
+        self._receivers: dict[str, Callable[[Message], None]] = {}
+
+    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        self.said.append((subject, payload))
+        receive = self._receivers.get(subject)
+        if receive is not None:
+            receive(Message(subject, payload, reply))
+
+    async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
+        self._receivers[subject] = receive
+
+    async def close(self) -> None:
+        self.is_closed = True
+        self._receivers.clear()
+
+    def hears(self, subject: str) -> bool:
+        return subject in self._receivers
+
+    def replies(self, subject: str) -> list[wire.AnyReply]:
+        return [wire.decode(payload, wire.AnyReply, "a reply") for to, payload in self.said if to == subject]
+
+    async def ask(self, subject: str, payload: bytes, reply: str) -> bytes:
+        """Publish and wait for the next answer on `reply`."""
+        before = sum(1 for to, _ in self.said if to == reply)
+        await self.publish(subject, payload, reply)
+        await until(lambda: sum(1 for to, _ in self.said if to == reply) > before)
+        return [payload for to, payload in self.said if to == reply][before]
+
+
+class MemoryLink:
+    """A frontend that lets workers in, in the order of `statuses`, and keeps their heartbeats."""
+
+    def __init__(self, statuses: list[str] | None = None) -> None:
+        self.statuses = statuses or []
+        self.registrations: list[RegisterRequest] = []
+        self.heartbeats: list[HeartbeatRequest] = []
+        self.deregistered: list[str] = []
+        self.forgets = False
+        self.fails: Exception | None = None
+        self._address = ""
+
+    async def register(self, request: RegisterRequest) -> RegisterReply:
+        self._address = "127.0.0.1"
+        self.registrations.append(request)
+        if self.fails is not None:
+            raise self.fails
+        self.forgets = False
+        status = self.statuses.pop(0) if self.statuses else "healthy"
+        return RegisterReply(
+            id="node-1",
+            name=request.name,
+            node_type="backend",
+            status=status,
+            created_at="",
+            node_token="token",
+            heartbeat_seconds=0.2,
+        )
+
+    async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
+        if self.forgets:
+            raise NotFound(f"cannot find the node {node_id}")
+        self.heartbeats.append(request)
+        return HeartbeatReply(message="ok", mark=float(len(self.heartbeats)))
+
+    async def deregister(self, node_id: str, node_token: str) -> None:
+        self.deregistered.append(node_id)
+
+    def local_address(self) -> str:
+        return self._address
+
+
+OpenBus = Callable[[RegisterReply], Awaitable[MemoryBus]]
