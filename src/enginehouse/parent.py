@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.bus import credentials, embedded
-from enginehouse.core.errors import EnginehouseError, Hopeless
+from enginehouse.core.errors import EnginehouseError
 from enginehouse.host import disk, listen, processes
 from enginehouse.link.client import FrontendClient
 from enginehouse.settings import RunningServer, Timings, UpSettings
@@ -106,22 +106,17 @@ async def run(settings: UpSettings) -> int:
 
 
 def _prepare_data(data: Path) -> disk.Lock:
-    try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = disk.Lock(data / "lock", "start")
-        logs = data / "logs"
-        logs.mkdir(exist_ok=True)
-        for role in ("admin", "join"):
-            path = data / f"{role}.token"
-            if not path.exists():
-                disk.write_atomic(path, f"eh-{role}-{secrets.token_urlsafe(32)}\n".encode(), 0o600)
-        for log in logs.glob("*.log"):
-            if log.stat().st_size > LOG_LIMIT_BYTES:
-                log.replace(log.with_suffix(".log.1"))
-    except OSError as error:
-        raise Hopeless(
-            f"cannot use {data} as data directory: {error.strerror or error}; make it writable or give another --data"
-        ) from error
+    disk.make_usable(data)
+    lock = disk.Lock(data / "lock", "start")
+    logs = data / "logs"
+    logs.mkdir(exist_ok=True)
+    for role in ("admin", "join"):
+        path = data / f"{role}.token"
+        if not path.exists():
+            disk.write_atomic(path, f"eh-{role}-{secrets.token_urlsafe(32)}\n".encode(), 0o600)
+    for log in logs.glob("*.log"):
+        if log.stat().st_size > LOG_LIMIT_BYTES:
+            log.replace(log.with_suffix(".log.1"))
     return lock
 
 
@@ -260,6 +255,3 @@ def _described(code: int) -> str:
 
 def _say(text: str) -> None:
     print(f"enginehouse: {text}", file=sys.stderr, flush=True)
-
-
-

@@ -1,381 +1,41 @@
-"""READ FIRST. Builds the programs: a frontend, a worker, and `up`, a small parent of both and of a NATS server.
+"""READ FIRST. The programs: a frontend, a worker, and `up`, a small parent of both and of a NATS server.
 
-Only this file chooses adapters. Each program is a few objects and a handful of loops under one TaskGroup: whatever
-escapes one of them ends the program in order, and whoever started it starts it again. Nothing is decided here: the
-decisions are in `core`, the duties in `frontend` and `worker`.
+Only `build_frontend` and `build_worker` choose adapters. Each program is a few objects and a handful of loops under one
+TaskGroup: whatever escapes one of them ends the program in order, and whoever started it starts it again. Nothing is
+decided there: the decisions are in `core`, the duties in `frontend` and `worker`. The imports stand inside the
+functions, because a worker has no use for a database and a parent none for either.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import random
-import signal
-import socket
-import time
-import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TypeVar
 
-import uvicorn
 import uvloop
-from msgspec import Struct
-from nacl.exceptions import CryptoError
-from nacl.signing import VerifyKey
 
-from enginehouse import parent
-from enginehouse.api.app import Entry, build
-from enginehouse.api.backends import BackendRoutes
-from enginehouse.api.metrics import Metrics
-from enginehouse.api.models import ModelRoutes
-from enginehouse.api.nodes import BusAccess, NodeRoutes
-from enginehouse.api.openai import OpenAI
-from enginehouse.api.operations import OperationRoutes
-from enginehouse.api.system import SystemRoutes
-from enginehouse.api.tokens import TokenRoutes
-from enginehouse.bus import credentials
-from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core.node import Node
-from enginehouse.core.wire import RegisterReply
-from enginehouse.engine.http import HttpEngine
-from enginehouse.fetch.galleries import load_builtin
-from enginehouse.frontend.board import PUBLISH_SECONDS, Board, Patience
-from enginehouse.frontend.collector import PROGRESS_WRITE_SECONDS, Collector
-from enginehouse.frontend.dispatcher import Dispatcher
-from enginehouse.frontend.events import Events
-from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.keys import Keys
-from enginehouse.frontend.loader import Loader
-from enginehouse.frontend.nodes import Nodes
-from enginehouse.frontend.operations import Operations
-from enginehouse.frontend.router import Router
-from enginehouse.host import listen
-from enginehouse.host.disk import Lock
-from enginehouse.link.client import FrontendClient
-from enginehouse.link.worker import WorkerLink
-from enginehouse.loop import Loop
 from enginehouse.settings import FrontendSettings, UpSettings, WorkerSettings
-from enginehouse.store.db import Store
-from enginehouse.worker.agent import Agent
-from enginehouse.worker.place import WorkerPlace
 
-BUS_CONNECT_SECONDS = 30.0  # a bus that is not there by then is somebody's task: end, and be started again
-STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
-FIRST_ENGINE_PORT = 50051
 T = TypeVar("T")
 
 
-class SystemClock:
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def random(self) -> float:
-        return random.random()
-
-
 def up(settings: UpSettings) -> int:
+    from enginehouse import parent
+
     return asyncio.run(parent.run(settings))
 
 
 def frontend(settings: FrontendSettings) -> int:
-    return _run(_frontend(settings))
+    from enginehouse import build_frontend
+
+    return _run(build_frontend.run(settings))
 
 
 def worker(settings: WorkerSettings) -> int:
-    return _run(_worker(settings))
+    from enginehouse import build_worker
 
-
-# The frontend ----------------------------------------------------------------------------------
-
-
-class Wakes:
-    """Loops wake each other; they are made after the objects that ask for it, so the names come first."""
-
-    def __init__(self) -> None:
-        self.loops: dict[str, Loop] = {}
-
-    def of(self, *names: str) -> Callable[[], None]:
-        def wake() -> None:
-            for name in names:
-                if name in self.loops:
-                    self.loops[name].wake()
-
-        return wake
-
-
-class House(Struct, frozen=True):
-    """The objects of one frontend."""
-
-    board: Board
-    events: Events
-    keys: Keys
-    nodes: Nodes
-    operations: Operations
-    loader: Loader
-    router: Router
-    collector: Collector
-    dispatcher: Dispatcher
-    metrics: Metrics
-    galleries: Galleries
-
-
-async def _frontend(settings: FrontendSettings) -> int:
-    listener = _listener(settings)
-    store = await Store.open(settings.database_url or f"sqlite:///{settings.data / 'enginehouse.db'}")
-    account_seed = _account_seed(settings)
-    wakes = Wakes()
-    jwt, seed = "", ""
-    if account_seed:
-        name = f"enginehouse-frontend-{uuid.uuid4()}"
-        jwt, seed = credentials.mint_user(account_seed, name, credentials.frontend_permissions())
-    bus = await NatsBus.connect(
-        BusOptions(
-            url=settings.nats_url,
-            name="enginehouse-frontend",
-            jwt=jwt,
-            seed=seed,
-            on_connected=wakes.of("dispatch"),
-        ),
-        limit_seconds=BUS_CONNECT_SECONDS,
-    )
-    engine = HttpEngine()
-    house = _house(settings, store, bus, wakes)
-    await _take_tokens(settings, house.keys)
-    await house.board.restore()
-    await house.router.step()
-    await house.collector.listen(bus)
-    wakes.loops = _loops(settings, house)
-    app = build(
-        _entries(settings, house, engine, bus, wakes, account_seed),
-        house.keys,
-        house.metrics,
-        is_loopback=listen.is_loopback(settings.host),
-    )
-    try:
-        await _serve(app, listener, wakes.loops, on_stop=house.events.close)
-    finally:
-        await bus.close()
-        await engine.close()
-        store.close()
-    return 0
-
-
-def _house(settings: FrontendSettings, store: Store, bus: NatsBus, wakes: Wakes) -> House:
-    clock = SystemClock()
-    owner = _owner(settings)
-    events = Events()
-    patience = Patience(settings.stall_seconds, settings.backend_install_timeout_seconds)
-    board = Board(store, events, clock, patience)
-    galleries = Galleries([load_builtin()])
-    nodes = Nodes(
-        store,
-        board,
-        stale_seconds=settings.stale_seconds,
-        approve_keys=settings.approve_keys,
-        verify=_verify,
-        wake=wakes.of("dispatch", "load", "route"),
-    )
-    loader = Loader(store, board, galleries, owner=owner, lease_seconds=settings.lease_seconds)
-    loader.on_step(wakes.of("load", "dispatch", "route"))
-    router = Router(store, loader, wait_seconds=settings.model_load_wait_seconds or float("inf"))
-    collector = Collector(store, board, nodes, clock, owner)
-    # The router first: somebody may be waiting for the route.
-    collector.on_settled(wakes.of("route", "load", "dispatch"))
-    dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=settings.lease_seconds)
-    dispatcher.on_more(wakes.of("dispatch"))
-    return House(
-        board=board,
-        events=events,
-        keys=Keys(store),
-        nodes=nodes,
-        operations=Operations(store, board, galleries, wakes.of("dispatch")),
-        loader=loader,
-        router=router,
-        collector=collector,
-        dispatcher=dispatcher,
-        metrics=Metrics(store, router),
-        galleries=galleries,
-    )
-
-
-def _loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
-    every = settings.reconcile_seconds
-    loops = [
-        # Also the clock of waits: a due intent is sent at most this much late.
-        Loop("dispatch", house.dispatcher.step, min(1.0, every)),
-        Loop("renew", house.dispatcher.renew_step, settings.lease_seconds / 6),
-        Loop("collect", house.collector.replies_step, 0.0),
-        Loop("write-progress", house.collector.write_progress_step, PROGRESS_WRITE_SECONDS),
-        Loop("health", house.nodes.step, max(0.2, settings.stale_seconds / 10)),
-        Loop("load", house.loader.step, every),
-        Loop("route", house.router.step, every),
-        Loop("keys", house.keys.step, every),
-        Loop("tell", house.board.step, PUBLISH_SECONDS),
-    ]
-    return {loop.name: loop for loop in loops}
-
-
-def _entries(
-    settings: FrontendSettings, house: House, engine: HttpEngine, bus: NatsBus, wakes: Wakes, account_seed: str
-) -> list[Entry]:
-    def unready() -> list[str]:
-        reasons = [] if bus.is_connected else ["the bus is not connected"]
-        return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.failures > 2]
-
-    system = SystemRoutes(house.metrics, unready)
-    access = _bus_access(settings, account_seed)
-    inference = OpenAI(house.router, engine, house.metrics)
-    entries = [
-        *system.entries(),
-        *NodeRoutes(
-            house.nodes, house.collector, house.keys, access, heartbeat_seconds=settings.heartbeat_seconds
-        ).entries(),
-        *OperationRoutes(house.operations, house.board, house.events).entries(),
-        *BackendRoutes(house.nodes, house.galleries).entries(),
-        *ModelRoutes(house.loader, house.operations, house.board).entries(),
-        *TokenRoutes(house.keys).entries(),
-        Entry(
-            method="POST",
-            path="/v1/chat/completions",
-            role="user",
-            summary="OpenAI: chat.",
-            raw=inference.chat_completions,
-        ),
-        Entry(
-            method="POST", path="/v1/completions", role="user", summary="OpenAI: complete.", raw=inference.completions
-        ),
-    ]
-    system.table = entries
-    return entries
-
-
-async def _serve(app: object, listener: socket.socket, loops: dict[str, Loop], on_stop: Callable[[], None]) -> None:
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]  # an ASGI application
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=16 * 1024,
-        server_header=False,
-    )
-    server = uvicorn.Server(config)
-
-    def stop() -> None:
-        on_stop()
-        server.should_exit = True
-
-    running = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        running.add_signal_handler(number, stop)
-    # uvicorn replaces the handlers while it serves; its own only sets should_exit, so the streams are ended here too.
-    server.handle_exit = lambda *_: stop()  # type: ignore[method-assign]
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(loop.run(), name=loop.name) for loop in loops.values()]
-        await server.serve(sockets=[listener])
-        for task in tasks:
-            task.cancel()
-
-
-async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:
-    """The tokens that `up` keeps in files are known to the store under fixed names."""
-    for role in ("admin", "join"):
-        path = settings.data / f"{role}.token"
-        if path.exists():
-            await keys.create(role, "up", path.read_text().strip())
-    await keys.step()
-
-
-def _listener(settings: FrontendSettings) -> socket.socket:
-    """The socket that `up` opened and keeps open while frontends come and go, or one of our own."""
-    inherited = os.environ.pop(parent.LISTEN_VARIABLE, "")
-    if inherited:
-        return socket.socket(fileno=int(inherited))
-    return listen.bind(settings.host, settings.port)
-
-
-def _owner(settings: FrontendSettings) -> str:
-    """Who holds leases. Under `up` the same after a restart, because `up` sees to it that there is only one."""
-    return os.environ.pop(parent.OWNER_VARIABLE, "") or str(uuid.uuid4())
-
-
-def _account_seed(settings: FrontendSettings) -> str:
-    """The seed that signs bus credentials; empty where the bus is not ours and takes anonymous clients."""
-    directory = settings.data / "bus"
-    return credentials.load_or_create(directory).account_seed if (directory / "account.seed").exists() else ""
-
-
-def _bus_access(settings: FrontendSettings, account_seed: str) -> BusAccess:
-    port = settings.nats_url.rpartition(":")[2]
-
-    def mint(node: Node) -> tuple[str, str]:
-        if not account_seed:
-            return "", ""
-        name = credentials.worker_name(node.id)
-        return credentials.mint_user(account_seed, name, credentials.worker_permissions(node.id))
-
-    def url_for(host: str) -> str:
-        if settings.advertise_nats:
-            told = settings.advertise_nats
-            return f"nats://{told}" if ":" in told.strip("[]") else f"nats://{told}:{port}"
-        if not account_seed:
-            return settings.nats_url
-        return f"nats://[{host}]:{port}" if ":" in host else f"nats://{host}:{port}"
-
-    return BusAccess(mint, url_for)
-
-
-def _verify(public_key: str, message: bytes, signature: str) -> bool:
-    try:
-        VerifyKey(bytes.fromhex(public_key)).verify(message, bytes.fromhex(signature))
-    except (CryptoError, ValueError, TypeError):
-        return False
-    return True
-
-
-# The worker ------------------------------------------------------------------------------------
-
-
-async def _worker(settings: WorkerSettings) -> int:
-    place = WorkerPlace(
-        directory=settings.data,
-        name=settings.name,
-        join_token=settings.token,
-        advertise_host=settings.advertise_host,
-        base_port=settings.base_port or FIRST_ENGINE_PORT,
-        labels=settings.labels,
-        grace_seconds=settings.grace_seconds,
-    )
-    lock = Lock(settings.data / "worker.lock", "start a worker")
-    engine = HttpEngine()
-    link = WorkerLink(FrontendClient(settings.url, settings.token, user_agent="enginehouse-worker"))
-    agent = Agent(place, link, _open_bus, engine, os.environ)
-    try:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(agent.run())
-            running = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                running.add_signal_handler(number, agent.stop)
-            await task
-    finally:
-        await engine.close()
-        lock.release()
-    return 0
-
-
-async def _open_bus(reply: RegisterReply) -> NatsBus:
-    options = BusOptions(
-        url=reply.nats_url,
-        name=f"enginehouse-worker-{reply.name}",
-        jwt=reply.nats_jwt,
-        seed=reply.nats_user_seed,
-    )
-    return await NatsBus.connect(options, limit_seconds=BUS_CONNECT_SECONDS)
-
-
-# Both ------------------------------------------------------------------------------------------
+    return _run(build_worker.run(settings))
 
 
 def _run(program: Coroutine[object, object, T]) -> T:
@@ -383,6 +43,7 @@ def _run(program: Coroutine[object, object, T]) -> T:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(program)
@@ -392,6 +53,3 @@ def _run(program: Coroutine[object, object, T]) -> T:
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
         raise cause from None
-    finally:
-        with contextlib.suppress(Exception):
-            logging.shutdown()

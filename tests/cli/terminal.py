@@ -29,7 +29,6 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=_take_terminal,
         )
         os.close(slave)
 
@@ -75,10 +74,3 @@ class Terminal:
             return False
         self.raw += received.decode(errors="replace")
         return bool(received)
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -136,6 +136,13 @@ def test_an_answer_that_breaks_is_told_in_one_sentence_and_exit_code_one(
     assert sentence in result.stderr
 
 
+def test_an_answer_that_reached_the_end_of_the_memory_says_so(tmp_path: Path) -> None:
+    with recorded({**READY, CHAT: Stream([piece("Once"), piece("", "length"), "data: [DONE]\n\n"])}) as world:
+        result = run(world, tmp_path, *ASK)
+    assert (result.exit_code, result.stdout) == (0, "Once\n")
+    assert result.stderr == "(cut off: the memory of tiny-chat is full)\n"
+
+
 def test_a_model_that_is_still_loading_is_waited_for(tmp_path: Path) -> None:
     loading = refused(503, "cannot answer yet: tiny-chat is still loading", "model_loading", loading={"state": "x"})
     with recorded({**READY, CHAT: [loading, PARIS]}) as world:

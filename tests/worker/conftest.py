@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.worker.world import World, link_tree, nothing, running_world, silent, tiny_chat, xllamacpp
 
 from enginehouse.worker.install import InstallWish
-from tests.worker.world import World, link_tree, nothing, running_world, silent, tiny_chat, xllamacpp
 
 
 @pytest.fixture(scope="session")

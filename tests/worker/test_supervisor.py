@@ -14,12 +14,6 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-
-from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
-from enginehouse.core.model import ModelOptions
-from enginehouse.host import processes
-from enginehouse.worker.install import InstallWish
-from enginehouse.worker.replicas import Ports, StartWish
 from tests.worker.world import (
     KEY,
     World,
@@ -34,12 +28,21 @@ from tests.worker.world import (
     xllamacpp,
 )
 
+from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
+from enginehouse.core.model import ModelOptions
+from enginehouse.host import processes
+from enginehouse.worker.install import InstallWish
+from enginehouse.worker.replicas import Ports, StartWish
 
-def wish(generation: int = 1, key: str = KEY, **options: int) -> StartWish:
-    model = tiny_chat()
-    if options:
-        model = msgspec.structs.replace(model, options=ModelOptions(**options))
+
+def wish(generation: int = 1, key: str = KEY, context_size: int = 512) -> StartWish:
+    model = msgspec.structs.replace(tiny_chat(), options=ModelOptions(context_size=context_size))
     return StartWish(model=model, slot=0, directory="xllamacpp", key=key, generation=generation)
+
+
+def wait_for_input(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process that does nothing until its input ends."""
+    return subprocess.Popen([sys.executable, "-c", "input()"], env=dict(environment), stdin=subprocess.PIPE)
 
 
 def pid_of(world: World) -> int:
@@ -189,7 +192,7 @@ async def test_threads_are_never_promised_beyond_the_budget_of_the_machine(
     tmp_path: Path, installed_tree: Path
 ) -> None:
     environment = {**os.environ, processes.NONCE: "somebody-else", processes.THREADS: "5000"}
-    other = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE)
+    other = wait_for_input(environment)
     try:
         await until(lambda: any(pid == other.pid for pid, _ in processes.carriers("somebody-else")))
         async with running_world(tmp_path, thread_budget=5000) as world:
@@ -252,8 +255,7 @@ async def test_killing_the_worker_kills_its_engine(world: World) -> None:
 
 async def test_what_a_killed_worker_left_is_killed_by_its_nonce_at_the_next_start(tmp_path: Path) -> None:
     environment = {**os.environ, processes.NONCE: "left-by-a-worker"}
-    left = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE)
-    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    left, stranger = wait_for_input(environment), wait_for_input(os.environ)
     try:
         await until(lambda: any(True for _ in processes.carriers("left-by-a-worker")))
         (tmp_path / "processes").mkdir()
@@ -261,7 +263,7 @@ async def test_what_a_killed_worker_left_is_killed_by_its_nonce_at_the_next_star
         record = f'{{"nonce":"left-by-a-worker","process_key":"m#0","directory":"d","pid":{stranger.pid},"started":1}}'
         (tmp_path / "processes" / "left-by-a-worker.json").write_text(record)
         async with running_world(tmp_path) as world:
-            assert left.wait(5) == -signal.SIGKILL
+            assert not psutil.pid_exists(left.pid)
             assert stranger.poll() is None
             assert not any(world.place.processes.iterdir())
     finally:

@@ -90,8 +90,12 @@ class OperationRoutes:
         with self._events.watch() as watcher:
             # Watching begins before the first look, so nothing falls between the two.
             yield b"event: hello\ndata: {}\n\n"
+            seen = 0
             if only:
-                yield await self._snapshot(only)
+                view = await self._board.view(only)
+                # What was queued while looking is older than what the look has shown.
+                seen = self._events.number
+                yield _rendered(Event(seen, "operation", only, msgspec.json.encode(view)))
             while True:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
@@ -99,15 +103,11 @@ class OperationRoutes:
                 except TimeoutError:
                     yield b": keep-alive\n\n"
                     continue
-                if not only or event.id == only:
+                if event.number > seen and (not only or event.id == only):
                     yield _rendered(event)
                 if watcher.overflowed or event.kind == "bye":
-                    # It missed something, or this frontend stops: a watcher whose stream ends comes back and looks again.
+                    # It missed something, or this frontend stops: a watcher whose stream ends comes back and looks.
                     return
-
-    async def _snapshot(self, operation_id: str) -> bytes:
-        body = msgspec.json.encode(await self._board.view(operation_id))
-        return _rendered(Event(self._events.number, "operation", operation_id, body))
 
 
 def _rendered(event: Event) -> bytes:

@@ -1,7 +1,7 @@
 """A conversation with a model through the OpenAI route: history, streaming, and what to do when it no longer fits.
 
-An answer that breaks is handed back with its failure, and the chat can go on. History holds only what was really said: a question
-without any answer is taken back, so that asking again is not asking twice.
+An answer that breaks is handed back with its failure, and the chat can go on. History holds only what was really
+said: a question without any answer is taken back, so that asking again is not asking twice.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Conversation:
         self._is_streaming = is_streaming
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self._said: list[dict[str, str]] = []
+        self._is_cut = False  # the last answer reached the end of the model's context
 
     def clear(self) -> None:
         self._said.clear()
@@ -72,6 +73,7 @@ class Conversation:
         """Ask and write the answer to stdout as it comes. Ctrl-C stops the answer; what was said so far stays."""
         self._said.append({"role": "user", "content": question})
         answer = Answer()
+        self._is_cut = False
         try:
             for piece in self._pieces(temperature):
                 answer.text += piece
@@ -85,6 +87,8 @@ class Conversation:
             print(flush=True)
         if answer.is_stopped:
             output.remark("(stopped)")
+        elif self._is_cut:
+            output.remark(f"(cut off: the memory of {self.model} is full)")
         if answer.text:
             self._said.append({"role": "assistant", "content": answer.text})
         else:
@@ -146,8 +150,10 @@ class Conversation:
         with waiting(f"{self.model} is thinking"):
             answer: Any = self._frontend.client.request("POST", PATH, body, object, timeout_seconds=ANSWER_SECONDS)
         try:
-            yield answer["choices"][0]["message"]["content"] or ""
-        except (LookupError, TypeError) as error:
+            choice = answer["choices"][0]
+            self._is_cut = choice.get("finish_reason") == "length"
+            yield choice["message"]["content"] or ""
+        except (LookupError, TypeError, AttributeError) as error:
             raise Upstream("cannot read the answer: it holds no text", code="upstream_error") from error
 
     def _stream(self, body: dict[str, object]) -> Iterator[str]:
@@ -165,6 +171,7 @@ class Conversation:
                     raise Upstream(_sentence(reason), code="upstream_error")
                 for choice in chunk.choices:
                     is_ended = is_ended or choice.finish_reason is not None
+                    self._is_cut = self._is_cut or choice.finish_reason == "length"
                     if choice.delta.content:
                         sign.close()
                         yield choice.delta.content

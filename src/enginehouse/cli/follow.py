@@ -86,6 +86,7 @@ def watch(
 
     `trouble` is told why nothing can be seen, and "" when it can be seen again.
     """
+    lost = f"cannot reach the frontend at {frontend.url}"
     pause, seen = FIRST_PAUSE_SECONDS, time.monotonic()
     while True:
         try:
@@ -95,8 +96,8 @@ def watch(
                 yield answer
         except NotFound:
             pass  # no such stream on this frontend: the look below says whether there is such an operation
-        except Unavailable as error:
-            trouble(error.message)
+        except Unavailable:
+            trouble(lost)
         try:
             looked = frontend.client.request(
                 "GET", f"/api/operations/{segment(operation_id)}", None, object, timeout_seconds=LOOK_SECONDS
@@ -104,8 +105,8 @@ def watch(
             seen = time.monotonic()
             trouble("")
             yield looked
-        except Unavailable as error:
-            trouble(error.message)
+        except Unavailable:
+            trouble(lost)
             if time.monotonic() - seen > patience_seconds:
                 raise
         time.sleep(pause)

@@ -47,9 +47,9 @@ def entry(address: str, **flags: Any) -> int:
             param="token",
         )
     remark(f"joining {settings.url} as {settings.name} (data in {settings.data}); Ctrl-C ends it")
-    _log_for_people()
     from enginehouse import run
 
+    _log_for_people()
     return run.worker(settings)
 
 
@@ -71,4 +71,5 @@ def _log_for_people() -> None:
     shown = logging.StreamHandler()
     shown.setFormatter(Plain("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     # Before run.worker sets up its own: logging keeps the first.
-    logging.basicConfig(level=logging.INFO, handlers=[shown])
+    logging.basicConfig(level=logging.WARNING, handlers=[shown])
+    logging.getLogger("enginehouse").setLevel(logging.INFO)

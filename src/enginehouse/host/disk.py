@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from enginehouse.core.errors import Conflict, EnginehouseError, Unavailable
+from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Unavailable
 
 _CHUNK_BYTES = 1024 * 1024
 _AT_FDCWD = -100
@@ -106,6 +106,19 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
             if progress is not None:
                 progress(done)
     return digest.hexdigest()
+
+
+def make_usable(data: Path) -> None:
+    """See to it that a data directory is there and can be written; one sentence where it cannot."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = data / f".probe-{os.getpid()}"
+        probe.touch(mode=0o600)
+        probe.unlink()
+    except OSError as error:
+        raise Hopeless(
+            f"cannot use {data} as data directory: {error.strerror or error}; make it writable or give another --data"
+        ) from error
 
 
 def free_bytes(path: Path) -> int:

@@ -1,0 +1,58 @@
+"""Builds one worker: the agent, its link to the frontend, its bus and its way to ask engines whether they are ready."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from enginehouse.bus.nats import BusOptions, NatsBus
+from enginehouse.core.wire import RegisterReply
+from enginehouse.engine.http import HttpEngine
+from enginehouse.host import disk
+from enginehouse.link.client import FrontendClient
+from enginehouse.link.worker import WorkerLink
+from enginehouse.settings import WorkerSettings
+from enginehouse.worker.agent import Agent
+from enginehouse.worker.place import WorkerPlace
+
+BUS_CONNECT_SECONDS = 30.0  # then the worker registers again: the address may have changed
+FIRST_ENGINE_PORT = 50051
+
+
+async def run(settings: WorkerSettings) -> int:
+    disk.make_usable(settings.data)
+    place = WorkerPlace(
+        directory=settings.data,
+        name=settings.name,
+        join_token=settings.token,
+        advertise_host=settings.advertise_host,
+        base_port=settings.base_port or FIRST_ENGINE_PORT,
+        labels=settings.labels,
+        grace_seconds=settings.grace_seconds,
+    )
+    lock = disk.Lock(settings.data / "worker.lock", "start a worker")
+    engine = HttpEngine()
+    link = WorkerLink(FrontendClient(settings.url, settings.token, user_agent="enginehouse-worker"))
+    agent = Agent(place, link, _open_bus, engine, os.environ)
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(agent.run())
+            running = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                running.add_signal_handler(number, agent.stop)
+            await task
+    finally:
+        await engine.close()
+        lock.release()
+    return 0
+
+
+async def _open_bus(reply: RegisterReply) -> NatsBus:
+    options = BusOptions(
+        url=reply.nats_url,
+        name=f"enginehouse-worker-{reply.name}",
+        jwt=reply.nats_jwt,
+        seed=reply.nats_user_seed,
+    )
+    return await NatsBus.connect(options, limit_seconds=BUS_CONNECT_SECONDS)

@@ -1,0 +1,97 @@
+"""What the command line refuses, and how it passes on what the frontend refuses: one sentence and an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.cli.recorded import Answer, recorded, refused, run
+
+from enginehouse.cli.main import program
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("backends", "delete", "llama-cpp"),
+        ("backends", "install", "llama-cpp", "--all", "--node", "a"),
+        ("backends", "install"),
+        ("nodes", "approve"),
+        ("ops", "list", "--limit", "0"),
+        ("tokens", "create", "--role", "king"),
+        ("nodes", "list", "--nonsense"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_two(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    with recorded({}) as world:
+        result = run(world, tmp_path, *arguments)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("enginehouse: ")
+    assert world.requests == []
+
+
+@pytest.mark.parametrize("name", ["*", ">", "a/b", "a b", "x" * 300, "..", ".x", "a\nb", ""])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("nodes", "show"),
+        ("nodes", "approve"),
+        ("backends", "install"),
+        ("backends", "install", "llama-cpp", "--node"),
+        ("models", "load", "tiny-chat", "--node"),
+    ],
+)
+def test_a_bad_name_is_refused_before_anything_is_sent(tmp_path: Path, command: tuple[str, ...], name: str) -> None:
+    with recorded({}) as world:
+        result = run(world, tmp_path, *command, name)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert world.requests == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(401, 4), (403, 4), (404, 5), (409, 1), (422, 2), (400, 2), (413, 2), (500, 4), (502, 4), (503, 4)],
+)
+def test_a_refusal_of_the_frontend_is_its_sentence_and_the_exit_code_of_its_class(
+    tmp_path: Path, status: int, code: int
+) -> None:
+    with recorded({"GET /api/nodes": refused(status, "cannot do this: because", "x")}) as world:
+        result = run(world, tmp_path, "nodes", "list")
+    assert result.exit_code == code
+    assert result.stderr == "enginehouse: cannot do this: because\n"
+    assert result.stdout == ""
+
+
+def test_a_frontend_that_is_not_there_is_one_sentence_and_exit_code_four(tmp_path: Path) -> None:
+    with recorded({}) as world:
+        pass
+    result = run(world, tmp_path, "nodes", "list")
+    assert result.exit_code == 4
+    assert result.stderr.startswith(f"enginehouse: cannot reach the frontend at {world.url}")
+
+
+@pytest.mark.parametrize("answer", [Answer(b"<html>"), Answer({"not": "a list"}), Answer([{"no": "name"}])])
+def test_an_answer_that_cannot_be_read_is_one_sentence(tmp_path: Path, answer: Answer) -> None:
+    with recorded({"GET /api/nodes": answer}) as world:
+        result = run(world, tmp_path, "nodes", "list")
+    assert result.exit_code == 4
+    assert result.stderr.startswith("enginehouse: cannot read the answer")
+
+
+def test_what_a_node_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    evil = {"id": "1", "name": "main", "platform": "\x1b[2Jlinux\r\n\tx\u202e\x9b"}
+    with recorded({"GET /api/nodes": Answer([evil])}) as world:
+        result = run(world, tmp_path, "nodes", "list")
+    assert "\x1b" not in result.stdout
+    assert len(result.stdout.splitlines()) == 1
+    assert len(result.stdout.split("\t")) == 9
+
+
+def test_joining_without_a_token_says_how_to_get_one(tmp_path: Path) -> None:
+    arguments = ["join", "http://127.0.0.1:1", "--data", str(tmp_path)]
+    result = CliRunner().invoke(program, arguments, env={"ENGINEHOUSE_TOKEN": ""})
+    assert result.exit_code == 2
+    assert "enginehouse tokens create --role join" in result.stderr

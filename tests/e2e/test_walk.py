@@ -1,0 +1,241 @@
+"""The walk of the README through the real commands, in its order: up, run, join, approve, install on both, chat, away
+and back, down and up again. The tests of this file share one house and build on each other."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import subprocess
+import urllib.request
+from typing import Any
+
+import openai
+import psutil
+from tests.e2e.conftest import PROGRAM, House, wait_for
+
+FRANCE = "What is the capital of France?"
+
+
+def client(house: House) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{house.url}/v1", api_key=user_token(house), max_retries=0, timeout=60)
+
+
+def user_token(house: House) -> str:
+    return str(house.json("tokens", "create", "--role", "user", "--name", "tests")["token"])
+
+
+def figure(house: House, name: str, **labels: str) -> float:
+    """The sum of a metric over the lines that have these labels."""
+    request = urllib.request.Request(f"{house.url}/metrics")
+    request.add_header("authorization", "Bearer " + (house.data / "admin.token").read_text().strip())
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith(name) and all(part in line for part in wanted)
+    )
+
+
+def ask(house: House, question: str) -> str:
+    answer = client(house).chat.completions.create(
+        model="tiny-chat", temperature=0, messages=[{"role": "user", "content": question}]
+    )
+    return answer.choices[0].message.content or ""
+
+
+def test_up_names_the_address_the_token_the_join_line_and_what_to_try(house: House) -> None:
+    assert house.parent is not None
+    said = house.parent.output()
+    assert f"{house.url}/v1" in said
+    assert str(house.data / "admin.token") in said
+    token = (house.data / "join.token").read_text().strip()
+    assert f"enginehouse join {house.url} --token {token} --name second" in said
+    assert "run tiny-chat" in said
+
+
+def test_the_secrets_are_for_their_owner_alone(house: House) -> None:
+    for name in ("admin.token", "join.token", "node.key", "bus/account.seed", "bus/operator.seed"):
+        assert stat.S_IMODE((house.data / name).stat().st_mode) == 0o600, name
+
+
+def test_the_local_node_is_approved_by_itself(house: House) -> None:
+    house.wait_for_status("first", "healthy")
+
+
+def test_run_installs_the_engine_places_the_model_and_answers(house: House) -> None:
+    done = house.cli("run", "tiny-chat", "--prompt", FRANCE)
+    assert done.stdout.strip() == "The capital of France is Paris."
+    for step in ("install llama-cpp", "place the files of tiny-chat", "start tiny-chat"):
+        assert f"✓ first: {step}" in done.stderr
+
+
+def test_a_second_run_answers_without_any_step(house: House) -> None:
+    done = house.cli("run", "tiny-chat", "--prompt", FRANCE)
+    assert done.stdout.strip() == "The capital of France is Paris."
+    assert "install" not in done.stderr
+
+
+def test_threads_are_never_more_than_cores(house: House) -> None:
+    assert house.parent is not None
+    given = [int(one.environ().get("ENGINEHOUSE_THREADS", 0)) for one in house.parent.descendants()]
+    assert 0 < sum(given) <= (psutil.cpu_count() or 1)
+
+
+def test_a_second_machine_is_pending_until_it_is_approved(house: House) -> None:
+    house.join("second")
+    house.wait_for_status("second", "pending")
+    refused = house.cli("backends", "install", "llama-cpp", "--node", "second", code=1)
+    assert "it waits for approval; approve it with `enginehouse nodes approve second`" in refused.stderr
+    house.cli("nodes", "approve", "second")
+    house.wait_for_status("second", "healthy")
+    again = house.cli("nodes", "approve", "second", code=1)
+    assert "it is approved already" in again.stderr
+
+
+def test_an_install_goes_to_both_nodes_and_ops_tell_the_same_story(house: House) -> None:
+    house.cli("backends", "install", "llama-cpp", "--all")
+    newest = house.operations()[0]
+    shown = house.json("ops", "show", newest["jobID"])
+    assert (shown["kind"], shown["status"], shown["author"]) == ("install", "succeeded", "up")
+    assert [(row["node_name"], row["status"]) for row in shown["nodes"]] == [
+        ("first", "success"),
+        ("second", "success"),
+    ]
+    followed = house.cli("ops", "follow", newest["jobID"][:8])
+    assert "✓ second: install llama-cpp" in followed.stderr + followed.stdout
+    assert house.has_backend("second")
+
+
+def test_the_official_client_chats_streams_and_completes(house: House) -> None:
+    api = client(house)
+    assert [model.id for model in api.models.list()] == ["tiny-chat"]
+    assert api.models.retrieve("tiny-chat").id == "tiny-chat"
+    assert ask(house, FRANCE) == "The capital of France is Paris."
+    stream = api.chat.completions.create(
+        model="tiny-chat",
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        messages=[{"role": "user", "content": FRANCE}],
+    )
+    chunks = list(stream)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == "The capital of France is Paris."
+    assert len([chunk for chunk in chunks if chunk.choices]) > 5, "it came in one piece"
+    assert {chunk.model for chunk in chunks} == {"tiny-chat"}
+    assert chunks[-1].usage is not None
+    completed = api.completions.create(model="tiny-chat", prompt="Once upon a time", max_tokens=5, temperature=0)
+    assert completed.choices[0].text
+    assert completed.usage is not None
+    assert completed.usage.completion_tokens == 5
+
+
+def test_either_node_answers(house: House) -> None:
+    house.cli("models", "load", "tiny-chat", "--node", "second")
+    for _ in range(6):
+        assert ask(house, FRANCE) == "The capital of France is Paris."
+    assert figure(house, "enginehouse_requests_total", node="first") > 0
+    assert figure(house, "enginehouse_requests_total", node="second") > 0
+    shown = {
+        one["node_name"]
+        for one in next(m for m in house.json("models", "list") if m["name"] == "tiny-chat")["replicas"]
+    }
+    assert shown == {"first", "second"}
+
+
+def test_a_client_error_of_the_engine_keeps_its_status_and_our_shape(house: House) -> None:
+    try:
+        client(house).chat.completions.create(
+            model="tiny-chat", messages=[{"role": "user", "content": "word " * 2000}], temperature=0
+        )
+    except openai.BadRequestError as error:
+        body: Any = error.body
+        assert body["code"]
+        assert "context" in str(body["message"])
+    else:
+        raise AssertionError("a prompt of two thousand words fits into a context of 512")
+
+
+def test_a_wish_for_a_node_that_is_away_is_kept_and_happens_when_it_returns(house: House) -> None:
+    assert house.workers["second"].end() == 0
+    house.wait_for_status("second", "offline")
+    done = house.cli("backends", "delete", "llama-cpp", "--node", "second")
+    assert "queued" in done.stderr + done.stdout
+    operation = house.operations()[0]
+    assert (operation["status"], operation["nodes"][0]["status"]) == ("queued", "queued")
+    house.join("second")
+    wait_for(
+        "the delete to happen by itself",
+        lambda: house.json("ops", "show", operation["jobID"])["status"] == "succeeded",
+    )
+    wait_for("the node to report it", lambda: not house.has_backend("second"))
+    assert not (house.root / "second" / "backends" / "xllamacpp").exists()
+    assert not (house.root / "second" / "backends" / "llama-cpp").exists()
+
+
+def test_a_chat_goes_on_where_the_other_node_is_gone(house: House) -> None:
+    """The second node's replica went with its worker; the first answers alone, without an error in between."""
+    for _ in range(4):
+        assert ask(house, FRANCE) == "The capital of France is Paris."
+
+
+def test_unload_stops_the_process_and_the_next_request_loads_again(house: House) -> None:
+    house.cli("models", "unload", "tiny-chat")
+    assert house.parent is not None
+    parent = house.parent
+    wait_for("no engine to run", lambda: not engines(parent.descendants()))
+    assert ask(house, FRANCE) == "The capital of France is Paris."
+    assert len(engines(parent.descendants())) == 1
+
+
+def engines(processes: list[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for one in processes:
+        try:
+            if "ENGINEHOUSE_THREADS" in one.environ():
+                found.append(one)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_one_load_however_many_ask_at_once(house: House) -> None:
+    house.cli("models", "unload", "tiny-chat")
+    before = len(house.operations())
+    body = json.dumps({"model": "tiny-chat", "temperature": 0, "messages": [{"role": "user", "content": FRANCE}]})
+    asking = [
+        subprocess.Popen(
+            ["curl", "-s", "-m", "60", f"{house.url}/v1/chat/completions", "-d", body], stdout=subprocess.PIPE
+        )
+        for _ in range(12)
+    ]
+    answers = [one.communicate(timeout=60)[0].decode() for one in asking]
+    assert all("Paris" in answer for answer in answers), answers
+    assert len(house.operations()) == before + 1
+
+
+def test_an_answer_says_which_request_it_belongs_to(house: House) -> None:
+    done = subprocess.run(
+        ["curl", "-si", "-H", "x-request-id: my-own", f"{house.url}/v1/models"], capture_output=True, text=True
+    )
+    assert re.search(r"(?i)x-request-id: my-own", done.stdout)
+
+
+def test_everything_ends_in_order_and_a_second_up_goes_on_where_it_was(house: House) -> None:
+    assert house.parent is not None
+    left = house.parent.descendants() + house.workers["second"].descendants()
+    assert house.workers["second"].end() == 0
+    assert house.parent.end() == 0
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive, alive
+    before_names = {"first", "second"}
+    house.up()
+    assert {one["name"] for one in house.json("nodes", "list")} == before_names
+    assert house.has_backend("first")
+    assert any(one["kind"] == "install" for one in house.operations())
+    assert ask(house, FRANCE) == "The capital of France is Paris."
+    version = subprocess.run([PROGRAM, "version"], capture_output=True, text=True)
+    assert version.returncode == 0

@@ -1,0 +1,260 @@
+"""The whole worker with a bus and a frontend in memory: joins, listens, reports, leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from nacl.signing import VerifyKey
+from tests.worker.world import KEY, MemoryBus, MemoryLink, ask, link_tree, tiny_chat, until, xllamacpp
+
+from enginehouse.core import wire
+from enginehouse.core.errors import Unauthenticated, Unavailable
+from enginehouse.core.node import registration_message
+from enginehouse.core.report import Report
+from enginehouse.core.wire import Command, RegisterReply
+from enginehouse.engine.http import HttpEngine
+from enginehouse.host import processes
+from enginehouse.worker.agent import Agent
+from enginehouse.worker.place import WorkerPlace
+
+
+class House:
+    """A worker and what it talks to."""
+
+    def __init__(self, directory: Path, statuses: list[str] | None = None) -> None:
+        self.place = WorkerPlace(
+            directory=directory,
+            name="node-one",
+            join_token="join",
+            base_port=21000 + os.getpid() % 20000,
+            grace_seconds=2.0,
+            thread_budget=1000,
+        )
+        self.link = MemoryLink(statuses)
+        self.buses: list[MemoryBus] = []
+        self.engine = HttpEngine()
+        self.agent = Agent(self.place, self.link, self._open, self.engine, os.environ)
+
+    async def _open(self, registered: RegisterReply) -> MemoryBus:
+        self.buses.append(MemoryBus())
+        return self.buses[-1]
+
+    @property
+    def bus(self) -> MemoryBus:
+        return self.buses[-1]
+
+    @property
+    def report(self) -> Report:
+        report = self.link.heartbeats[-1].report
+        assert report is not None
+        return report
+
+    async def tell(self, verb: str, message: msgspec.Struct, reply: str = "r") -> wire.AnyReply:
+        answer = await self.bus.ask(wire.node_subject("node-1", verb), wire.encode(message), reply)
+        return wire.decode(answer, wire.AnyReply, "the reply")
+
+
+@contextlib.asynccontextmanager
+async def working(house: House) -> AsyncIterator[House]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(house.agent.run())
+        await until(lambda: task.done() or bool(house.link.heartbeats))
+        try:
+            yield house
+        finally:
+            house.agent.stop()
+            await task
+    await house.engine.close()
+
+
+def command(intent: str, generation: int = 1, attempt: int = 1) -> Command:
+    return Command(intent=intent, generation=generation, attempt=attempt, fence=attempt)
+
+
+def start(intent: str = "start", generation: int = 1) -> wire.BackendInstallRequest:
+    return wire.BackendInstallRequest(
+        backend="xllamacpp",
+        model_id="tiny-chat",
+        op_id="op",
+        command=command(intent, generation),
+        model=wire.ModelStart(model=tiny_chat(), key=KEY),
+    )
+
+
+async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_key_private(tmp_path: Path) -> None:
+    async with working(House(tmp_path)) as house:
+        request = house.link.registrations[-1]
+        assert request.address == f"127.0.0.1:{house.place.base_port}"
+        assert request.token == "join"
+        key = VerifyKey(bytes.fromhex(request.public_key))
+        key.verify(registration_message("node-one", request.public_key), bytes.fromhex(request.signature))
+        assert stat.S_IMODE(house.place.node_key.stat().st_mode) == 0o600
+        assert msgspec.json.decode(house.place.node_file.read_bytes()) == {"id": "node-1", "name": "node-one"}
+    assert house.link.deregistered == ["node-1"]
+    assert house.bus.is_closed
+    again = House(tmp_path)
+    async with working(again):
+        assert again.link.registrations[-1].public_key == request.public_key
+
+
+async def test_a_pending_worker_asks_again_until_it_is_approved(tmp_path: Path) -> None:
+    house = House(tmp_path, statuses=["pending", "pending"])
+    async with working(house):
+        assert len(house.link.registrations) == 3
+        assert len(house.buses) == 1
+
+
+async def test_a_refused_worker_ends_with_the_error(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.link.fails = Unauthenticated("cannot register: the token is wrong")
+    with pytest.raises(Unauthenticated):
+        await house.agent.run()
+    assert house.link.deregistered == []
+
+
+async def test_a_frontend_that_is_away_is_asked_again(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.link.fails = Unavailable("cannot reach the frontend")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(house.agent.run())
+        await until(lambda: len(house.link.registrations) >= 2)
+        house.link.fails = None
+        await until(lambda: bool(house.link.heartbeats))
+        house.agent.stop()
+        await task
+
+
+async def test_the_whole_thread_install_pull_start_ask_stop_delete(tmp_path: Path) -> None:
+    async with working(House(tmp_path)) as house:
+        install = wire.BackendInstallRequest(
+            backend="llama-cpp", op_id="op", command=command("install"), resolved=xllamacpp()
+        )
+        assert (await house.tell(wire.INSTALL, install)).success
+        pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
+        assert (await house.tell(wire.PULL_MODEL, pull)).success
+        started = await house.tell(wire.INSTALL, start())
+        assert started.success
+        assert await asyncio.to_thread(ask, started.address, "What is the capital of France?") == (
+            "The capital of France is Paris."
+        )
+        await until(lambda: len(house.report.replicas) == 1 and len(house.report.results) == 3)
+        assert house.report.replicas[0].address == started.address
+        assert [model.name for model in house.report.models] == ["tiny-chat"]
+        progress = [to for to, _ in house.bus.said if to == wire.progress_subject("node-1", "op")]
+        assert len(progress) >= 3
+        stop = wire.ModelStopRequest(
+            model_name="tiny-chat", process_key="tiny-chat#0", expected_address="", command=command("stop", 2)
+        )
+        assert (await house.tell(wire.STOP_MODEL, stop)).terminated
+        delete = wire.BackendDeleteRequest(backend="xllamacpp", command=command("delete", 2))
+        assert (await house.tell(wire.DELETE, delete)).success
+        await until(lambda: house.report.backends == () and house.report.replicas == ())
+
+
+async def test_the_death_of_an_engine_is_reported_within_a_second(tmp_path: Path, installed_tree: Path) -> None:
+    house = House(tmp_path)
+    house.place.make_directories()
+    link_tree(installed_tree, house.place.backends / "xllamacpp")
+    async with working(house):
+        pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
+        assert (await house.tell(wire.PULL_MODEL, pull)).success
+        assert (await house.tell(wire.INSTALL, start())).success
+        await until(lambda: len(house.report.replicas) == 1)
+        ((pid, _),) = processes.carriers(house.report.replicas[0].nonce)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: house.report.replicas == (), limit_seconds=1.0)
+
+
+async def test_reports_are_numbered_and_carry_the_last_mark(tmp_path: Path) -> None:
+    async with working(House(tmp_path)) as house:
+        await until(lambda: len(house.link.heartbeats) >= 3)
+        reports = [heartbeat.report for heartbeat in house.link.heartbeats[:3]]
+        assert [(one.sequence, one.mark) for one in reports if one] == [(1, 0.0), (2, 1.0), (3, 2.0)]
+        assert len({one.boot_id for one in reports if one}) == 1
+        assert house.link.heartbeats[0].available_ram
+
+
+async def test_heartbeats_rest_while_the_bus_is_away(tmp_path: Path) -> None:
+    async with working(House(tmp_path)) as house:
+        house.bus.is_connected = False
+        count = len(house.link.heartbeats)
+        await house.agent._beat()
+        assert len(house.link.heartbeats) <= count + 1  # one may have been on its way
+        count = len(house.link.heartbeats)
+        await house.agent._beat()
+        assert len(house.link.heartbeats) == count
+        house.bus.is_connected = True
+        await until(lambda: len(house.link.heartbeats) > count)
+
+
+async def test_a_forgotten_worker_joins_again_and_its_engines_go_on(tmp_path: Path, installed_tree: Path) -> None:
+    house = House(tmp_path)
+    house.place.make_directories()
+    link_tree(installed_tree, house.place.backends / "xllamacpp")
+    async with working(house):
+        pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
+        await house.tell(wire.PULL_MODEL, pull)
+        await house.tell(wire.INSTALL, start())
+        await until(lambda: len(house.report.replicas) == 1)
+        nonce = house.report.replicas[0].nonce
+        house.link.forgets = True
+        await until(lambda: len(house.buses) == 2)
+        count = len(house.link.heartbeats)
+        await until(lambda: len(house.link.heartbeats) > count)
+        assert [replica.nonce for replica in house.report.replicas] == [nonce]
+        assert house.buses[0].is_closed
+
+
+@pytest.mark.parametrize("verb", [wire.INSTALL, wire.UPGRADE, wire.DELETE, wire.STOP_MODEL, wire.PULL_MODEL])
+@pytest.mark.parametrize("payload", [b"", b"{", b'{"backend": 3}', b"\xff", b"null", b"{}"])
+async def test_a_malformed_message_gets_an_error_and_harms_nothing(tmp_path: Path, verb: str, payload: bytes) -> None:
+    async with working(House(tmp_path)) as house:
+        answer = await house.bus.ask(wire.node_subject("node-1", verb), payload, "r")
+        reply = wire.decode(answer, wire.AnyReply, "the reply")
+        assert not reply.success
+        assert not reply.terminated
+        assert reply.error.startswith("cannot ")
+        answer = await house.bus.ask(wire.node_subject("node-1", wire.LIST), b"{}", "r")
+        assert wire.decode(answer, wire.BackendListReply, "the list").backends == ()
+
+
+async def test_messages_of_a_go_frontend_are_understood(tmp_path: Path, installed_tree: Path) -> None:
+    house = House(tmp_path)
+    house.place.make_directories()
+    link_tree(installed_tree, house.place.backends / "xllamacpp")
+    async with working(house):
+        for name in ("llama-cpp", "localai@llama-cpp", "xllamacpp"):
+            assert (await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name))).success
+        unknown = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="vllm"))
+        assert "cannot find a backend named 'vllm'" in unknown.error
+        external = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="", uri="quay.io/x:y", name="x"))
+        assert external.outcome is not None
+        assert external.outcome.code == "unsupported"
+        model = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="llama-cpp", model_id="m"))
+        assert "engines of this worker take their model at start" in model.error
+        answer = await house.bus.ask(wire.node_subject("node-1", wire.RUNNING), b"{}", "r")
+        assert wire.decode(answer, wire.ModelsRunningReply, "what runs").models == ()
+        stop = wire.ModelStopRequest(model_name="m", process_key="m#0", expected_address="127.0.0.1:1")
+        assert (await house.tell(wire.STOP_MODEL, stop)).terminated
+        assert (await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))).success
+        absent = await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))
+        assert not absent.success
+
+
+async def test_stopping_in_the_middle_of_an_install_leaves_nothing_half_done(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    async with working(house):
+        install = wire.BackendInstallRequest(backend="llama-cpp", command=command("install"), resolved=xllamacpp())
+        await house.bus.publish(wire.node_subject("node-1", wire.INSTALL), wire.encode(install), "r")
+        await until(lambda: (house.place.backends / "xllamacpp.install-tmp").exists())
+    assert list(house.place.backends.iterdir()) == []
+    assert house.bus.replies("r") == []
+    assert (house.place.journal / "journal.jsonl").read_bytes().count(b"result") == 0

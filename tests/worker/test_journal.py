@@ -1,0 +1,86 @@
+"""The journal: remembers across a kill at any byte, refuses what is older."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginehouse.core.errors import Conflict
+from enginehouse.core.intent import Outcome
+from enginehouse.core.report import CommandResult
+from enginehouse.core.wire import Command
+from enginehouse.worker import journal as journal_module
+from enginehouse.worker.journal import Journal
+
+
+def command(generation: int = 1, fence: int = 1, intent: str = "i", attempt: int = 1) -> Command:
+    return Command(intent=intent, generation=generation, attempt=attempt, fence=fence)
+
+
+def result(intent: str, attempt: int = 1) -> CommandResult:
+    return CommandResult(intent=intent, attempt=attempt, outcome=Outcome(digest=intent))
+
+
+def loaded(directory: Path) -> Journal:
+    journal = Journal(directory)
+    journal.load()
+    return journal
+
+
+async def test_results_and_fences_survive_a_restart(tmp_path: Path) -> None:
+    journal = loaded(tmp_path)
+    await journal.accept("backend:a", command(generation=4, fence=2))
+    await journal.record(result("i"))
+    again = loaded(tmp_path)
+    assert again.result_of("i", 1) == Outcome(digest="i")
+    assert again.result_of("i", 2) is None
+    with pytest.raises(Conflict):
+        again.check("backend:a", command(generation=4, fence=1))
+    again.check("backend:b", command(generation=1, fence=1))
+
+
+@pytest.mark.parametrize(
+    ("generation", "fence", "is_taken"), [(3, 9, False), (4, 1, False), (4, 2, True), (4, 3, True), (5, 1, True)]
+)
+async def test_a_newer_generation_counts_more_than_any_fence(
+    tmp_path: Path, generation: int, fence: int, is_taken: bool
+) -> None:
+    journal = loaded(tmp_path)
+    await journal.accept("backend:a", command(generation=4, fence=2))
+    if is_taken:
+        await journal.accept("backend:a", command(generation=generation, fence=fence))
+    else:
+        with pytest.raises(Conflict):
+            await journal.accept("backend:a", command(generation=generation, fence=fence))
+
+
+async def test_a_kill_at_any_byte_loses_at_most_the_line_being_written(tmp_path: Path) -> None:
+    journal = loaded(tmp_path)
+    await journal.accept("backend:a", command(generation=1, fence=1))
+    await journal.record(result("first"))
+    file = tmp_path / "journal.jsonl"
+    whole = len(file.read_bytes())
+    await journal.record(result("second"))
+    content = file.read_bytes()
+    for length in range(whole, len(content) + 1):
+        place = tmp_path / str(length)
+        place.mkdir()
+        (place / "journal.jsonl").write_bytes(content[:length])
+        torn = loaded(place)
+        assert torn.result_of("first", 1) is not None
+        assert (torn.result_of("second", 1) is not None) == (length == len(content))
+        # And what comes after the torn line is not lost in it.
+        await torn.record(result("third"))
+        assert loaded(place).result_of("third", 1) is not None
+
+
+async def test_it_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "REWRITE_AFTER", 30)
+    journal = loaded(tmp_path)
+    for number in range(journal_module.KEPT_RESULTS + 50):
+        await journal.record(result(str(number)))
+    assert len(journal.results()) == journal_module.KEPT_RESULTS
+    lines = (tmp_path / "journal.jsonl").read_bytes().count(b"\n")
+    assert lines <= journal_module.KEPT_RESULTS + 31
+    assert loaded(tmp_path).results() == journal.results()
