@@ -93,9 +93,7 @@ async def measure(count: int, rounds: int) -> float:
             port=None,
             log_path=data / "nats.log",
         )
-        nats = await processes.spawn(
-            server.argv, directory=data, environment=os.environ, log=data / "nats.log"
-        )
+        nats = await processes.spawn(server.argv, directory=data, environment=os.environ, log=data / "nats.log")
         frontend = None
         try:
             async with asyncio.TaskGroup() as group:

@@ -253,7 +253,7 @@ async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:
     for role in ("admin", "join"):
         path = settings.data / f"{role}.token"
         if path.exists():
-            await keys.create(role, "up", path.read_text().strip())
+            await keys.create(role, role, path.read_text().strip())
     await keys.step()
 
 

@@ -24,7 +24,7 @@ from enginehouse.bus import credentials, embedded
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.host import disk, listen, processes
 from enginehouse.link.client import FrontendClient
-from enginehouse.settings import RunningServer, Timings, UpSettings
+from enginehouse.settings import RunningServer, Timings, UpSettings, default_data_directory
 from enginehouse.worker import identity
 
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
@@ -211,20 +211,19 @@ def _write_server(data: Path, url: str) -> None:
 def _print_welcome(settings: UpSettings, url: str, port: int) -> None:
     is_open = not listen.is_loopback(settings.host)
     outside = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
-    command = _command()
-    given = "" if _is_default(settings.data) else f" --data {settings.data}"
-    join_url = f"http://{outside}:{port}" if is_open else url
+    given = "" if settings.data == default_data_directory(os.environ) else f" --data {settings.data}"
     token = (settings.data / "join.token").read_text().strip()
+    join_url = f"http://{outside}:{port}" if is_open else url
+    hint = "(on the other machine)" if is_open else "(here with another --data; for other machines: up --host 0.0.0.0)"
     lines = [
         "",
         f"  Enginehouse is up: {url}",
         "",
         f"  API          {url}/v1   (any OpenAI client)",
-        f"  admin token  {settings.data / 'admin.token'}   (the commands on this machine find it by themselves)",
-        "  add a node   run this on another machine"
-        + ("" if is_open else " (first start with --host 0.0.0.0 to open it to others; here, give another --data):"),
-        f"               enginehouse join {join_url} --token {token} --name second",
-        f"  try it       {command}{given} run tiny-chat",
+        f"  admin token  {settings.data / 'admin.token'}   (commands on this machine find it by themselves)",
+        f"  add a node   enginehouse join {join_url} --token {token} --name second",
+        f"               {hint}",
+        f"  try it       {_command()}{given} run tiny-chat",
         "",
         "  Ctrl-C stops everything; what was installed stays.",
         "",
@@ -241,12 +240,6 @@ def _command() -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-def _is_default(data: Path) -> bool:
-    from enginehouse.settings import default_data_directory
-
-    return data == default_data_directory(os.environ)
 
 
 def _described(code: int) -> str:

@@ -99,7 +99,7 @@ def test_an_install_goes_to_both_nodes_and_ops_tell_the_same_story(house: House)
     house.cli("backends", "install", "llama-cpp", "--all")
     newest = house.operations()[0]
     shown = house.json("ops", "show", newest["jobID"])
-    assert (shown["kind"], shown["status"], shown["author"]) == ("install", "succeeded", "up")
+    assert (shown["kind"], shown["status"], shown["author"]) == ("install", "succeeded", "admin")
     assert [(row["node_name"], row["status"]) for row in shown["nodes"]] == [
         ("first", "success"),
         ("second", "success"),

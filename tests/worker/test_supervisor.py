@@ -99,7 +99,9 @@ async def test_a_process_that_dies_is_noticed_within_a_second_and_can_be_started
 
 async def test_a_process_that_does_not_answer_is_not_taken_for_running(world: World) -> None:
     first = await world.supervisor.start(wish())
-    os.kill(pid_of(world), signal.SIGSTOP)
+    stopped = psutil.Process(pid_of(world))
+    stopped.suspend()
+    await until(lambda: stopped.status() == psutil.STATUS_STOPPED)
     second = await world.supervisor.start(wish())
     assert second.nonce != first.nonce
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from enginehouse.cli import output
@@ -39,7 +41,10 @@ def list_nodes() -> None:
         for node in read(answer, tuple[Node, ...])
     ]
     columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
-    output.emit_table(columns, rows, "no nodes yet; join one with `enginehouse join`")
+    # On a screen the id would only break the lines; `nodes show` has it, and so has a pipe.
+    shown = len(columns) - 1 if output.is_terminal(sys.stdout) else len(columns)
+    rows = [row[:shown] for row in rows]
+    output.emit_table(columns[:shown], rows, "no nodes yet; join one with `enginehouse join`")
 
 
 @command("show", examples=("enginehouse nodes show attic",))

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 OpenBus = Callable[[RegisterReply], Awaitable[Bus]]
 
 HEARTBEAT_SECONDS = 10.0  # when neither the frontend nor a setting says
-TICK_SECONDS = 1.0  # how often it is looked whether a heartbeat is due, and the pause after a failed one
+TICK_SECONDS = 0.5  # how often it is looked whether a heartbeat is due, and the pause after a failed one
 REJOIN_SECONDS = 20.0  # a bus away for so long may have moved or have new credentials: the frontend knows
 LEAVE_SECONDS = 5.0  # for the goodbye: a frontend that does not hear it notices the silence
 
