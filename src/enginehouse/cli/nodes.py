@@ -43,8 +43,7 @@ def list_nodes() -> None:
     columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
     # On a screen the id would only break the lines; `nodes show` has it, and so has a pipe.
     shown = len(columns) - 1 if output.is_terminal(sys.stdout) else len(columns)
-    rows = [row[:shown] for row in rows]
-    output.emit_table(columns[:shown], rows, "no nodes yet; join one with `enginehouse join`")
+    output.emit_table(columns[:shown], [row[:shown] for row in rows], "no nodes yet; join one with `enginehouse join`")
 
 
 @command("show", examples=("enginehouse nodes show attic",))

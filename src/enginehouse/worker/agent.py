@@ -63,6 +63,7 @@ class Agent:
         self._boot_id = uuid.uuid4().hex
         self._sequence = 0
         self._mark = 0.0
+        self._boot_mark = 0.0
         self._bus: Bus | None = None
         self._node: RegisterReply | None = None
         python = Python(
@@ -128,6 +129,8 @@ class Agent:
             await asyncio.sleep(TICK_SECONDS)
             return
         self._bus, self._node, self._is_due = bus, node, True
+        # What was sent before this registration can no longer be heard; reports say so from now on.
+        self._mark = self._boot_mark = node.mark
         self._connected_at = asyncio.get_running_loop().time()
         listener = Listener(bus, node.id, self._parts, self._actions)
         listening = asyncio.Event()
@@ -194,6 +197,7 @@ class Agent:
             boot_id=self._boot_id,
             sequence=self._sequence,
             mark=self._mark,
+            boot_mark=self._boot_mark,
             version=enginehouse.__version__,
             backends=await in_thread(parts.trees.list_installed),
             models=await in_thread(parts.models.held_models),
