@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Coroutine
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 def up(settings: UpSettings) -> int:
     from enginehouse import parent
 
+    os.umask(0o077)  # for the children too: whatever is written is for its owner alone
     return asyncio.run(parent.run(settings))
 
 
@@ -44,6 +46,7 @@ def _run(program: Coroutine[object, object, T]) -> T:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    os.umask(0o077)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(program)

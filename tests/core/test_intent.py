@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.core import intent as intents
-from enginehouse.core.action import RemoveBackend
+from enginehouse.core.action import RemoveBackend, StartReplica
 from enginehouse.core.errors import Conflict
 from enginehouse.core.intent import MAX_FAILURES, OPEN, TABLE, Change, Intent, Kind, Outcome, State
+from enginehouse.core.model import Model
 
 STATES: tuple[State, ...] = get_args(State)
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -96,6 +97,15 @@ def test_an_error_that_cannot_heal_fails_at_once() -> None:
     running = make("running", attempt=1)
     change = intents.after_outcome(running, Outcome(code="digest_mismatch", message="no"), 2.0, 0.5)
     assert intents.apply(running, change).state == "failed"
+
+
+def test_a_start_that_finds_no_core_left_fails_at_once_so_that_another_node_is_asked() -> None:
+    model = Model(name="m", backend="b", files=())
+    running = make("running", action=StartReplica(model=model, slot=0, directory="b", key="k"))
+    change = intents.after_outcome(running, Outcome(code="insufficient_capacity", can_heal=True), 2.0, 0.5)
+    assert change.kind == "fail"
+    change = intents.after_outcome(running, Outcome(code="backend_exited", can_heal=True), 2.0, 0.5)
+    assert change.kind == "wait"
 
 
 @given(st.integers(0, 100), st.floats(0, 1))

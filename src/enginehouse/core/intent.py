@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from enginehouse.core.action import Action
+from enginehouse.core.action import Action, StartReplica
 from enginehouse.core.errors import Conflict
 from enginehouse.core.progress import Progress
 
@@ -27,6 +27,10 @@ MAX_FAILURES = 10  # LocalAI's number: with our backoff about eight minutes of t
 BACKOFF_FIRST_SECONDS = 1.0
 BACKOFF_CAP_SECONDS = 300.0
 NODE_AWAY = "node_away"  # the reason of a wait that ends when the node returns, not by the clock
+
+# A start that finds no core left, or no engine, may heal in an hour; somebody waits for an answer now, and the loader
+# can look for another node only when this one has said no.
+_BETTER_ELSEWHERE = frozenset({"insufficient_capacity", "not_found"})
 
 TABLE: dict[tuple[State, Kind], State] = {
     ("accepted", "claim"): "running",
@@ -164,7 +168,10 @@ def after_outcome(intent: Intent, outcome: Outcome, now: float, jitter: float) -
     """What a worker's last word does to a running intent."""
     if outcome.succeeded:
         return Change(kind="succeed", now=now, outcome=outcome, message=outcome.message)
-    if outcome.can_heal and intent.failures + 1 < MAX_FAILURES:
+    heals_here = outcome.can_heal and not (
+        isinstance(intent.action, StartReplica) and outcome.code in _BETTER_ELSEWHERE
+    )
+    if heals_here and intent.failures + 1 < MAX_FAILURES:
         return Change(
             kind="wait",
             now=now,
