@@ -73,13 +73,29 @@ def step(intents: list[Intent], nodes: list[Node], only: str = "") -> object:
     return next_step(MODEL, intents, nodes, {one.id: BUILD for one in nodes}, only=only, new_key="k")
 
 
-def test_a_load_installs_places_and_starts_in_that_order() -> None:
+def test_a_load_installs_and_places_side_by_side_and_then_starts() -> None:
     nodes = [node("a")]
     assert step([], nodes) == Next("a", INSTALL)
-    assert step([intent(INSTALL, "running")], nodes) == Wait()
+    assert step([intent(INSTALL, "running")], nodes) == Next("a", PULL)
+    assert step([intent(INSTALL, "running"), intent(PULL, "running")], nodes) == Wait()
+    assert step([intent(INSTALL, "running"), intent(PULL, "succeeded")], nodes) == Wait()
+    assert step([intent(INSTALL, "succeeded"), intent(PULL, "running")], nodes) == Wait()
     assert step([intent(INSTALL, "succeeded")], nodes) == Next("a", PULL)
     assert step([intent(INSTALL, "succeeded"), intent(PULL, "succeeded")], nodes) == Next("a", START)
+    assert step([intent(START, "running")], nodes) == Wait()
     assert step([intent(START, "succeeded")], nodes) == Done()
+
+
+def test_files_that_are_there_are_not_placed_while_the_engine_is_installed() -> None:
+    nodes = [node("a", report=Report(models=(HeldModel("m", ("ab",)),)))]
+    assert step([intent(INSTALL, "running")], nodes) == Wait()
+
+
+def test_a_node_where_one_of_two_steps_failed_is_left_whatever_the_other_did() -> None:
+    tried = [intent(INSTALL, "failed", "a"), intent(PULL, "succeeded", "a")]
+    assert step(tried, [node("a"), node("b")]) == Next("b", INSTALL)
+    assert step(tried, [node("a")]) == GiveUp("backend_exited", "it ended")
+    assert step([intent(INSTALL, "failed", "a"), intent(PULL, "running", "a")], [node("a"), node("b")]) == Wait()
 
 
 def test_a_load_skips_what_the_node_reports_to_have() -> None:
@@ -97,6 +113,7 @@ def test_a_load_that_fails_on_one_node_goes_to_another_and_then_gives_up_with_th
 
 def test_a_load_whose_step_was_superseded_ends() -> None:
     assert isinstance(step([intent(INSTALL, "superseded")], [node("a")]), GiveUp)
+    assert isinstance(step([intent(INSTALL, "cancelled"), intent(PULL, "succeeded")], [node("a")]), GiveUp)
 
 
 def test_a_warm_node_is_preferred_to_a_cold_one_and_an_idle_to_a_busy_one() -> None:

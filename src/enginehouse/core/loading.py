@@ -1,5 +1,7 @@
 """The next step of a load: a pure function of what the load has done so far and what the nodes report.
 
+The engine and the model's files come side by side, so two downloads take as long as the longer one; the start waits for
+both.
 Each step is idempotent, so whoever holds the load's lease may take it; nothing is remembered between steps but the
 intents themselves.
 """
@@ -57,25 +59,39 @@ def next_step(
     operator named, if any.
     """
     if any(intent.is_open for intent in intents):
-        return Wait()
+        return _beside(model, intents, nodes)
+    given_up = next((intent for intent in intents if intent.state in ("cancelled", "superseded")), None)
+    if given_up is not None:
+        return GiveUp(code=given_up.state, message=f"cannot load {model.name}: a step was {given_up.state}")
     last = intents[-1] if intents else None
-    if last is not None and last.state in ("cancelled", "superseded"):
-        return GiveUp(code=last.state, message=f"cannot load {model.name}: a step was {last.state}")
-    if last is not None and last.state == "succeeded" and isinstance(last.action, StartReplica):
-        return Done()
-    failed_on = {intent.node_id for intent in intents if intent.state == "failed"}
-    if last is not None and last.state == "succeeded":
+    failed = [intent for intent in intents if intent.state == "failed"]
+    failed_on = {intent.node_id for intent in failed}
+    if last is not None and last.node_id not in failed_on:
+        if isinstance(last.action, StartReplica):
+            return Done()
         chosen = next((node for node in nodes if node.id == last.node_id), None)
         if chosen is not None and chosen.id in resolved:
             return Next(chosen.id, _next_action(model, chosen, intents, resolved[chosen.id], new_key))
     try:
         node = placement.choose_node(model, nodes, resolved.keys(), avoid=failed_on, only=only)
     except Unavailable as error:
-        if last is not None and last.state == "failed":
-            # The first cause says more than "no node is left".
-            return GiveUp(code=last.reason, message=last.message)
+        if failed:
+            # The last cause says more than "no node is left".
+            return GiveUp(code=failed[-1].reason, message=failed[-1].message)
         return GiveUp(code=error.code, message=error.message)
     return Next(node.id, _next_action(model, node, intents, resolved[node.id], new_key))
+
+
+def _beside(model: Model, intents: Sequence[Intent], nodes: Sequence[Node]) -> Next | Wait:
+    """What can be done while a step is under way: place the files while the engine is installed."""
+    last = intents[-1]
+    if not last.is_open or not isinstance(last.action, InstallBackend):
+        return Wait()
+    tried = any(isinstance(one.action, PullModel) and one.node_id == last.node_id for one in intents)
+    chosen = next((node for node in nodes if node.id == last.node_id), None)
+    if tried or chosen is None or holds(chosen.report.models, model):
+        return Wait()
+    return Next(chosen.id, PullModel(model=model))
 
 
 def _next_action(

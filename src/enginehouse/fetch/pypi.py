@@ -94,8 +94,15 @@ class Python:
     async def install(
         self, directory: Path, requirements: Sequence[str], *, size_bytes: int, progress: Progress
     ) -> None:
-        """Put `requirements`, and nothing else, into the environment in `directory`."""
-        await self._install(["--python", str(directory / "bin" / "python")], requirements, size_bytes, progress)
+        """Put `requirements`, and nothing else, into the environment in `directory`.
+
+        Their modules, that is: engines are started by their launcher, never by a script of a package.
+        """
+        # Ours is the same interpreter, and uv knows it already; it would examine a new one for longer than it installs.
+        # Outside an environment a distribution may have moved the directories of its own Python.
+        is_same = sys.prefix != sys.base_prefix
+        where = ["--python", sys.executable, "--prefix", str(directory)] if is_same else ["--python", str(directory)]
+        await self._install(where, requirements, size_bytes, progress)
 
     async def file_from_package(
         self, requirement: str, inner: str, target: Path, *, size_bytes: int, progress: Progress
@@ -120,11 +127,13 @@ class Python:
         with tempfile.NamedTemporaryFile("w", prefix="enginehouse-", suffix=".txt") as file:
             file.write("\n".join(lines) + "\n")
             file.flush()
-            await self._run(
-                [*_INSTALL, *where, "-r", file.name],
-                what=lines[0].split()[0] if lines else "nothing",
-                heard=_Heard(size_bytes, progress),
-            )
+            what, heard = lines[0].split()[0] if lines else "nothing", _Heard(size_bytes, progress)
+            try:
+                # Pinned and hashed, so what the cache has is as good as anything the index could give: no question to
+                # the index, which takes longer than the install, and no need for a network.
+                await self._run([*_INSTALL, "--offline", *where, "-r", file.name], what=what, heard=heard)
+            except EnginehouseError:
+                await self._run([*_INSTALL, *where, "-r", file.name], what=what, heard=heard)
         progress(size_bytes, size_bytes)
 
     async def _run(self, arguments: list[str], *, what: str, heard: _Heard | None = None) -> None:

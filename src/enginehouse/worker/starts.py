@@ -26,7 +26,7 @@ from enginehouse.worker.replicas import Ports, Record, Records, Running, StartWi
 from enginehouse.worker.threads import in_thread
 
 CANNOT_BIND = 98  # what a launcher ends with when its port is taken
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
 BUDGET_SECONDS = 30.0  # for the machine-wide lock, which is held for milliseconds
 
 
