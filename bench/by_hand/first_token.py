@@ -15,7 +15,8 @@ import time
 
 place, uv, port, question = sys.argv[1:]
 python = f"{place}/venv/bin/python"
-model = json.load(open(f"{place}/model.json"))
+with open(f"{place}/model.json") as file:
+    model = json.load(file)
 subprocess.run([uv, "venv", "-q", "--python", sys.executable, f"{place}/venv"], check=True)
 install = [uv, "pip", "install", "-q", "--python", python, "--no-deps", "--require-hashes"]
 subprocess.run([*install, "-r", f"{place}/requirements.txt"], check=True)
