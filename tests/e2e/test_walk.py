@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import stat
 import subprocess
+import time
 import urllib.request
 from typing import Any
 
@@ -144,6 +146,24 @@ def test_either_node_answers(house: House) -> None:
         for one in next(m for m in house.json("models", "list") if m["name"] == "tiny-chat")["replicas"]
     }
     assert shown == {"first", "second"}
+
+
+def test_a_warm_request_needs_no_database(house: House) -> None:
+    """The database is locked by somebody else: whoever needs it waits for five seconds and then fails."""
+    api = client(house)
+    other = sqlite3.connect(house.data / "enginehouse.db", isolation_level=None)
+    try:
+        other.execute("begin immediate")
+        began = time.monotonic()
+        for _ in range(5):
+            answer = api.chat.completions.create(
+                model="tiny-chat", temperature=0, messages=[{"role": "user", "content": FRANCE}]
+            )
+            assert answer.choices[0].message.content == "The capital of France is Paris."
+        assert time.monotonic() - began < 4
+    finally:
+        other.execute("rollback")
+        other.close()
 
 
 def test_a_client_error_of_the_engine_keeps_its_status_and_our_shape(house: House) -> None:
