@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
-import signal
 import socket
 import time
 import uuid
 from collections.abc import Callable
 
-import uvicorn
 from msgspec import Struct
 from nacl.exceptions import CryptoError
 from nacl.signing import VerifyKey
@@ -24,6 +21,7 @@ from enginehouse.api.models import ModelRoutes
 from enginehouse.api.nodes import BusAccess, NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
+from enginehouse.api.serving import serve
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
 from enginehouse.bus import credentials
@@ -31,7 +29,7 @@ from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.node import Node
 from enginehouse.engine.http import HttpEngine
 from enginehouse.fetch.galleries import load_builtin
-from enginehouse.frontend.board import PUBLISH_SECONDS, Board, Patience
+from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
 from enginehouse.frontend.collector import PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.dispatcher import Dispatcher
 from enginehouse.frontend.events import Events
@@ -39,15 +37,15 @@ from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.keys import Keys
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.nodes import Nodes
-from enginehouse.frontend.operations import Operations
+from enginehouse.frontend.operations import PRUNE_SECONDS, Operations
 from enginehouse.frontend.router import Router
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop
+from enginehouse.ports import Bus
 from enginehouse.settings import FrontendSettings
 from enginehouse.store.db import Store
 
 BUS_CONNECT_SECONDS = 30.0  # a bus that is not there by then is somebody's task: end, and be started again
-STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
 
 
 class SystemClock:
@@ -110,20 +108,20 @@ async def run(settings: FrontendSettings) -> int:
         limit_seconds=BUS_CONNECT_SECONDS,
     )
     engine = HttpEngine()
-    house = _house(settings, store, bus, wakes)
+    house = make_house(settings, store, bus, wakes)
     await _take_tokens(settings, house.keys)
     await house.board.restore()
     await house.router.step()
     await house.collector.listen(bus)
-    wakes.loops = _loops(settings, house)
+    wakes.loops = make_loops(settings, house)
     app = build(
-        _entries(settings, house, engine, bus, wakes, account_seed),
+        make_entries(settings, house, engine, bus, wakes, account_seed),
         house.keys,
         house.metrics,
         is_loopback=listen.is_loopback(settings.host),
     )
     try:
-        await _serve(app, listener, wakes.loops, on_stop=house.events.close)
+        await serve(app, listener, wakes.loops, on_stop=house.events.close)
     finally:
         await bus.close()
         await engine.close()
@@ -131,7 +129,7 @@ async def run(settings: FrontendSettings) -> int:
     return 0
 
 
-def _house(settings: FrontendSettings, store: Store, bus: NatsBus, wakes: Wakes) -> House:
+def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes) -> House:
     clock = SystemClock()
     owner = _owner(settings)
     events = Events()
@@ -143,12 +141,12 @@ def _house(settings: FrontendSettings, store: Store, bus: NatsBus, wakes: Wakes)
         board,
         stale_seconds=settings.stale_seconds,
         approve_keys=settings.approve_keys,
-        verify=_verify,
+        verify=verify,
         wake=wakes.of("dispatch", "load", "route"),
     )
     loader = Loader(store, board, galleries, owner=owner, lease_seconds=settings.lease_seconds)
     loader.on_step(wakes.of("load", "dispatch", "route"))
-    router = Router(store, loader, wait_seconds=settings.model_load_wait_seconds or float("inf"))
+    router = Router(store, loader, wait_seconds=settings.model_load_wait_seconds or None)
     collector = Collector(store, board, nodes, clock, owner)
     # The router first: somebody may be waiting for the route.
     collector.on_settled(wakes.of("route", "load", "dispatch"))
@@ -169,7 +167,7 @@ def _house(settings: FrontendSettings, store: Store, bus: NatsBus, wakes: Wakes)
     )
 
 
-def _loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
+def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
     every = settings.reconcile_seconds
     loops = [
         # Also the clock of waits: a due intent is sent at most this much late.
@@ -182,12 +180,14 @@ def _loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("route", house.router.step, every),
         Loop("keys", house.keys.step, every),
         Loop("tell", house.board.step, PUBLISH_SECONDS),
+        Loop("catch-up", house.board.catch_up_step, CATCH_UP_SECONDS),
+        Loop("prune", house.operations.prune_step, PRUNE_SECONDS),
     ]
     return {loop.name: loop for loop in loops}
 
 
-def _entries(
-    settings: FrontendSettings, house: House, engine: HttpEngine, bus: NatsBus, wakes: Wakes, account_seed: str
+def make_entries(
+    settings: FrontendSettings, house: House, engine: HttpEngine, bus: Bus, wakes: Wakes, account_seed: str
 ) -> list[Entry]:
     def unready() -> list[str]:
         reasons = [] if bus.is_connected else ["the bus is not connected"]
@@ -218,34 +218,6 @@ def _entries(
     ]
     system.table = entries
     return entries
-
-
-async def _serve(app: object, listener: socket.socket, loops: dict[str, Loop], on_stop: Callable[[], None]) -> None:
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]  # an ASGI application
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=16 * 1024,
-        server_header=False,
-    )
-    server = uvicorn.Server(config)
-
-    def stop() -> None:
-        on_stop()
-        server.should_exit = True
-
-    running = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        running.add_signal_handler(number, stop)
-    # uvicorn replaces the handlers while it serves; its own only sets should_exit, so the streams are ended here too.
-    server.handle_exit = lambda *_: stop()  # type: ignore[method-assign]
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(loop.run(), name=loop.name) for loop in loops.values()]
-        await server.serve(sockets=[listener])
-        for task in tasks:
-            task.cancel()
 
 
 async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:
@@ -296,7 +268,7 @@ def _bus_access(settings: FrontendSettings, account_seed: str) -> BusAccess:
     return BusAccess(mint, url_for)
 
 
-def _verify(public_key: str, message: bytes, signature: str) -> bool:
+def verify(public_key: str, message: bytes, signature: str) -> bool:
     try:
         VerifyKey(bytes.fromhex(public_key)).verify(message, bytes.fromhex(signature))
     except (CryptoError, ValueError, TypeError):

@@ -1,6 +1,7 @@
 """`up`: a small parent that keeps nats-server, a frontend and a worker running on this machine.
 
-It does nothing but start them, start again what ends (backing off), and stop them in order. It keeps the listening
+It does nothing but start them, start again what ends (backing off), and stop them in order. Only a child that refuses
+to start at all, with a reason that does not heal by itself, ends it, with that reason. It keeps the listening
 socket open itself, so a request that arrives while the frontend is being restarted waits instead of being refused. Its
 children die with it: the kernel sees to that, and all of them recover from dying at any moment.
 """
@@ -8,20 +9,23 @@ children die with it: the kernel sees to that, and all of them recover from dyin
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from enginehouse.bus import credentials, embedded
-from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
 from enginehouse.host import disk, listen, processes
 from enginehouse.link.client import FrontendClient
 from enginehouse.settings import RunningServer, Timings, UpSettings, default_data_directory
@@ -30,12 +34,15 @@ from enginehouse.worker import identity
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
 OWNER_VARIABLE = "ENGINEHOUSE_OWNER"
 READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in two
+LOOK_SECONDS = 2.0  # for one look at whether all is ready: nothing may keep Ctrl-C waiting for longer
 STOP_SECONDS = 20.0  # for one child to end in order
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 10.0
 STEADY_SECONDS = 20.0  # a child that ran this long is not in a crash loop
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 _SECRET_VARIABLES = ("ENGINEHOUSE_TOKEN",)
+# Exit codes of a refusal that trying again does not change; the others (cannot reach, not there yet) may heal.
+_REFUSALS: dict[int, type[EnginehouseError]] = {1: Hopeless, 2: Invalid}
 
 
 class Program(Struct, frozen=True):
@@ -53,14 +60,17 @@ class Child:
         self._directory = directory
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
+        self.refusal: EnginehouseError | None = None
+        self.was_ready = False
 
-    async def run(self) -> None:
+    async def run(self, refused: Callable[[], None]) -> None:
+        """`refused` is called when it will never start; `refusal` says why."""
         pause = BACKOFF_FIRST_SECONDS
         try:
-            while not self._is_stopping:
-                started = time.monotonic()
+            while not self._stopping.is_set():
+                started, written = time.monotonic(), _size(self._log)
                 self._process = await processes.spawn(
                     self.program.argv,
                     directory=self._directory,
@@ -69,17 +79,29 @@ class Child:
                     inherit=self.program.inherit,
                 )
                 code = await self._process.wait()
-                if self._is_stopping:
+                if self._stopping.is_set():
                     return
                 pause = BACKOFF_FIRST_SECONDS if time.monotonic() - started > STEADY_SECONDS else pause
-                _say(f"{self.program.name} ended with {_described(code)}; starting it again (log: {self._log})")
-                await asyncio.sleep(pause)
+                reason = _last_words(self._log, written)
+                if reason and code in _REFUSALS and not self.was_ready:
+                    self.refusal = _REFUSALS[code](reason)
+                    refused()
+                    return
+                told = f": {reason}" if reason else f" with {_described(code)} (log: {self._log})"
+                _say(f"{self.program.name} ended{told}; starting it again")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._stopping.wait()
                 pause = min(BACKOFF_CAP_SECONDS, pause * 2)
         finally:
             self._ended.set()
 
+    def retire(self) -> None:
+        """Not started again from now on."""
+        self._stopping.set()
+
     async def stop(self) -> None:
-        self._is_stopping = True
+        self.retire()
         if self._process is not None and self._process.returncode is None:
             await processes.stop_group(self._process, STOP_SECONDS)
         await self._ended.wait()
@@ -109,14 +131,16 @@ def _prepare_data(data: Path) -> disk.Lock:
     disk.make_usable(data)
     lock = disk.Lock(data / "lock", "start")
     logs = data / "logs"
-    logs.mkdir(exist_ok=True)
-    for role in ("admin", "join"):
-        path = data / f"{role}.token"
-        if not path.exists():
-            disk.write_atomic(path, f"eh-{role}-{secrets.token_urlsafe(32)}\n".encode(), 0o600)
-    for log in logs.glob("*.log"):
-        if log.stat().st_size > LOG_LIMIT_BYTES:
-            log.replace(log.with_suffix(".log.1"))
+    with disk.naming_the_culprit(data):
+        logs.mkdir(exist_ok=True)
+        for role in ("admin", "join"):
+            path = data / f"{role}.token"
+            if not path.exists():
+                disk.write_atomic(path, f"eh-{role}-{secrets.token_urlsafe(32)}\n".encode(), 0o600)
+            path.read_bytes()
+        for log in logs.glob("*.log"):
+            if log.stat().st_size > LOG_LIMIT_BYTES:
+                log.replace(log.with_suffix(".log.1"))
     return lock
 
 
@@ -134,18 +158,24 @@ async def _keep_running(settings: UpSettings, listener: socket.socket, server: e
     _say("starting nats-server, frontend and worker")
     async with asyncio.TaskGroup() as group:
         for child in (nats, frontend, worker):
-            group.create_task(child.run())
+            group.create_task(child.run(stopping.set))
         try:
-            await _until_ready(settings, url, stopping)
-            if not stopping.is_set():
+            if await _until_ready(settings, url, stopping):
+                nats.was_ready = frontend.was_ready = worker.was_ready = True
                 _write_server(settings.data, url)
                 _print_welcome(settings, url, port)
             await stopping.wait()
         finally:
             _say("stopping: worker, frontend, nats-server")
+            # A living frontend has the socket too. Where there is none, whoever waits for it is told now.
+            frontend.retire()
+            listener.close()
             # The worker first, while there is still somebody to say goodbye to.
             for child in (worker, frontend, nats):
                 await child.stop()
+    for child in (frontend, worker):
+        if child.refusal is not None:
+            raise child.refusal
     return 0
 
 
@@ -184,23 +214,30 @@ def _environment() -> dict[str, str]:
     }
 
 
-async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) -> None:
-    """Wait until the frontend answers and the local node is healthy, or say what is missing."""
+async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) -> bool:
+    """Wait until the frontend answers and the local node is healthy, saying once what is missing; False when told to
+    stop."""
     token = (settings.data / "admin.token").read_text().strip()
     client = FrontendClient(url, token, user_agent="enginehouse-up")
     missing = "the frontend does not answer"
     deadline = time.monotonic() + READY_SECONDS
-    while not stopping.is_set() and time.monotonic() < deadline:
+    while not stopping.is_set():
         try:
-            nodes = await asyncio.to_thread(client.request, "GET", "/api/nodes", None, list[dict[str, object]])
+            nodes = await asyncio.to_thread(
+                client.request, "GET", "/api/nodes", None, list[dict[str, object]], timeout_seconds=LOOK_SECONDS
+            )
             missing = f"the worker is not connected yet (log: {settings.data / 'logs' / 'worker.log'})"
             if any(node.get("name") == settings.name and node.get("status") == "healthy" for node in nodes):
-                return
+                return True
         except EnginehouseError as error:
             missing = error.message
-        await asyncio.sleep(0.05)
-    if not stopping.is_set():
-        _say(f"not everything is ready after {READY_SECONDS:.0f} s: {missing}")
+        if time.monotonic() > deadline:
+            _say(f"not everything is ready after {READY_SECONDS:.0f} s: {missing}; still trying, Ctrl-C ends it")
+            deadline = math.inf
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await stopping.wait()
+    return False
 
 
 def _write_server(data: Path, url: str) -> None:
@@ -211,7 +248,8 @@ def _write_server(data: Path, url: str) -> None:
 def _print_welcome(settings: UpSettings, url: str, port: int) -> None:
     is_open = not listen.is_loopback(settings.host)
     outside = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
-    given = "" if settings.data == default_data_directory(os.environ) else f" --data {settings.data}"
+    is_default = settings.data == default_data_directory(os.environ)
+    given = "" if is_default else f" --data {shlex.quote(str(settings.data))}"
     token = (settings.data / "join.token").read_text().strip()
     join_url = f"http://{outside}:{port}" if is_open else url
     hint = "(on the other machine)" if is_open else "(here with another --data; for other machines: up --host 0.0.0.0)"
@@ -240,6 +278,18 @@ def _command() -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _last_words(log: Path, written: int) -> str:
+    """The sentence with which a child of ours refused, if it said one since `written`."""
+    if _size(log) == written:
+        return ""
+    last = "".join(processes.last_lines(log))
+    return last.removeprefix("enginehouse: ") if last.startswith("enginehouse: cannot ") else ""
 
 
 def _described(code: int) -> str:

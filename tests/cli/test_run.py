@@ -76,7 +76,7 @@ def test_the_steps_of_a_load_are_shown_on_stderr_before_the_answer(tmp_path: Pat
     ],
 )
 def test_without_the_model_there_is_no_chat(tmp_path: Path, end: dict[str, object], code: int) -> None:
-    with recorded({"POST /api/models/tiny-chat/load": Answer(end, 202), CHAT: PARIS}) as world:
+    with recorded({**READY, "POST /api/models/tiny-chat/load": Answer(end, 202), CHAT: PARIS}) as world:
         result = run(world, tmp_path, *ASK)
     assert result.exit_code == code
     assert "enginehouse: cannot chat with tiny-chat" in result.stderr

@@ -7,6 +7,7 @@ functions of a request. This edge holds the second of the program's two broad `e
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -15,20 +16,22 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginehouse.api.auth import Role, authorize, header
 from enginehouse.api.errors import error_answer
 from enginehouse.api.metrics import Metrics
 from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, TooLarge, Unauthenticated
+from enginehouse.core.name import shown
 from enginehouse.frontend.keys import Caller, Keys
 
 log = logging.getLogger(__name__)
 
 MAX_CONTROL_BYTES = 1024 * 1024
+BODY_SECONDS = 30.0  # to receive 1 MiB; a connection is not held open for less
 T = TypeVar("T")
 
 
@@ -76,6 +79,8 @@ class Edge:
             if isinstance(error, Unauthenticated):
                 self._metrics.denied(error.code)
             await _answer(error, request_id, send, is_started)
+        except ClientDisconnect:
+            return  # it left before its request was whole: nothing was done, and nobody is there to be told
         except Exception as error:
             log.exception("request.failed id=%s method=%s path=%s", request_id, scope["method"], scope["path"])
             hidden = Hopeless(f"cannot answer: an internal error occurred; the log has it under {request_id}")
@@ -110,13 +115,25 @@ def build(entries: list[Entry], keys: Keys, metrics: Metrics, *, is_loopback: bo
         )
         for entry in entries
     ]
-    return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+    app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+    # A redirect would answer outside the table, and name a host that the client made up.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _no_route(request: Request, _error: Exception) -> Response:
-    error = NotFound(f"cannot find {request.method} {request.url.path}: there is no such route", code="not_found")
+    """No such path, or no such method on it: the second names those that there are."""
+    path = shown(request.url.path)
+    error = NotFound(f"cannot find {request.method} {path}: there is no such route", code="not_found")
     status, headers, body = error_answer(error, request_id_of(request.scope))
-    return Response(body, status, {key.decode(): value.decode() for key, value in headers})
+    named = {key.decode(): value.decode() for key, value in headers}
+    found = [route for route in request.app.routes if isinstance(route, Route)]
+    allowed = {
+        method for route in found if route.matches(request.scope)[0] is not Match.NONE for method in route.methods or ()
+    }
+    if allowed:
+        return Response(body, 405, {**named, "allow": ", ".join(sorted(allowed))})
+    return Response(body, status, named)
 
 
 def caller_of(request: Request) -> Caller:
@@ -127,10 +144,14 @@ def caller_of(request: Request) -> Caller:
 async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_CONTROL_BYTES) -> T:
     """The body as `kind`; an empty one counts as `{}`, because many clients send none where every field is optional."""
     received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-        if len(received) > limit_bytes:
-            raise TooLarge(f"cannot read the body: more than {limit_bytes} bytes", code="too_large")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                received += chunk
+                if len(received) > limit_bytes:
+                    raise TooLarge(f"cannot read the body: more than {limit_bytes} bytes", code="too_large")
+    except TimeoutError as error:
+        raise Malformed(f"cannot read the body: it did not arrive within {BODY_SECONDS:.0f} s", code="slow") from error
     try:
         return msgspec.json.decode(bytes(received) or b"{}", type=kind)
     except msgspec.ValidationError as error:

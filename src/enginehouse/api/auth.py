@@ -47,9 +47,17 @@ def bearer(scope: Scope) -> str:
 
 def is_local_page(scope: Scope) -> bool:
     """Whether host and origin of a request are this machine's own: a foreign page that was led here has neither."""
-    host = urlsplit("//" + header(scope, b"host")).hostname
+    host = host_of("//" + header(scope, b"host"))
     origin = header(scope, b"origin")
-    return host in _LOOPBACK_NAMES and (not origin or urlsplit(origin).hostname in _LOOPBACK_NAMES)
+    return host in _LOOPBACK_NAMES and (not origin or host_of(origin) in _LOOPBACK_NAMES)
+
+
+def host_of(url: str) -> str | None:
+    """The host name of a URL that a client sent; None for what cannot be read as one."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 def authorize(keys: Keys, scope: Scope, role: Role, *, is_loopback: bool) -> Caller:

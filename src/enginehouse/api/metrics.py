@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from enginehouse import __version__
 from enginehouse.frontend.router import Router
-from enginehouse.store import nodes, operations
+from enginehouse.store import history, nodes
 from enginehouse.store.db import Connection, Store
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -61,7 +61,7 @@ class Metrics:
 
     async def render(self) -> bytes:
         def work(connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
-            return nodes.count_by_health(connection), operations.count_by_state(connection)
+            return nodes.count_by_health(connection), history.count_by_state(connection)
 
         by_health, by_state = await self._store.transaction(work)
         for health in _HEALTHS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.app import Entry, caller_of, json_response, read_body
+from enginehouse.api.auth import host_of
 from enginehouse.core.errors import Denied
 from enginehouse.core.node import Node
 from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
@@ -96,7 +96,7 @@ class NodeRoutes:
         )
         if node.approved:
             jwt, seed = self._access.mint(node)
-            host = urlsplit("//" + request.headers.get("host", "")).hostname or "127.0.0.1"
+            host = host_of("//" + request.headers.get("host", "")) or "127.0.0.1"
             reply = msgspec.structs.replace(
                 reply, nats_jwt=jwt, nats_user_seed=seed, nats_url=self._access.url_for(host)
             )
@@ -105,9 +105,10 @@ class NodeRoutes:
     async def heartbeat(self, request: Request) -> Response:
         node_id = await self._own_node(request)
         said = await read_body(request, HeartbeatRequest)
-        mark = await self._nodes.heartbeat(node_id, said)
         if said.report is not None:
+            # Before the node counts as there: what it has done while away must not be sent to it again.
             await self._collector.report(node_id, said.report)
+        mark = await self._nodes.heartbeat(node_id, said)
         return json_response(HeartbeatReply(message="heartbeat received", mark=mark))
 
     async def deregister(self, request: Request) -> Response:

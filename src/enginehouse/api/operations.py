@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from enginehouse.api.app import Entry, caller_of, json_response, read_body
 from enginehouse.core.errors import Invalid
+from enginehouse.core.name import shown
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.events import Event, Events
 from enginehouse.frontend.operations import BackendWish, Operations
@@ -71,8 +71,10 @@ class OperationRoutes:
         return json_response(await self._board.view(operation_id), 202)
 
     async def every(self, request: Request) -> Response:
-        views = await self._board.recent(_limit(request))
-        if request.query_params.get("all") not in ("true", "1"):
+        every = request.query_params.get("all") in ("true", "1")
+        views = await self._board.recent(_limit(request), every=every)
+        if not every:
+            # A load that went to another node after a failure has failed nowhere that matters.
             views = [view for view in views if view.status in ("queued", "running", "failed", "partial")]
         return json_response({"operations": views})
 
@@ -90,12 +92,9 @@ class OperationRoutes:
         with self._events.watch() as watcher:
             # Watching begins before the first look, so nothing falls between the two.
             yield b"event: hello\ndata: {}\n\n"
-            seen = 0
             if only:
-                view = await self._board.view(only)
-                # What was queued while looking is older than what the look has shown.
-                seen = self._events.number
-                yield _rendered(Event(seen, "operation", only, msgspec.json.encode(view)))
+                # Through the board, which sees to it that nothing older is told after it.
+                await self._board.operations_changed([only])
             while True:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
@@ -103,7 +102,7 @@ class OperationRoutes:
                 except TimeoutError:
                     yield b": keep-alive\n\n"
                     continue
-                if event.number > seen and (not only or event.id == only):
+                if not only or event.id == only:
                     yield _rendered(event)
                 if watcher.overflowed or event.kind == "bye":
                     # It missed something, or this frontend stops: a watcher whose stream ends comes back and looks.
@@ -116,9 +115,10 @@ def _rendered(event: Event) -> bytes:
 
 def _limit(request: Request) -> int:
     given = request.query_params.get("limit", "50")
-    if not given.isdecimal() or not 1 <= int(given) <= MAX_LISTED:
+    # Nine digits: Python refuses to read numbers of thousands, and not as an error of ours.
+    if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= MAX_LISTED:
         raise Invalid(
-            f"cannot list {given!r} operations: `limit` is a number from 1 to {MAX_LISTED}",
+            f"cannot list {shown(given)} operations: `limit` is a number from 1 to {MAX_LISTED}",
             code="invalid_name",
             param="limit",
         )

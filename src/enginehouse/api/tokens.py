@@ -13,7 +13,7 @@ from enginehouse.frontend.views import render_time
 
 class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     role: str = "user"
-    name: str = "unnamed"
+    name: str | None = None
 
 
 class TokenRoutes:

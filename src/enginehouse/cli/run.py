@@ -80,9 +80,10 @@ def _make_ready(frontend: Frontend, name: str, node: str | None) -> str:
         if node is not None:
             raise
         return ""
+    # Asked while the load is under way, which takes longer than the answer.
+    models = read(frontend.get("/api/models"), tuple[Model, ...])
     if not is_ready(answer):
         _check_loaded(follow(frontend, answer, outcome_to="stderr"), name)
-    models = read(frontend.get("/api/models"), tuple[Model, ...])
     return next((model.options.system_prompt for model in models if model.name == name), "")
 
 

@@ -10,6 +10,7 @@ only attempts that failed, and is what the cap is for: a node that is away may b
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -26,6 +27,11 @@ OPEN: frozenset[State] = frozenset({"accepted", "running", "waiting"})
 MAX_FAILURES = 10  # LocalAI's number: with our backoff about eight minutes of trying
 BACKOFF_FIRST_SECONDS = 1.0
 BACKOFF_CAP_SECONDS = 300.0
+MAX_MESSAGE = 4096  # characters of a worker's reason that are kept: a screen of it, not a log
+MAX_ADDRESS = 255
+MAX_NONCE = 64
+MAX_STOPPED = 1000
+_CODE = re.compile(r"[a-z0-9_]{0,64}")
 NODE_AWAY = "node_away"  # the reason of a wait that ends when the node returns, not by the clock
 
 # A start that finds no core left, or no engine, may heal in an hour; somebody waits for an answer now, and the loader
@@ -65,6 +71,25 @@ class Outcome(Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def succeeded(self) -> bool:
         return not self.code
+
+
+def bounded(outcome: Outcome) -> Outcome:
+    """What a worker sent, within the bounds of a row. For the frontend: the bus is not trusted.
+
+    An address or nonce that cannot be one makes it a failure: cut to size it would be another address.
+    """
+    if max(len(outcome.address) - MAX_ADDRESS, len(outcome.nonce) - MAX_NONCE) > 0 or not (
+        outcome.address.isprintable() and outcome.nonce.isprintable()
+    ):
+        return Outcome(code="upstream_error", message="the worker answered with an address that cannot be one")
+    message = outcome.message.replace("\0", "")  # the one character that a database refuses
+    return msgspec.structs.replace(
+        outcome,
+        code=outcome.code if _CODE.fullmatch(outcome.code) else "upstream_error",
+        message=message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 2] + " …",
+        digest=outcome.digest[:MAX_ADDRESS],
+        stopped=outcome.stopped[:MAX_STOPPED],
+    )
 
 
 class Intent(Struct, frozen=True, kw_only=True):

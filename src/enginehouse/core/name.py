@@ -16,7 +16,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SAFE_IN_DIRECTORY = re.compile(r"[A-Za-z0-9._-]")
 
 
-def _shown(value: str) -> str:
+def shown(value: str) -> str:
+    """A name for a message, cut where somebody sent a book instead."""
     return repr(value if len(value) <= 40 else value[:37] + "...")
 
 
@@ -26,13 +27,13 @@ def check_name(value: str, what: str) -> str:
         raise Invalid(f"cannot use an empty name for a {what}: give it a name", code="invalid_name", param="name")
     if len(value) > MAX_NAME:
         raise Invalid(
-            f"cannot use {_shown(value)} as a {what} name: {len(value)} characters, at most {MAX_NAME} are allowed",
+            f"cannot use {shown(value)} as a {what} name: {len(value)} characters, at most {MAX_NAME} are allowed",
             code="invalid_name",
             param="name",
         )
     if not _NAME.fullmatch(value) or value.endswith("."):
         raise Invalid(
-            f"cannot use {_shown(value)} as a {what} name: use letters, digits, '.', '_' and '-', "
+            f"cannot use {shown(value)} as a {what} name: use letters, digits, '.', '_' and '-', "
             "beginning with a letter or digit and not ending with '.'",
             code="invalid_name",
             param="name",
@@ -44,7 +45,7 @@ def check_model_name(value: str) -> str:
     """`value` itself, if it may name a model: printable, at most 255, no control characters."""
     if not value or len(value) > MAX_MODEL_NAME or not value.isprintable() or value != value.strip():
         raise Invalid(
-            f"cannot use {_shown(value)} as a model name: use 1 to {MAX_MODEL_NAME} printable characters "
+            f"cannot use {shown(value)} as a model name: use 1 to {MAX_MODEL_NAME} printable characters "
             "without spaces at either end",
             code="invalid_name",
             param="model",

@@ -11,6 +11,8 @@ from typing import Literal
 from msgspec import Struct
 
 Phase = Literal["", "resolving", "downloading", "extracting", "starting"]
+MAX_BYTES = 2**63 - 1  # what a number of bytes on any disk fits into; more is nonsense, or a trap for floats
+MAX_FILE_NAME = 255
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -27,6 +29,18 @@ class Progress(Struct, frozen=True, omit_defaults=True):
         if self.total_bytes <= 0:
             return 0.0
         return min(100.0, 100.0 * self.done_bytes / self.total_bytes)
+
+
+def bounded(progress: Progress) -> Progress:
+    """What a worker sent, with numbers and a name that can be shown. For the frontend: the bus is not trusted."""
+    return Progress(
+        phase=progress.phase,
+        file=progress.file[:MAX_FILE_NAME],
+        done_bytes=min(max(progress.done_bytes, 0), MAX_BYTES),
+        total_bytes=min(max(progress.total_bytes, 0), MAX_BYTES),
+        attempt=min(max(progress.attempt, 0), MAX_BYTES),
+        sequence=min(max(progress.sequence, 0), MAX_BYTES),
+    )
 
 
 def is_newer(candidate: Progress, known: Progress | None) -> bool:

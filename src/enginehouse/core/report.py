@@ -7,6 +7,7 @@ usable as evidence.
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse.core.action import (
@@ -42,6 +43,11 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
     replicas: tuple[RunningReplica, ...] = ()
     results: tuple[CommandResult, ...] = ()
     running: tuple[str, ...] = ()  # intents being worked on
+
+
+def believed(report: Report, now: float) -> Report:
+    """The report with no mark later than the store's own time: what was not handed out yet is no evidence."""
+    return msgspec.structs.replace(report, mark=min(report.mark, now), boot_mark=min(report.boot_mark, now))
 
 
 def shows(report: Report, intent: Intent) -> Outcome | None:

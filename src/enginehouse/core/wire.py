@@ -64,7 +64,8 @@ def reply_subject(intent_id: str, attempt: int) -> str:
 
 def parse_reply_subject(subject: str) -> tuple[str, int]:
     parts = subject.split(".")
-    if len(parts) != 4 or not parts[3].isdecimal():
+    # Nine digits: Python refuses to read numbers of thousands, and not as an error of ours.
+    if len(parts) != 4 or not parts[3].isdecimal() or len(parts[3]) > 9:
         raise Malformed(f"cannot read the reply subject {subject!r}", code="invalid_json")
     return parts[2], int(parts[3])
 

@@ -1,13 +1,16 @@
 """What watchers see: the operations under way, each rendered once per change, with the live progress that only memory
 holds.
 
-State changes are read from the store and published at once. Progress never touches the store on its way to a watcher:
-it is kept here per intent and rendered from the last snapshot, at most a few times a second per operation, however
-many nodes report.
+State changes are read from the store and published at once; those that another frontend made are found by looking for
+them every second, so all frontends tell the same. Reads run side by side and may overtake each other, so what is told
+of an operation is numbered by its changes and never goes back. Progress never touches the store on its way to a
+watcher: it is kept here per intent and rendered from the last snapshot, at most a few times a second per operation,
+however many nodes report.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -15,15 +18,20 @@ from msgspec import Struct
 
 from enginehouse.core.errors import NotFound
 from enginehouse.core.intent import Intent
+from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation, status_of
 from enginehouse.core.progress import Progress, is_newer
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.views import Moment, OperationView, Sign, render_node, render_operation
 from enginehouse.ports import Clock
-from enginehouse.store import db, nodes, operations
+from enginehouse.store import db, history, nodes, operations
 from enginehouse.store.db import Connection, Store
 
 PUBLISH_SECONDS = 0.2  # how often progress of one operation is told; faster than this nobody reads
+CATCH_UP_SECONDS = 1.0  # how late a watcher here learns what another frontend did
+_OVERLAP_SECONDS = 5.0  # a change is dated when its transaction begins and seen when it ends
+_MAX_TOLD = 20_000  # operations whose last telling is remembered; far more than change within the overlap
+_RENDERED_AT_ONCE = 50  # then the event loop has its turn
 
 
 class Patience(Struct, frozen=True):
@@ -42,6 +50,13 @@ class Snapshot(Struct):
     read_monotonic: float
 
 
+class Tracked(Struct):
+    """An open intent: whose word on it counts, and which operations it serves."""
+
+    node_id: str
+    operations: set[str]
+
+
 class Board:
     def __init__(self, store: Store, events: Events, clock: Clock, patience: Patience) -> None:
         self._store = store
@@ -50,8 +65,11 @@ class Board:
         self._patience = patience
         self._signs: dict[str, Sign] = {}
         self._open: dict[str, Snapshot] = {}
-        self._operations_of: dict[str, set[str]] = {}
+        self._tracked: dict[str, Tracked] = {}
         self._dirty: set[str] = set()
+        self._told: dict[str, int] = {}
+        self._told_nodes: dict[str, float] = {}
+        self._caught_up_to = 0.0
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -61,9 +79,11 @@ class Board:
             raise NotFound(f"cannot find an operation with the id {operation_id!r}", code="not_found")
         return self._render(snapshots[0])
 
-    async def recent(self, limit: int) -> list[OperationView]:
+    async def recent(self, limit: int, *, every: bool) -> list[OperationView]:
+        """Newest first: every operation, or those that are open or have failed."""
+
         def work(connection: Connection) -> list[Snapshot]:
-            found = operations.recent(connection, limit)
+            found = operations.recent(connection, limit) if every else history.unfinished(connection, limit)
             return self._read(connection, [operation.id for operation in found])
 
         return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
@@ -73,11 +93,12 @@ class Board:
         by_operation = operations.intents_of(connection, operation_ids)
         node_ids = {intent.node_id for intents in by_operation.values() for intent in intents}
         names, absent = nodes.named(connection, node_ids)
-        found = (operations.get(connection, operation_id) for operation_id in operation_ids)
+        found = operations.many(connection, operation_ids)
+        monotonic = self._clock.monotonic()
         return [
-            Snapshot(one, by_operation[one.id], names, absent, now, self._clock.monotonic())
-            for one in found
-            if one is not None
+            Snapshot(found[one], by_operation[one], names, absent, now, monotonic)
+            for one in operation_ids
+            if one in found
         ]
 
     def _render(self, snapshot: Snapshot) -> OperationView:
@@ -112,17 +133,21 @@ class Board:
     def _keep(self, snapshots: Iterable[Snapshot]) -> None:
         for snapshot in snapshots:
             operation_id = snapshot.operation.id
+            revision = _revision(snapshot)
+            if revision < self._told.get(operation_id, -1):
+                continue  # read before what has been told already
+            self._told[operation_id] = revision
             if status_of(snapshot.operation, snapshot.intents) in ("queued", "running"):
                 self._open[operation_id] = snapshot
                 for intent in snapshot.intents:
-                    self._operations_of.setdefault(intent.id, set()).add(operation_id)
+                    self._tracked.setdefault(intent.id, Tracked(intent.node_id, set())).operations.add(operation_id)
             else:
                 self._open.pop(operation_id, None)
             self._publish(snapshot)
             for intent in snapshot.intents:
                 if not intent.is_open:
                     self._signs.pop(intent.id, None)
-                    self._operations_of.pop(intent.id, None)
+                    self._tracked.pop(intent.id, None)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self._dirty.discard(snapshot.operation.id)
@@ -130,48 +155,86 @@ class Board:
             body = msgspec.json.encode(self._render(snapshot))
             self._events.publish("operation", snapshot.operation.id, body)
 
-    def progress(self, intent_id: str, progress: Progress) -> bool:
-        """Note progress of a running intent; whether it was news. Older than what is known, or of an intent not under
-        way: ignored.
+    def progress(self, node_id: str, intent_id: str, progress: Progress) -> bool:
+        """Note what a node says of a running intent of its own; whether it was news. Older than what is known, or of an
+        intent not under way there: ignored.
         """
+        tracked = self._tracked.get(intent_id)
         known = self._signs.get(intent_id)
-        if intent_id not in self._operations_of or not is_newer(progress, known.progress if known else None):
+        if tracked is None or tracked.node_id != node_id or not is_newer(progress, known.progress if known else None):
             return False
         self._signs[intent_id] = Sign(progress, self._clock.monotonic())
-        self._dirty.update(self._operations_of[intent_id])
+        self._dirty.update(tracked.operations)
         return True
 
     async def step(self) -> None:
         """Tell the operations whose progress moved since the last step."""
-        for operation_id in list(self._dirty):
+        taken, self._dirty = self._dirty, set()
+        for count, operation_id in enumerate(taken, start=1):
             snapshot = self._open.get(operation_id)
             if snapshot is not None:
                 self._publish(snapshot)
-        self._dirty.clear()
+            if count % _RENDERED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def node_changed(self, node_id: str) -> None:
-        def work(connection: Connection) -> bytes | None:
-            node = nodes.get(connection, node_id)
-            return None if node is None else msgspec.json.encode(render_node(node, db.now(connection)))
+        def work(connection: Connection) -> tuple[Node | None, float]:
+            return nodes.get(connection, node_id), db.now(connection)
 
+        node, now = await self._store.transaction(work)
+        if node is None or node.updated_at < self._told_nodes.get(node_id, 0.0):
+            return
+        self._told_nodes[node_id] = node.updated_at
         if self._events.is_watched:
-            body = await self._store.transaction(work)
-            if body is not None:
-                self._events.publish("node", node_id, body)
+            self._events.publish("node", node_id, msgspec.json.encode(render_node(node, now)))
         # Whether its node is there is part of what an operation shows.
-        await self.operations_changed(
-            [
-                operation_id
-                for operation_id, snapshot in self._open.items()
-                if any(intent.node_id == node_id and intent.is_open for intent in snapshot.intents)
-            ]
-        )
+        for operation_id, snapshot in self._open.items():
+            if any(intent.node_id == node_id and intent.is_open for intent in snapshot.intents):
+                away = {node_id} if node.health != "healthy" else set()
+                snapshot.absent = (snapshot.absent - {node_id}) | away
+                self._dirty.add(operation_id)
+
+    # Other frontends ------------------------------------------------------------------------------
 
     async def restore(self) -> None:
         """After a start: know what is under way, so that progress of it is news."""
 
-        def work(connection: Connection) -> list[Snapshot]:
-            ids = operations.open_intent_ids(connection)
-            return self._read(connection, [one.id for one in operations.of_intents(connection, ids)])
+        def work(connection: Connection) -> tuple[list[Snapshot], float]:
+            now = db.now(connection)
+            return self._read(connection, history.open_ids(connection)), now
 
-        self._keep(await self._store.transaction(work))
+        snapshots, self._caught_up_to = await self._store.transaction(work)
+        self._keep(snapshots)
+
+    async def catch_up_step(self) -> None:
+        """Tell what other frontends changed, and whatever this one failed to tell."""
+        since = self._caught_up_to - _OVERLAP_SECONDS
+        # The end of steering leaves no date.
+        steered = [one for one, snapshot in self._open.items() if snapshot.operation.is_steered]
+        told, told_nodes = self._told, self._told_nodes
+
+        def work(connection: Connection) -> tuple[list[Snapshot], list[str], float]:
+            now = db.now(connection)
+            revisions = history.revisions(connection, since, steered)
+            news = [one for one, revision in revisions.items() if revision > told.get(one, -1)]
+            changed = nodes.changed_since(connection, since)
+            news_of_nodes = [one for one, at in changed.items() if at > told_nodes.get(one, 0.0)]
+            return self._read(connection, news), news_of_nodes, now
+
+        snapshots, changed_nodes, self._caught_up_to = await self._store.transaction(work)
+        self._keep(snapshots)
+        for node_id in changed_nodes:
+            await self.node_changed(node_id)
+        self._forget_told()
+
+    def _forget_told(self) -> None:
+        """What was told long ago needs no number: it is not looked at again unless it changes."""
+        if len(self._told) > _MAX_TOLD:
+            kept = {*list(self._told)[-_MAX_TOLD // 2 :], *self._open}
+            self._told = {one: revision for one, revision in self._told.items() if one in kept}
+
+
+def _revision(snapshot: Snapshot) -> int:
+    """The same number as `history.revisions`."""
+    steps = sum(1 + intent.version for intent in snapshot.intents)
+    return steps + (0 if snapshot.operation.is_steered else 1)

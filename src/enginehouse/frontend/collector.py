@@ -1,16 +1,16 @@
 """What workers say, written down: replies, progress and reports.
 
 Messages are taken off the bus at once and worked through in batches, one transaction each, so a thousand replies cost
-a handful of transactions and a slow database never stalls the reader. A reply is written by the frontend that owns the
-intent (or by anyone once that lease ended); a report is evidence whoever receives it. Every write is a compare-and-set
-through the state table, so a late, doubled or stale word changes nothing.
+a handful of transactions, a slow database never stalls the reader, and one that is away costs no reply. A reply is
+written by the frontend that owns the intent (or by anyone once that lease ended); a report is evidence whoever
+receives it. Every write is a compare-and-set through the state table, so a late, doubled or stale word changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 
@@ -18,14 +18,15 @@ from enginehouse.core import intent as intents_core
 from enginehouse.core import report as reports
 from enginehouse.core import wire
 from enginehouse.core.action import StartReplica, StopReplica, phrase
-from enginehouse.core.errors import Conflict, Malformed
+from enginehouse.core.errors import Conflict, Malformed, Unavailable
 from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
 from enginehouse.core.operation import AWAY_MESSAGE
 from enginehouse.core.progress import Progress
+from enginehouse.core.progress import bounded as bounded_progress
 from enginehouse.core.replica import Replica
 from enginehouse.core.report import Report
 from enginehouse.frontend.board import Board
-from enginehouse.frontend.nodes import Nodes
+from enginehouse.frontend.nodes import Nodes, note_deaf
 from enginehouse.ports import Bus, Clock, Message
 from enginehouse.store import db, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store
@@ -36,6 +37,7 @@ QUEUE_LENGTH = (
     10_000  # replies of a hundred nodes many times over; beyond it they are dropped, and reports tell instead
 )
 BATCH = 200
+MAX_RUNNING = 1000  # commands that one worker may say it works on
 PROGRESS_WRITE_SECONDS = 1.0  # the row is for those who look later; watchers are told from memory
 RESTARTED_MESSAGE = "the worker was restarted before it was done; it is sent again"
 
@@ -56,6 +58,7 @@ class Collector:
         self._clock = clock
         self._owner = owner
         self._replies: asyncio.Queue[Reply] = asyncio.Queue(QUEUE_LENGTH)
+        self._batch: list[Reply] = []
         self._unwritten: dict[str, Progress] = {}
         self._written_at = 0.0
         self._on_settled: list[Callable[[], None]] = []
@@ -75,7 +78,7 @@ class Collector:
             intent_id, attempt = wire.parse_reply_subject(message.subject)
             outcome = None
             if not message.no_responders:
-                outcome = wire.outcome_of(wire.decode(message.payload, wire.AnyReply, "a reply"))
+                outcome = intents_core.bounded(wire.outcome_of(wire.decode(message.payload, wire.AnyReply, "a reply")))
             self._replies.put_nowait(Reply(intent_id, attempt, outcome))
         except Malformed as error:
             log.warning("reply.dropped subject=%s error=%s", message.subject, error)
@@ -89,25 +92,31 @@ class Collector:
             log.warning("progress.dropped subject=%s error=%s", message.subject, error)
             return
         # The subject's node is the one whose credential could publish it; the payload may claim anything.
-        if event.node_id == message.subject.split(".")[1] and event.intent:
-            progress = wire.progress_of(event)
-            if self._board.progress(event.intent, progress):
+        sender = message.subject.split(".")[1]
+        if event.node_id == sender and event.intent:
+            progress = bounded_progress(wire.progress_of(event))
+            if self._board.progress(sender, event.intent, progress):
                 self._unwritten[event.intent] = progress
 
     async def replies_step(self) -> None:
         """Work through the replies that have come; waits for the first."""
-        batch = [await self._replies.get()]
-        while len(batch) < BATCH and not self._replies.empty():
-            batch.append(self._replies.get_nowait())
-        settled, absent = await self._store.transaction(lambda connection: self._settle(connection, batch))
-        for node_id in absent:
-            await self._nodes.set_health(node_id, "unhealthy")
+        if not self._batch:
+            self._batch.append(await self._replies.get())
+        while len(self._batch) < BATCH and not self._replies.empty():
+            self._batch.append(self._replies.get_nowait())
+        batch, self._batch = self._batch, []
+        try:
+            settled, deaf = await self._store.transaction(lambda connection: self._settle(connection, batch))
+        except Unavailable:
+            self._batch = batch  # the first of the next step
+            raise
+        await self._nodes.tell(deaf)
         await self._tell(settled)
 
     def _settle(self, connection: Connection, batch: Sequence[Reply]) -> tuple[list[Intent], set[str]]:
         now = db.now(connection)
         settled: list[Intent] = []
-        absent: set[str] = set()
+        deaf: set[str] = set()
         for reply in batch:
             intent = operations.intent(connection, reply.intent_id)
             if intent is None or intent.state != "running" or intent.attempt != reply.attempt:
@@ -115,12 +124,14 @@ class Collector:
             if intent.owner != self._owner and intent.lease_until >= now:
                 continue  # its owner heard the same
             if reply.outcome is None:
-                absent.add(intent.node_id)
+                # In one transaction with the wait, or the dispatcher would take it for due on a healthy node.
+                if note_deaf(connection, intent.node_id, now):
+                    deaf.add(intent.node_id)
                 change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
             else:
                 change = intents_core.after_outcome(intent, reply.outcome, now, self._clock.random())
             settled += _applied(connection, intent, change)
-        return settled, absent
+        return settled, deaf
 
     # From heartbeats ---------------------------------------------------------------------------
 
@@ -138,23 +149,26 @@ class Collector:
         if node is None or _is_older(report, node.report):
             return [], False
         now = db.now(connection)
-        nodes.set_report(connection, node_id, report)
+        report = reports.believed(report, now)
         settled: list[Intent] = []
+        # What is being worked on proves nothing yet, for a newer wish about the same thing neither.
+        busy = operations.subjects_of(connection, node_id, report.running[:MAX_RUNNING])
         for intent in operations.open_on(connection, node_id):
-            change = self._evidence(report, intent, now)
+            change = self._evidence(report, intent, busy, now)
             if change is not None:
                 settled += _applied(connection, intent, change)
         gone = _forget_gone_replicas(connection, node_id, report)
         changed = gone or _shown(report) != _shown(node.report)
+        nodes.set_report(connection, node_id, report, now if changed else None)
         return settled, changed
 
-    def _evidence(self, report: Report, intent: Intent, now: float) -> Change | None:
+    def _evidence(self, report: Report, intent: Intent, busy: Collection[str], now: float) -> Change | None:
         """What a report proves about an open intent; None when it proves nothing."""
         if intent.state == "running":
             result = reports.result_for(report, intent)
             if result is not None:
-                return intents_core.after_outcome(intent, result, now, self._clock.random())
-        if intent.id in report.running or report.mark < intent.created_at:
+                return intents_core.after_outcome(intent, intents_core.bounded(result), now, self._clock.random())
+        if intent.id in report.running or intent.subject in busy or report.mark < intent.created_at:
             return None
         shown = reports.shows(report, intent)
         if shown is not None:

@@ -23,8 +23,8 @@ from enginehouse.core.action import (
     StopReplica,
     phrase,
 )
-from enginehouse.core.errors import Conflict, Unavailable
-from enginehouse.core.intent import NODE_AWAY, Change, Intent
+from enginehouse.core.errors import Conflict, EnginehouseError, can_heal
+from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
 from enginehouse.core.operation import AWAY_MESSAGE
 from enginehouse.core.replica import process_key
 from enginehouse.frontend.board import Board
@@ -111,13 +111,13 @@ class Dispatcher:
             # Claiming without being able to send would only burn attempts.
             return
         claimed, changed = await self._store.transaction(self._claim)
-        unsent: list[tuple[Intent, str]] = []
+        unsent: list[tuple[Intent, EnginehouseError]] = []
         for intent, operation_id in claimed:
             sent = encode_command(intent, operation_id)
             try:
                 await self._bus.publish(sent.subject, sent.payload, wire.reply_subject(intent.id, intent.attempt))
-            except Unavailable as error:
-                unsent.append((intent, error.message))
+            except EnginehouseError as error:
+                unsent.append((intent, error))
             else:
                 log.info(
                     "intent.sent intent=%s node=%s attempt=%d action=%r",
@@ -145,29 +145,25 @@ class Dispatcher:
 
     def _claim(self, connection: Connection) -> tuple[list[tuple[Intent, str]], list[Intent]]:
         now = db.now(connection)
-        changed = _park_absent(connection, now)
+        # What ran on a node that is offline waits for it, due as soon as the node is healthy again.
+        away = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
+        changed = operations.park_absent(connection, away)
         claimed = operations.claim_due(connection, self._owner, now, now + self._lease_seconds, CLAIM_LIMIT)
-        return [(intent, _first_operation(connection, intent)) for intent in claimed], changed
+        # Workers report progress under the id of the operation that asked first.
+        first = operations.first_of_intents(connection, [intent.id for intent in claimed])
+        return [(intent, first.get(intent.id, intent.id)) for intent in claimed], changed
 
 
-def _park_absent(connection: Connection, now: float) -> list[Intent]:
-    """Say of every running intent whose node is offline that it waits for it, due as soon as the node is healthy
-    again.
-    """
-    change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
-    return [operations.apply(connection, one, change) for one in operations.running_on_absent_nodes(connection)]
-
-
-def _first_operation(connection: Connection, intent: Intent) -> str:
-    """The id under which workers report progress: that of the operation that asked first."""
-    served = operations.of_intents(connection, [intent.id])
-    return min(served, key=lambda operation: operation.created_at).id if served else intent.id
-
-
-def _give_back(connection: Connection, unsent: list[tuple[Intent, str]]) -> None:
+def _give_back(connection: Connection, unsent: list[tuple[Intent, EnginehouseError]]) -> None:
+    """What could not be handed to the bus waits for it; what no bus would take (too large) has failed."""
     now = db.now(connection)
-    for intent, message in unsent:
-        change = Change(kind="wait", now=now, reason="bus_unavailable", message=message, due_at=now + BUS_RETRY_SECONDS)
+    for intent, error in unsent:
+        if can_heal(error):
+            due = now + BUS_RETRY_SECONDS
+            change = Change(kind="wait", now=now, reason=error.code, message=error.message, due_at=due)
+        else:
+            outcome = Outcome(code=error.code, message=error.message)
+            change = Change(kind="fail", now=now, reason=error.code, message=error.message, outcome=outcome)
         try:
             operations.apply(connection, intent, change)
         except Conflict:

@@ -12,8 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from enginehouse.core.errors import Invalid
-from enginehouse.core.name import check_name
+from enginehouse.core.errors import Conflict, Invalid
+from enginehouse.core.name import check_name, shown
 from enginehouse.frontend.nodes import token_hash
 from enginehouse.store import db, keys, nodes
 from enginehouse.store.db import Connection, Store
@@ -47,22 +47,31 @@ class Keys:
     def identify(self, token: str) -> Caller | None:
         return self._callers.get(token_hash(token))
 
-    async def create(self, role: str, name: str, token: str | None = None) -> Created:
-        """Make a token, or take a given one (the files that `up` makes); a taken one replaces its namesake."""
+    async def create(self, role: str, name: str | None, token: str | None = None) -> Created:
+        """Make a token, or take a given one (the files that `up` makes); a taken one replaces its namesake, a made one
+        never does. Without a name it gets one of its own.
+        """
         if role not in ROLES:
-            raise Invalid(f"cannot create a token with the role {role!r}: use {', '.join(ROLES)}", code="invalid_name")
-        check_name(name, "token")
+            raise Invalid(
+                f"cannot create a token with the role {shown(role)}: use {', '.join(ROLES)}", code="invalid_name"
+            )
+        row_id = str(uuid.uuid4())
+        name = check_name(f"{role}-{row_id[:8]}" if name is None else name, "token")
         if token is not None and len(token) < MIN_TOKEN_LENGTH:
             raise Invalid(
                 f"cannot use the {role} token: it has {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed",
                 code="invalid_name",
             )
         given = token or f"eh-{role}-{secrets.token_urlsafe(32)}"
-        row_id = str(uuid.uuid4())
 
         def work(connection: Connection) -> None:
             if token is not None:
                 keys.remove_named(connection, role, name)
+            for known in keys.every(connection):
+                if (known.role, known.name) == (role, name):
+                    raise Conflict(f"cannot create a second {role} token named {name}: choose another name")
+                if known.hash == token_hash(given):
+                    raise Conflict(f"cannot use the {role} token: the {known.role} token {known.name} is the same")
             row = TokenRow(row_id, role, name, token_hash(given), db.now(connection))
             keys.insert(connection, row)
 

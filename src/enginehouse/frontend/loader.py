@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from msgspec import Struct
@@ -20,6 +20,7 @@ from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Unavai
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
 from enginehouse.core.model import Model
 from enginehouse.core.name import check_model_name
+from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
 from enginehouse.core.replica import Replica, process_key
 from enginehouse.frontend.board import Board
@@ -72,7 +73,7 @@ class Loader:
         def work(connection: Connection) -> str | list[Replica]:
             wanted = self._row(connection, model)
             only = find_node(connection, node).id if node else ""
-            running = [one for one in replicas.of_model(connection, wanted.name) if only in ("", one.node_id)]
+            running = [one for one in _reachable(connection, wanted.name) if only in ("", one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
 
         found = await self._store.transaction(work)
@@ -81,21 +82,29 @@ class Loader:
             await self._board.operations_changed([found])
         return found
 
-    async def ensure(self, model: str) -> str:
-        """For requests: join the load that is under way, begin one, or repeat the error of one that just failed."""
+    async def ensure(self, model: str, dead: Collection[str]) -> str:
+        """For requests: join the load that is under way, begin one, or repeat the error of one that just failed.
 
-        def work(connection: Connection) -> str:
+        Empty when a replica is there already, other than the processes (nonces) that the caller knows to be `dead`.
+        """
+
+        def work(connection: Connection) -> tuple[str, bool]:
             wanted = models.get(connection, model, lock=True)
             if wanted is None:
                 raise model_not_found(model)
-            last = operations.last_of(connection, "load", model)
-            if last is not None and last.error_code and db.now(connection) - last.created_at < COOL_DOWN_SECONDS:
+            if any(one.nonce not in dead for one in _reachable(connection, model)):
+                return "", False
+            last = operations.last_of(connection, "load", model, targets=())
+            if last is not None and last.is_steered:
+                return last.id, False
+            if last is not None and last.error_code and _ended_ago(connection, last) < COOL_DOWN_SECONDS:
                 raise _failure_of(last)
-            return self._open_or_new(connection, wanted, "", "loader")
+            return self._open_or_new(connection, wanted, "", "loader"), True
 
-        operation_id = await self._store.transaction(work)
-        self._wake()
-        await self._board.operations_changed([operation_id])
+        operation_id, is_new = await self._store.transaction(work)
+        if is_new:
+            self._wake()
+            await self._board.operations_changed([operation_id])
         return operation_id
 
     def _row(self, connection: Connection, name: str) -> Model:
@@ -111,8 +120,9 @@ class Loader:
 
     def _open_or_new(self, connection: Connection, model: Model, only: str, author: str) -> str:
         targets = (only,) if only else ()
-        for operation in operations.steered(connection):
-            if operation.name == model.name and operation.targets in (targets, ()):
+        for operation in operations.steered(connection, model.name):
+            # A load that may go anywhere does not do what was asked for one node.
+            if operation.targets == targets:
                 return operation.id
         operation = Operation(
             id=str(uuid.uuid4()),
@@ -138,24 +148,25 @@ class Loader:
     def _steer_all(self, connection: Connection) -> list[str]:
         now = db.now(connection)
         moved = []
-        for operation in operations.steered(connection):
+        steered = operations.steered(connection)
+        every = nodes.every(connection) if steered else []
+        for operation in steered:
             lease = f"load:{process_key(operation.name, 0)}:{','.join(operation.targets)}"
             if leases.acquire(connection, lease, self._owner, now, now + self._lease_seconds) and self._steer(
-                connection, operation, now
+                connection, operation, every, now
             ):
                 moved.append(operation.id)
                 if not operations.is_steered(connection, operation.id):
                     leases.release(connection, lease, self._owner)
         return moved
 
-    def _steer(self, connection: Connection, operation: Operation, now: float) -> bool:
+    def _steer(self, connection: Connection, operation: Operation, every: Sequence[Node], now: float) -> bool:
         model = models.get(connection, operation.name)
         if model is None:
             message = f"cannot load {operation.name}: the model was removed"
             operations.end_steering(connection, operation.id, "model_not_found", message)
             return True
         intents = operations.intents_of(connection, [operation.id])[operation.id]
-        every = nodes.every(connection)
         try:
             builds, _ = self._galleries.resolve_each(model.backend, every)
         except NotFound as error:
@@ -180,12 +191,6 @@ class Loader:
 
     # Telling about it --------------------------------------------------------------------------
 
-    async def failure(self, operation_id: str) -> EnginehouseError | None:
-        operation = await self._store.transaction(lambda connection: operations.get(connection, operation_id))
-        if operation is None or operation.is_steered or not operation.error_code:
-            return None
-        return _failure_of(operation)
-
     async def loading(self, operation_id: str) -> dict[str, object]:
         view = await self._board.view(operation_id)
         rows = view.nodes if isinstance(view.nodes, list) else []
@@ -205,22 +210,37 @@ class Loader:
         """Every model that is served or could be."""
 
         def work(connection: Connection) -> list[ModelView]:
-            names = {node.id: node.name for node in nodes.every(connection)}
+            names = {node_id: name for node_id, (name, _) in nodes.health_of_every(connection).items()}
+            running: dict[str, list[Replica]] = {}
+            for replica in _reachable(connection):
+                running.setdefault(replica.model, []).append(replica)
             loading = {operation.name for operation in operations.steered(connection)}
             rows = dict((model.name, (model, at)) for model, at in models.every(connection))
             offered = [(model, 0.0) for model in self._galleries.models() if model.name not in rows]
             views = []
             for model, created_at in sorted([*rows.values(), *offered], key=lambda pair: pair[0].name):
-                running = replicas.of_model(connection, model.name)
                 state = "added" if model.name in rows else "available"
                 if model.name in loading:
                     state = "loading"
-                if running:
+                if model.name in running:
                     state = "loaded"
-                views.append(_model_view(model, state, running, names, created_at))
+                views.append(_model_view(model, state, running.get(model.name, []), names, created_at))
             return views
 
         return await self._store.transaction(work)
+
+
+def _reachable(connection: Connection, model: str | None = None) -> list[Replica]:
+    """Replicas, of one model or all, on nodes that are not offline."""
+    healths = nodes.health_of_every(connection)
+    found = replicas.every(connection) if model is None else replicas.of_model(connection, model)
+    return [one for one in found if one.node_id in healths and healths[one.node_id][1] != "offline"]
+
+
+def _ended_ago(connection: Connection, operation: Operation) -> float:
+    """Seconds since the last thing that happened in a load that has ended."""
+    intents = operations.intents_of(connection, [operation.id])[operation.id]
+    return db.now(connection) - max([operation.created_at, *(intent.updated_at for intent in intents)])
 
 
 def _model_view(

@@ -7,9 +7,10 @@ observer is no evidence against the observed.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from hashlib import sha256
 
 import msgspec
@@ -17,16 +18,27 @@ from msgspec import Struct
 
 from enginehouse.core import capability
 from enginehouse.core import node as node_core
-from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
-from enginehouse.core.name import check_name
-from enginehouse.core.node import Capacity, Health, Node, NodeType
+from enginehouse.core.errors import Conflict, Denied, NotFound, Unavailable
+from enginehouse.core.name import shown
+from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.report import Report
 from enginehouse.core.wire import HeartbeatRequest, RegisterRequest
 from enginehouse.frontend.board import Board
+from enginehouse.frontend.registration import (
+    MAX_LABELS,
+    capacity_after,
+    capacity_of,
+    check_request,
+    node_type_of,
+    refused,
+)
 from enginehouse.store import db, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
-MAX_LABELS = 64
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 1000  # a join token that got about must not fill the database
+_WORSE: dict[Health, int] = {"healthy": 0, "unhealthy": 1, "offline": 2}
 
 
 class Registered(Struct, frozen=True):
@@ -43,14 +55,19 @@ def find_node(connection: Connection, name_or_id: str) -> Node:
     named = nodes.by_name(connection, name_or_id)
     if len(named) > 1:
         ids = ", ".join(f"{one.id} ({one.status})" for one in named)
-        raise Conflict(f"cannot tell which {name_or_id!r} is meant: use one of the ids {ids}", code="conflict")
+        raise Conflict(f"cannot tell which {shown(name_or_id)} is meant: use one of the ids {ids}", code="conflict")
     if not named:
         raise NotFound(
-            f"cannot find a node named {name_or_id!r}: `enginehouse nodes list` shows them",
+            f"cannot find a node named {shown(name_or_id)}: `enginehouse nodes list` shows them",
             code="not_found",
             param="node",
         )
     return named[0]
+
+
+def note_deaf(connection: Connection, node_id: str, now: float) -> bool:
+    """Positive evidence that a node is not there: nobody listens on its subjects. Whether that is news."""
+    return nodes.set_health(connection, node_id, "unhealthy", now)
 
 
 def token_hash(token: str) -> str:
@@ -76,17 +93,13 @@ class Nodes:
         self._verify = verify
         self._wake = wake
         self._listening_since: float | None = None
+        self._looked_at = 0.0
+        self._doubted_since: float | None = None
 
     async def register(self, request: RegisterRequest) -> Registered:
         """A machine asks to be a node. Returns its row and a fresh token of its own, which replaces the last one."""
-        check_name(request.name, "node")
-        node_type = _node_type(request.node_type)
-        if len(request.labels) > MAX_LABELS:
-            raise Invalid(
-                f"cannot register {request.name}: more than {MAX_LABELS} labels",
-                code="invalid_name",
-                param="labels",
-            )
+        check_request(request)
+        node_type = node_type_of(request.node_type)
         if request.public_key:
             message = node_core.registration_message(request.name, request.public_key)
             if not self._verify(request.public_key, message, request.signature):
@@ -100,7 +113,14 @@ class Nodes:
             now = db.now(connection)
             known = nodes.by_identity(connection, request.name, request.public_key)
             node = self._merged(request, node_type, known, now)
+            if len(node.labels) > MAX_LABELS:
+                raise refused(request.name, f"more than {MAX_LABELS} labels, with those it had before", "labels")
             if known is None:
+                if not node.approved and nodes.count_pending(connection) >= MAX_PENDING:
+                    raise Unavailable(
+                        f"cannot register {request.name}: {MAX_PENDING} nodes wait for approval already",
+                        code="resource_exhausted",
+                    )
                 nodes.insert(connection, node, token_hash(token))
             else:
                 nodes.save(connection, node)
@@ -131,7 +151,7 @@ class Nodes:
             platform=platform,
             labels=(known.labels if known else {}) | request.labels,
             max_replicas_per_model=max(1, request.max_replicas_per_model),
-            capacity=_capacity(request),
+            capacity=capacity_of(request),
             created_at=known.created_at if known else now,
             updated_at=now,
             last_heartbeat=known.last_heartbeat if known else now,
@@ -159,7 +179,7 @@ class Nodes:
             if node is None:
                 raise NotFound(f"cannot find the node {node_id}: register again", code="not_found")
             now = db.now(connection)
-            nodes.set_heartbeat(connection, node_id, _updated(node.capacity, request), now)
+            nodes.set_heartbeat(connection, node_id, capacity_after(node.capacity, request), now)
             return now, nodes.set_health(connection, node_id, "healthy", now)
 
         now, came_back = await self._store.transaction(work)
@@ -180,6 +200,12 @@ class Nodes:
             await self._board.node_changed(node_id)
             self._wake()
 
+    async def tell(self, node_ids: Iterable[str]) -> None:
+        """Tell of nodes whose health was written elsewhere than here, by `note_deaf`."""
+        for node_id in node_ids:
+            await self._board.node_changed(node_id)
+            self._wake()
+
     async def every(self) -> tuple[list[Node], float]:
         return await self._store.transaction(lambda connection: (nodes.every(connection), db.now(connection)))
 
@@ -191,17 +217,9 @@ class Nodes:
 
         def work(connection: Connection) -> list[str]:
             now = db.now(connection)
-            if self._listening_since is None:
-                self._listening_since = now
-            changed = []
-            for node in nodes.every(connection):
-                silence = now - max(node.last_heartbeat, self._listening_since)
-                health = node_core.health_after(silence, self._stale_seconds)
-                worse = {"healthy": 0, "unhealthy": 1, "offline": 2}
-                if node.approved and worse[health] > worse[node.health]:
-                    nodes.set_health(connection, node.id, health, now)
-                    changed.append(node.id)
-            return changed
+            approved = [node for node in nodes.every(connection) if node.approved]
+            judged = self._judged(approved, now)
+            return [node_id for node_id, health in judged.items() if nodes.set_health(connection, node_id, health, now)]
 
         changed = await self._store.transaction(work)
         for node_id in changed:
@@ -209,35 +227,25 @@ class Nodes:
         if changed:
             self._wake()
 
-
-def _node_type(value: str) -> NodeType:
-    if value in ("", "backend"):
-        return "backend"
-    if value == "agent":
-        return "agent"
-    raise Invalid(
-        f"cannot register a node of type {value!r}: use 'backend' or 'agent'",
-        code="unsupported",
-        param="node_type",
-    )
-
-
-def _capacity(request: RegisterRequest) -> Capacity:
-    return Capacity(
-        cores=request.cores,
-        total_vram=request.total_vram,
-        available_vram=request.available_vram,
-        total_ram=request.total_ram,
-        available_ram=request.available_ram,
-        total_disk=request.total_disk,
-        available_disk=request.available_disk,
-        gpu_vendor=request.gpu_vendor,
-        gpu_compute_capability=request.gpu_compute_capability,
-    )
-
-
-def _updated(capacity: Capacity, request: HeartbeatRequest) -> Capacity:
-    """An absent key keeps the stored value; an explicit 0 is stored."""
-    fields = ("available_vram", "total_vram", "available_ram", "available_disk", "total_disk", "gpu_vendor")
-    said = {field: getattr(request, field) for field in fields if getattr(request, field) is not None}
-    return msgspec.structs.replace(capacity, **said)
+    def _judged(self, approved: Collection[Node], now: float) -> dict[str, Health]:
+        """Which nodes are worse off than their rows say."""
+        if self._listening_since is None or not 0 <= now - self._looked_at < self._stale_seconds / 2:
+            # A pause, an outage of the store or a clock that jumped: what was not heard meanwhile proves nothing.
+            self._listening_since = now
+        self._looked_at = now
+        judged: dict[str, Health] = {}
+        for node in approved:
+            silence = now - max(node.last_heartbeat, self._listening_since)
+            health = node_core.health_after(silence, self._stale_seconds)
+            if _WORSE[health] > _WORSE[node.health]:
+                judged[node.id] = health
+        lost = [node_id for node_id, health in judged.items() if health == "offline"]
+        if len(lost) < 3 or 2 * len(lost) <= len(approved):
+            self._doubted_since = None
+        elif self._doubted_since is None or now - self._doubted_since < self._stale_seconds:
+            # Most of a fleet gone at once is rather a fault near the observer: look once more before believing it.
+            if self._doubted_since is None:
+                self._doubted_since = now
+                log.error("nodes.mass_loss lost=%d of=%d", len(lost), len(approved))
+            return {node_id: health for node_id, health in judged.items() if health != "offline"}
+        return judged

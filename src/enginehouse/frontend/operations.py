@@ -15,15 +15,20 @@ from msgspec import Struct
 
 from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend, RemoveBackend, StopReplica
-from enginehouse.core.errors import Conflict, Invalid, NotFound
+from enginehouse.core.errors import Conflict, Hopeless, Invalid, NotFound
 from enginehouse.core.name import check_name
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Excluded, Operation, OperationKind
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.nodes import find_node
-from enginehouse.store import db, nodes, operations, replicas
+from enginehouse.store import db, history, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store
+
+PRUNE_SECONDS = 600.0  # how often the past is cut; nobody waits for it
+KEPT_SECONDS = 7 * 24 * 3600.0
+KEPT_OPERATIONS = 1000
+_PRUNED_AT_ONCE = 500  # so that no transaction is long
 
 
 class BackendWish(Struct, frozen=True, kw_only=True):
@@ -45,7 +50,10 @@ class Operations:
 
     async def request(self, wish: BackendWish) -> str:
         """Accept a wish and return the operation's id; on return it is stored, whatever happens to this process."""
-        check_name(wish.name.rpartition("@")[2], "backend")
+        gallery, at, plain = wish.name.rpartition("@")
+        check_name(plain, "backend")
+        if at:
+            check_name(gallery, "gallery")
 
         def work(connection: Connection) -> str:
             targets = self._targets(connection, wish)
@@ -93,6 +101,15 @@ class Operations:
             return _insert(connection, operation, actions)
 
         return await self._accept(work)
+
+    async def prune_step(self) -> None:
+        """Forget what ended more than a week ago, all but the last thousand operations."""
+
+        def work(connection: Connection) -> int:
+            return history.prune(connection, db.now(connection) - KEPT_SECONDS, KEPT_OPERATIONS, _PRUNED_AT_ONCE)
+
+        while await self._store.transaction(work) == _PRUNED_AT_ONCE:
+            pass
 
     async def _accept(self, work: Callable[[Connection], str]) -> str:
         operation_id = await self._store.transaction(work)
@@ -151,13 +168,14 @@ class Operations:
         return actions, _excluded(targets, reasons)
 
     def _removals(self, wish: BackendWish, targets: Sequence[Node]) -> tuple[list[tuple[Node, Action]], list[Excluded]]:
-        """A delete goes to the nodes that report the backend, to those whose name was given, and to those that may
-        have it without having reported yet (away, or an install under way)."""
+        """A delete goes to the nodes that report the backend and to those that may have it without having reported it
+        yet (away, or an install under way); not to those for which there is no build of it."""
         plain = wish.name.rpartition("@")[2]
         reported = any(self._directory(plain, node) for node in targets)
         if not reported:
             self._galleries.known(wish.name)  # a name that nobody knows is a mistake, not an empty success
         actions: list[tuple[Node, Action]] = []
+        reasons: dict[str, str] = {}
         for node in targets:
             directory = self._directory(plain, node)
             if directory is None:
@@ -165,8 +183,11 @@ class Operations:
                     directory = self._galleries.resolve(wish.name, node).directory
                 except NotFound:
                     directory = plain
+                except Hopeless:
+                    reasons[node.id] = f"{plain} is not installed there, and there is no build of it for this machine"
+                    continue
             actions.append((node, RemoveBackend(backend=plain, directory=directory)))
-        return actions, []
+        return actions, _excluded(targets, reasons)
 
     def _directory(self, name: str, node: Node) -> str | None:
         for backend in node.report.backends:
@@ -181,7 +202,8 @@ class Operations:
 
 def _insert(connection: Connection, operation: Operation, actions: Sequence[tuple[Node, Action]]) -> str:
     operations.insert(connection, operation)
-    for node, action in actions:
+    # Always in the same order: two wishes for the same nodes must not wait for each other's locks crosswise.
+    for node, action in sorted(actions, key=lambda pair: pair[0].id):
         operations.add_intent(connection, operation.id, node.id, action, str(uuid.uuid4()), operation.created_at)
     return operation.id
 

@@ -8,12 +8,14 @@ for the route to appear; the load outlives it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from math import ceil
 from typing import Protocol
 
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
+from enginehouse.core.name import shown
 from enginehouse.core.routing import Route, choose_route
-from enginehouse.store import nodes, replicas
+from enginehouse.store import db, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
 LOOK_AGAIN_SECONDS = 1.0  # a waiting request asks how its load is doing; another frontend may be the one doing it
@@ -22,11 +24,10 @@ LOOK_AGAIN_SECONDS = 1.0  # a waiting request asks how its load is doing; anothe
 class Loads(Protocol):
     """What the router needs of the loader."""
 
-    async def ensure(self, model: str) -> str:
-        """Have a load of this model under way; its operation's id. Raises when the model is unknown or cannot load."""
-
-    async def failure(self, operation_id: str) -> EnginehouseError | None:
-        """Why that load ended without a replica; None while it goes on or after it succeeded."""
+    async def ensure(self, model: str, dead: Collection[str]) -> str:
+        """Have a load of this model under way; its operation's id, or nothing when a replica is there, other than the
+        processes known to be `dead`. Raises when the model is unknown, cannot load or has just failed to.
+        """
 
     async def loading(self, operation_id: str) -> dict[str, object]:
         """The `loading` object of a 503."""
@@ -39,17 +40,20 @@ class Pending:
         self.asking = asyncio.Lock()
         self.operation_id = ""
         self.waiters = 0
-        self.is_over = False
+        self.asked = 0
+        self.failure: EnginehouseError | None = None
 
 
 class Router:
-    def __init__(self, store: Store, loads: Loads, *, wait_seconds: float) -> None:
+    def __init__(self, store: Store, loads: Loads, *, wait_seconds: float | None) -> None:
+        """`wait_seconds` is how long a request waits for a load; None waits without an end."""
         self._store = store
         self._loads = loads
         self._wait_seconds = wait_seconds
         self._routes: dict[str, list[Route]] = {}
         self._in_flight: dict[str, int] = {}
-        self._dropped: set[str] = set()
+        # When each was dropped, by the store's clock; None until the next step looks at it.
+        self._dropped: dict[Route, float | None] = {}
         self._pending: dict[str, Pending] = {}
         self._changed = asyncio.Event()
         self._turn = 0
@@ -71,8 +75,10 @@ class Router:
             self._in_flight.pop(route.id, None)
 
     def drop(self, route: Route) -> None:
-        """Known dead: not chosen again until the store says that another process has its slot."""
-        self._dropped.add(route.id)
+        """Not reached: not chosen again until another process has its slot, or its node still shows this one in a
+        report taken later. A busy machine may miss one connection; only its own word brings it back.
+        """
+        self._dropped.setdefault(route, None)
         left = [one for one in self._routes.get(route.model, ()) if one.id != route.id]
         self._routes[route.model] = left
 
@@ -86,29 +92,41 @@ class Router:
     async def step(self) -> None:
         """Rebuild the routes: ready replicas on nodes that are not offline."""
 
-        def work(connection: Connection) -> list[Route]:
-            by_id = {node.id: node for node in nodes.every(connection)}
-            return [
+        dropped = {route.id: at for route, at in self._dropped.items()}
+
+        def work(connection: Connection) -> tuple[list[Route], set[str], float]:
+            by_id = nodes.health_of_every(connection)
+            found = [
                 Route(
                     model=replica.model,
                     slot=replica.slot,
                     node_id=replica.node_id,
-                    node_name=by_id[replica.node_id].name,
+                    node_name=by_id[replica.node_id][0],
                     address=replica.address,
                     key=replica.key,
                     revision=replica.revision,
                     nonce=replica.nonce,
                 )
                 for replica in replicas.every(connection)
-                if replica.node_id in by_id and by_id[replica.node_id].health != "offline"
+                if replica.node_id in by_id and by_id[replica.node_id][1] != "offline"
             ]
+            alive = {
+                route.id for route in found if route.id in dropped and _is_shown(connection, route, dropped[route.id])
+            }
+            return found, alive, db.now(connection)
 
-        found = await self._store.transaction(work)
+        found, alive, now = await self._store.transaction(work)
         # A dropped route is remembered only as long as its row stands.
-        self._dropped &= {route.id for route in found}
+        standing = {route.id for route in found} - alive
+        self._dropped = {
+            route: at if at is not None or route.id not in dropped else now
+            for route, at in self._dropped.items()
+            if route.id in standing
+        }
+        dead = {route.id for route in self._dropped}
         routes: dict[str, list[Route]] = {}
         for route in found:
-            if route.id not in self._dropped:
+            if route.id not in dead:
                 routes.setdefault(route.model, []).append(route)
         self._routes = routes
         self._changed.set()
@@ -120,47 +138,71 @@ class Router:
         pending.waiters += 1
         try:
             async with asyncio.timeout(self._wait_seconds):
-                async with pending.asking:
-                    if not pending.operation_id:
-                        pending.operation_id = await self._loads.ensure(model)
                 return await self._wait_for_route(model, pending)
         except TimeoutError:
             raise await self._still_loading(model, pending.operation_id) from None
         finally:
             pending.waiters -= 1
-            if not pending.waiters or pending.is_over:
-                self._pending.pop(model, None)
+            if not pending.waiters:
+                self._close(model, pending)
+
+    def _close(self, model: str, pending: Pending) -> None:
+        """Whoever comes from now on begins anew."""
+        if self._pending.get(model) is pending:
+            del self._pending[model]
 
     async def _wait_for_route(self, model: str, pending: Pending) -> list[Route]:
         while True:
             changed = self._changed
             if routes := self._routes.get(model):
-                pending.is_over = True
+                self._close(model, pending)
                 return routes
-            if not pending.asking.locked():
-                async with pending.asking:
-                    failure = await self._loads.failure(pending.operation_id)
-                if failure is not None:
-                    pending.is_over = True
-                    raise failure
+            await self._ask(model, pending)
+            if pending.failure is not None:
+                raise pending.failure
             try:
                 async with asyncio.timeout(LOOK_AGAIN_SECONDS):
                     await changed.wait()
             except TimeoutError:
                 continue
 
+    async def _ask(self, model: str, pending: Pending) -> None:
+        """How the load is doing. One asks for all that wait, and all get the same error."""
+        asked = pending.asked
+        async with pending.asking:
+            if pending.asked != asked:
+                return  # somebody did while this one stood in line
+            dead = {route.nonce for route in self._dropped if route.model == model}
+            try:
+                pending.operation_id = await self._loads.ensure(model, dead) or pending.operation_id
+            except EnginehouseError as error:
+                pending.failure = error
+                self._close(model, pending)
+            pending.asked += 1
+
     async def _still_loading(self, model: str, operation_id: str) -> Unavailable:
         error = Unavailable(
             f"cannot answer yet: {model} is still loading; try again in a moment", code="model_loading", param="model"
         )
-        error.retry_after_seconds = min(300.0, max(5.0, ceil(self._wait_seconds)))
-        error.details["loading"] = await self._loads.loading(operation_id)
+        error.retry_after_seconds = min(300.0, max(5.0, ceil(self._wait_seconds or 0.0)))
+        if operation_id:
+            error.details["loading"] = await self._loads.loading(operation_id)
+        else:
+            error.details["loading"] = {"model": model, "state": "pending", "progress": 0.0}
         return error
+
+
+def _is_shown(connection: Connection, route: Route, since: float | None) -> bool:
+    """Whether the route's node reported its process as running after that moment."""
+    node = nodes.get(connection, route.node_id) if since is not None else None
+    if node is None or since is None or node.report.mark <= since:
+        return False
+    return any(one.model_id == route.model and one.nonce == route.nonce for one in node.report.replicas)
 
 
 def model_not_found(model: str) -> NotFound:
     return NotFound(
-        f"cannot find a model named {model!r}: GET /v1/models lists what is served, "
+        f"cannot find a model named {shown(model)}: GET /v1/models lists what is served, "
         "`enginehouse models list` what could be",
         code="model_not_found",
         param="model",

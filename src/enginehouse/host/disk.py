@@ -6,6 +6,7 @@ always complete: contents are written beside, synced and renamed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -14,7 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Unavailable
@@ -121,6 +122,19 @@ def make_usable(data: Path) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def naming_the_culprit(data: Path) -> Iterator[None]:
+    """Where something inside a data directory is not what it must be, one sentence says what."""
+    try:
+        yield
+    except OSError as error:
+        name = Path(error.filename).name if isinstance(error.filename, str) else "something"
+        raise Hopeless(
+            f"cannot use {data} as data directory: {name} in it: {error.strerror or error}; "
+            "move that away or give another --data"
+        ) from error
+
+
 def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
@@ -130,7 +144,8 @@ class Lock:
 
     def __init__(self, path: Path, doing: str) -> None:
         """Raises `Conflict` naming the holder's pid when another process has it."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with naming_the_culprit(path.parent):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -8,6 +8,7 @@ accepted that was not committed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import threading
 import time
@@ -20,19 +21,22 @@ import sqlalchemy
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, event, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from enginehouse.core.errors import Unavailable
+from enginehouse.core.errors import Hopeless, Unavailable
 
 __all__ = ["Connection", "Store", "now"]
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 # SQLite has one writer anyway: one thread means that our own transactions queue instead of colliding.
 _SQLITE_THREADS = 1
 _POSTGRES_THREADS = 8
 _BUSY_MILLISECONDS = 5000  # for a second program on the same file (a backup, a shell); our own never collide
+_TRIES = 3  # of two transactions that collide one goes through, so the second try nearly always does
+_COLLISIONS = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _migrating = threading.Lock()
 MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start at once migrate one after another
 
@@ -57,18 +61,31 @@ class Store:
         return store
 
     async def transaction(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in one transaction: committed when it returns, rolled back when it raises."""
-
-        def run() -> T:
-            with self._engine.begin() as connection:
-                return work(connection)
-
+        """Run `work` in one transaction: committed when it returns, rolled back when it raises. It is run again when
+        the transaction collided with another one, so it must have no effect but on the connection.
+        """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+        except DataError as error:
+            # Trying again cannot help: the checks before this door let something through that no column takes.
+            log.warning("store.refused error=%s", _first_line(error))
+            raise Hopeless("cannot store this: a value does not fit; the log of the frontend has it") from error
         except (DBAPIError, PoolTimeout) as error:
-            unavailable = Unavailable(f"cannot use the database: {_first_line(error)}", code="store_unavailable")
+            # The database's own words name tables and hosts; they are for the log.
+            log.warning("store.failed error=%s", _first_line(error))
+            unavailable = Unavailable("cannot use the database now: try again in a moment", code="store_unavailable")
             unavailable.retry_after_seconds = 2.0
             raise unavailable from error
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        for left in reversed(range(_TRIES)):
+            try:
+                with self._engine.begin() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                if not left or not _collided(error):
+                    raise
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -147,6 +164,11 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
 
 def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("begin immediate")
+
+
+def _collided(error: DBAPIError) -> bool:
+    """Whether another transaction was in the way: a deadlock, or the same row inserted at the same time."""
+    return isinstance(error, IntegrityError) or getattr(error.orig, "sqlstate", None) in _COLLISIONS
 
 
 def _first_line(error: BaseException) -> str:

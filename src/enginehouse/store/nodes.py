@@ -57,7 +57,7 @@ def insert(connection: Connection, node: Node, token_hash: str) -> None:
 def save(connection: Connection, node: Node) -> None:
     """Write the facts of a registration; health, approval and drained have functions of their own."""
     columns = _columns(node)
-    kept = {"id", "created_at", "approved", "drained", "report"}
+    kept = {"id", "created_at", "approved", "drained", "health", "last_heartbeat", "report"}
     connection.execute(
         update(nodes).where(nodes.c.id == node.id).values(**{k: v for k, v in columns.items() if k not in kept})
     )
@@ -89,8 +89,10 @@ def set_heartbeat(connection: Connection, node_id: str, capacity: Capacity, now:
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(capacity=_text(capacity), last_heartbeat=now))
 
 
-def set_report(connection: Connection, node_id: str, report: Report) -> None:
-    connection.execute(update(nodes).where(nodes.c.id == node_id).values(report=_text(report)))
+def set_report(connection: Connection, node_id: str, report: Report, changed_at: float | None) -> None:
+    """`changed_at` where the report says something new: other frontends look for nodes that changed."""
+    changed = {} if changed_at is None else {"updated_at": changed_at}
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(report=_text(report), **changed))
 
 
 def get(connection: Connection, node_id: str) -> Node | None:
@@ -116,6 +118,24 @@ def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, st
     query = select(nodes.c.id, nodes.c.name, nodes.c.health).where(nodes.c.id.in_(list(node_ids)))
     rows = connection.execute(query).all()
     return {row.id: row.name for row in rows}, {row.id for row in rows if row.health != "healthy"}
+
+
+def health_of_every(connection: Connection) -> dict[str, tuple[str, Health]]:
+    """(name, health) by id: for those who ask often and need no reports."""
+    return {
+        row.id: (row.name, row.health) for row in connection.execute(select(nodes.c.id, nodes.c.name, nodes.c.health))
+    }
+
+
+def changed_since(connection: Connection, since: float) -> dict[str, float]:
+    """When each node changed that did so since then."""
+    query = select(nodes.c.id, nodes.c.updated_at).where(nodes.c.updated_at >= since)
+    return {row.id: row.updated_at for row in connection.execute(query)}
+
+
+def count_pending(connection: Connection) -> int:
+    query = select(func.count()).select_from(nodes).where(nodes.c.approved.is_(False))
+    return int(connection.execute(query).scalar_one())
 
 
 def count_by_health(connection: Connection) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Rows of operations and intents.
+"""Rows of operations and intents; what is read of them for people stands in `history`.
 
 An intent changes only through `apply`, a compare-and-set on its version: of two writers one gets `Conflict` and looks
 again.
@@ -9,61 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-from sqlalchemy import Row, Select, func, select, update
+from sqlalchemy import Select, func, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core import intent as intents_core
 from enginehouse.core.action import Action, is_same_wish, subject_of
 from enginehouse.core.errors import Conflict
-from enginehouse.core.intent import OPEN, Change, Intent, Outcome
-from enginehouse.core.operation import Excluded, Operation
+from enginehouse.core.intent import OPEN, Change, Intent
+from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
 from enginehouse.store.db import Connection
+from enginehouse.store.rows import intent_columns, intent_of, operation_of, slices, text_of
 from enginehouse.store.schema import intents, nodes, operation_intents, operations, subjects
-
-
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _operation(row: Row[Any]) -> Operation:
-    return Operation(
-        id=row.id,
-        kind=row.kind,
-        name=row.name,
-        author=row.author,
-        created_at=row.created_at,
-        targets=msgspec.json.decode(row.targets, type=tuple[str, ...]),
-        excluded=msgspec.json.decode(row.excluded, type=tuple[Excluded, ...]),
-        is_steered=row.is_steered,
-        error_code=row.error_code,
-        error_message=row.error_message,
-    )
-
-
-def _intent(row: Row[Any]) -> Intent:
-    plain = {
-        field: getattr(row, field)
-        for field in Intent.__struct_fields__
-        if field not in ("action", "progress", "outcome")
-    }
-    return Intent(
-        **plain,
-        action=msgspec.json.decode(row.action, type=Action),
-        progress=None if row.progress is None else msgspec.json.decode(row.progress, type=Progress),
-        outcome=None if row.outcome is None else msgspec.json.decode(row.outcome, type=Outcome),
-    )
-
-
-def _intent_columns(intent: Intent) -> dict[str, object]:
-    plain = {field: getattr(intent, field) for field in Intent.__struct_fields__}
-    return plain | {
-        "action": _text(intent.action),
-        "progress": None if intent.progress is None else _text(intent.progress),
-        "outcome": None if intent.outcome is None else _text(intent.outcome),
-    }
-
 
 # Operations --------------------------------------------------------------------------------------
 
@@ -72,39 +29,48 @@ def insert(connection: Connection, operation: Operation) -> None:
     columns = {field: getattr(operation, field) for field in Operation.__struct_fields__}
     connection.execute(
         operations.insert().values(
-            columns | {"targets": _text(operation.targets), "excluded": _text(operation.excluded)}
+            columns | {"targets": text_of(operation.targets), "excluded": text_of(operation.excluded)}
         )
     )
 
 
 def get(connection: Connection, operation_id: str) -> Operation | None:
     row = connection.execute(select(operations).where(operations.c.id == operation_id)).one_or_none()
-    return None if row is None else _operation(row)
+    return None if row is None else operation_of(row)
+
+
+def select_operations(connection: Connection, query: Select[Any]) -> list[Operation]:
+    return [operation_of(row) for row in connection.execute(query)]
+
+
+def many(connection: Connection, operation_ids: Iterable[str]) -> dict[str, Operation]:
+    found: list[Operation] = []
+    for some in slices(operation_ids):
+        found += select_operations(connection, select(operations).where(operations.c.id.in_(some)))
+    return {one.id: one for one in found}
 
 
 def recent(connection: Connection, limit: int) -> list[Operation]:
-    query = select(operations).order_by(operations.c.created_at.desc()).limit(limit)
-    return [_operation(row) for row in connection.execute(query)]
+    return select_operations(connection, select(operations).order_by(operations.c.created_at.desc()).limit(limit))
 
 
-def steered(connection: Connection) -> list[Operation]:
+def steered(connection: Connection, name: str | None = None) -> list[Operation]:
+    """Loads under way; with `name`, those of one model."""
     query = select(operations).where(operations.c.is_steered.is_(True)).order_by(operations.c.created_at)
-    return [_operation(row) for row in connection.execute(query)]
+    return select_operations(connection, query if name is None else query.where(operations.c.name == name))
 
 
 def is_steered(connection: Connection, operation_id: str) -> bool:
     return bool(connection.execute(select(operations.c.is_steered).where(operations.c.id == operation_id)).scalar())
 
 
-def last_of(connection: Connection, kind: str, name: str) -> Operation | None:
-    query = (
-        select(operations)
-        .where(operations.c.kind == kind, operations.c.name == name)
-        .order_by(operations.c.created_at.desc())
-        .limit(1)
-    )
-    row = connection.execute(query).one_or_none()
-    return None if row is None else _operation(row)
+def last_of(connection: Connection, kind: str, name: str, targets: tuple[str, ...] | None = None) -> Operation | None:
+    """The newest of its kind and name; with `targets`, of those that were asked for exactly these nodes."""
+    query = select(operations).where(operations.c.kind == kind, operations.c.name == name)
+    if targets is not None:
+        query = query.where(operations.c.targets == text_of(targets))
+    row = connection.execute(query.order_by(operations.c.created_at.desc()).limit(1)).one_or_none()
+    return None if row is None else operation_of(row)
 
 
 def end_steering(connection: Connection, operation_id: str, code: str = "", message: str = "") -> None:
@@ -116,13 +82,26 @@ def end_steering(connection: Connection, operation_id: str, code: str = "", mess
 
 
 def of_intents(connection: Connection, intent_ids: Iterable[str]) -> list[Operation]:
-    query = (
-        select(operations)
-        .join(operation_intents, operation_intents.c.operation_id == operations.c.id)
-        .where(operation_intents.c.intent_id.in_(list(intent_ids)))
-        .distinct()
-    )
-    return [_operation(row) for row in connection.execute(query)]
+    ids: dict[str, None] = {}
+    for some in slices(intent_ids):
+        query = select(operation_intents.c.operation_id).where(operation_intents.c.intent_id.in_(some)).distinct()
+        ids |= dict.fromkeys(connection.execute(query).scalars())
+    return list(many(connection, ids).values())
+
+
+def first_of_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str, str]:
+    """For each intent the id of the operation that asked for it first."""
+    first: dict[str, str] = {}
+    for some in slices(intent_ids):
+        query = (
+            select(operation_intents.c.intent_id, operations.c.id)
+            .join(operations, operations.c.id == operation_intents.c.operation_id)
+            .where(operation_intents.c.intent_id.in_(some))
+            .order_by(operations.c.created_at)
+        )
+        for row in connection.execute(query):
+            first.setdefault(row.intent_id, row.id)
+    return first
 
 
 # Intents -----------------------------------------------------------------------------------------
@@ -130,35 +109,36 @@ def of_intents(connection: Connection, intent_ids: Iterable[str]) -> list[Operat
 
 def intents_of(connection: Connection, operation_ids: Sequence[str]) -> dict[str, list[Intent]]:
     """The intents of each operation, in the order in which they were added."""
-    query = (
-        select(operation_intents.c.operation_id, *intents.c)
-        .join(intents, intents.c.id == operation_intents.c.intent_id)
-        .where(operation_intents.c.operation_id.in_(list(operation_ids)))
-        .order_by(operation_intents.c.position)
-    )
     found: dict[str, list[Intent]] = {operation_id: [] for operation_id in operation_ids}
-    for row in connection.execute(query):
-        found[row.operation_id].append(_intent(row))
+    for some in slices(operation_ids):
+        query = (
+            select(operation_intents.c.operation_id, *intents.c)
+            .join(intents, intents.c.id == operation_intents.c.intent_id)
+            .where(operation_intents.c.operation_id.in_(some))
+            .order_by(operation_intents.c.position)
+        )
+        for row in connection.execute(query):
+            found[row.operation_id].append(intent_of(row))
     return found
 
 
 def intent(connection: Connection, intent_id: str) -> Intent | None:
     row = connection.execute(select(intents).where(intents.c.id == intent_id)).one_or_none()
-    return None if row is None else _intent(row)
+    return None if row is None else intent_of(row)
 
 
 def open_on(connection: Connection, node_id: str) -> list[Intent]:
     query = select(intents).where(intents.c.node_id == node_id, intents.c.state.in_(OPEN))
-    return [_intent(row) for row in connection.execute(query.order_by(intents.c.created_at))]
+    return [intent_of(row) for row in connection.execute(query.order_by(intents.c.created_at))]
 
 
-def open_intent_ids(connection: Connection) -> list[str]:
-    return list(connection.execute(select(intents.c.id).where(intents.c.state.in_(OPEN))).scalars())
-
-
-def count_by_state(connection: Connection) -> dict[str, int]:
-    rows = connection.execute(select(intents.c.state, func.count()).group_by(intents.c.state))
-    return {state: count for state, count in rows}
+def subjects_of(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> set[str]:
+    """What these intents of the node are about."""
+    found: set[str] = set()
+    for some in slices(intent_ids):
+        query = select(intents.c.subject).where(intents.c.node_id == node_id, intents.c.id.in_(some))
+        found |= set(connection.execute(query).scalars())
+    return found
 
 
 def add_intent(
@@ -173,8 +153,10 @@ def add_intent(
         select(intents)
         .where(intents.c.node_id == node_id, intents.c.subject == subject, intents.c.state.in_(OPEN))
         .order_by(intents.c.generation.desc())
+        # Another frontend may be claiming or settling one of them: whoever comes second waits and sees the result.
+        .with_for_update()
     )
-    open_ones = [_intent(row) for row in connection.execute(query)]
+    open_ones = [intent_of(row) for row in connection.execute(query)]
     if open_ones and is_same_wish(action, open_ones[0].action):
         chosen = open_ones[0]
     else:
@@ -192,7 +174,7 @@ def add_intent(
             updated_at=now,
             due_at=now,
         )
-        connection.execute(intents.insert().values(_intent_columns(chosen)))
+        connection.execute(intents.insert().values(intent_columns(chosen)))
         connection.execute(
             update(subjects)
             .where(subjects.c.node_id == node_id, subjects.c.subject == subject)
@@ -219,12 +201,15 @@ def _lock_subject(connection: Connection, node_id: str, subject: str) -> int:
 
 
 def _link(connection: Connection, operation_id: str, intent_id: str) -> None:
-    links = select(operation_intents.c.intent_id).where(operation_intents.c.operation_id == operation_id)
-    linked = list(connection.execute(links).scalars())
-    if intent_id not in linked:
-        connection.execute(
-            operation_intents.insert().values(operation_id=operation_id, intent_id=intent_id, position=len(linked))
-        )
+    insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    position = select(literal(operation_id), literal(intent_id), func.count()).where(
+        operation_intents.c.operation_id == operation_id
+    )
+    connection.execute(
+        insert_into(operation_intents)
+        .from_select(["operation_id", "intent_id", "position"], position)
+        .on_conflict_do_nothing()
+    )
 
 
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
@@ -233,7 +218,7 @@ def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     written = connection.execute(
         update(intents)
         .where(intents.c.id == before.id, intents.c.version == before.version)
-        .values(_intent_columns(after))
+        .values(intent_columns(after))
     )
     if written.rowcount != 1:
         raise Conflict(f"cannot change intent {before.id}: it changed at the same time", code="conflict")
@@ -241,10 +226,9 @@ def apply(connection: Connection, before: Intent, change: Change) -> Intent:
 
 
 def set_progress(connection: Connection, intent_id: str, progress: Progress) -> None:
-    """Progress is not a change of state: it takes no version, and only a running intent has any."""
-    connection.execute(
-        update(intents).where(intents.c.id == intent_id, intents.c.state == "running").values(progress=_text(progress))
-    )
+    """Progress is not a change of state: it takes no version, and only a running intent has any, of its own attempt."""
+    running = (intents.c.state == "running", intents.c.attempt == progress.attempt)
+    connection.execute(update(intents).where(intents.c.id == intent_id, *running).values(progress=text_of(progress)))
 
 
 # Claims ------------------------------------------------------------------------------------------
@@ -278,7 +262,7 @@ def take_over(connection: Connection, owner: str, now: float, lease_until: float
 
 def _take(connection: Connection, query: Select[Any], change: Change) -> list[Intent]:
     locked = query.with_for_update(skip_locked=True, of=intents)
-    return [apply(connection, _intent(row), change) for row in connection.execute(locked).all()]
+    return [apply(connection, intent_of(row), change) for row in connection.execute(locked).all()]
 
 
 def renew(connection: Connection, owner: str, lease_until: float) -> None:
@@ -288,13 +272,14 @@ def renew(connection: Connection, owner: str, lease_until: float) -> None:
     )
 
 
-def running_on_absent_nodes(connection: Connection) -> list[Intent]:
-    query = (
+def park_absent(connection: Connection, change: Change) -> list[Intent]:
+    """Apply a change to every running intent whose node is offline, skipping what another frontend holds."""
+    parked = (
         select(intents)
         .join(nodes, nodes.c.id == intents.c.node_id)
         .where(intents.c.state == "running", nodes.c.health == "offline")
     )
-    return [_intent(row) for row in connection.execute(query)]
+    return _take(connection, parked, change)
 
 
 def next_due(connection: Connection, now: float) -> float | None:

@@ -61,6 +61,7 @@ operations = Table(
     Column("error_message", Text, nullable=False),
     Index("operations_created", "created_at"),
     Index("operations_name", "kind", "name", "created_at"),
+    Index("operations_steered", "is_steered"),
 )
 
 intents = Table(
@@ -88,6 +89,7 @@ intents = Table(
     Column("version", Integer, nullable=False),
     Index("intents_due", "state", "due_at"),
     Index("intents_node", "node_id", "state"),
+    Index("intents_updated", "updated_at"),
     UniqueConstraint("node_id", "subject", "generation", name="intents_generation"),
 )
 

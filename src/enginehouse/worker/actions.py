@@ -171,6 +171,8 @@ class Actions:
         wish = StartWish(
             model=action.model, slot=action.slot, directory=action.directory, key=action.key, generation=generation
         )
+        async with self._locks.hold(subject_of(PullModel(model=action.model))):
+            await self._parts.models.restore(action.model, report)
         async with self._locks.hold(f"backend:{action.directory}", exclusive=False):
             started = await self._parts.supervisor.start(wish)
         return Outcome(address=started.address, nonce=started.nonce)

@@ -52,14 +52,18 @@ class Models:
     def path_of(self, model: Model) -> Path:
         return self._models / model_directory(check_model_name(model.name))
 
-    async def pull(self, model: Model, generation: int, report: Report) -> None:
-        """Make every file of `model` be there, verified. What is there already is not fetched again."""
+    async def pull(self, model: Model, generation: int | None, report: Report) -> None:
+        """Make every file of `model` be there, verified. What is there already is not fetched again.
+
+        `generation` None keeps the one that was last placed.
+        """
         directory = self.path_of(model)
         for file in model.files:
             _checked(file)
         try:
             await in_thread(directory.mkdir, 0o750, True, True)
-            held = {file.name: file for file in (await in_thread(_read, directory, model.name)).files}
+            before = await in_thread(_read, directory, model.name)
+            held = {file.name: file for file in before.files}
             done_bytes = 0
             verified: list[HeldFile] = []
             for file in model.files:
@@ -71,10 +75,22 @@ class Models:
                 verified.append(known)
                 done_bytes += file.size_bytes
             report("extracting", "", model.size_bytes, model.size_bytes)
+            if generation is None:
+                generation = before.generation
             manifest = Manifest(name=model.name, files=tuple(verified), generation=generation)
             await in_thread(disk.write_atomic, directory / MANIFEST, msgspec.json.encode(manifest))
         except OSError as error:
             raise disk.storage_error(error, f"place the files of {model.name}") from error
+
+    async def restore(self, model: Model, report: Report) -> None:
+        """Place again what was cut off or removed since it was placed; where nothing was, this is a look.
+
+        A report tells of it too, but a start may come before the next one.
+        """
+        try:
+            await in_thread(self.check_files, model)
+        except Hopeless:
+            await self.pull(model, None, report)
 
     def held_models(self) -> tuple[HeldModel, ...]:
         """Models whose files are all there as they were verified. Blocks."""

@@ -4,16 +4,13 @@ This file is copied into the backend's directory and runs in its environment, so
 nothing but the standard library besides the engine. The address is the only argument; everything else, the key above
 all, comes from the JSON file named by ENGINEHOUSE_MODEL_FILE, because every user of a machine can read command lines.
 It ends with 98 when the port cannot be had, so that its parent tries another; other failures are told in its last line.
+It runs twice before a first answer, to check and to serve, so what only one of them needs is imported there.
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import json
 import os
 import signal
-import socket
 import sys
 from typing import Any, NoReturn
 
@@ -26,6 +23,8 @@ HTTP_THREADS = 4  # besides the threads that compute: they only pass bytes, and 
 def die_with_parent() -> None:
     """Repeats what the parent asked for before exec: a shell between the two would otherwise have lost it."""
     if sys.platform == "linux":
+        import ctypes
+
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -49,6 +48,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 def check_port(host: str, port: int) -> None:
     """The engine itself says only that it could not start, so the reason is found out here first."""
+    import socket
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -115,7 +116,7 @@ def serve(model: dict[str, Any], host: str, port: int) -> None:
         signal.pause()
 
 
-def check_engine() -> None:
+def check_engine() -> NoReturn:
     """Whether the engine runs on this machine at all; asked once, before the backend is put in its place."""
     try:
         import xllamacpp
@@ -125,9 +126,13 @@ def check_engine() -> None:
             told = "the library libgomp.so.1 is missing; install it (on Debian and Ubuntu: apt-get install libgomp1)"
         leave(1, f"cannot use xllamacpp on this machine: {told}")
     xllamacpp.CommonParams()
+    # At once, like `leave`: taking the engine's library apart takes as long as loading it.
+    os._exit(0)
 
 
 def read_model() -> dict[str, Any]:
+    import json
+
     model_file = os.environ.get("ENGINEHOUSE_MODEL_FILE")
     if not model_file:
         leave(2, "cannot start: ENGINEHOUSE_MODEL_FILE does not name the file that describes the model")
@@ -140,19 +145,15 @@ def read_model() -> dict[str, Any]:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--check"]:
+        check_engine()
     die_with_parent()
     # The default action ends the process at once. Python's own way would wait for the engine's threads.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parser = argparse.ArgumentParser(description="Serve one GGUF model over HTTP.")
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--addr", metavar="HOST:PORT")
-    wanted.add_argument("--check", action="store_true", help="only check that the engine can run here")
-    arguments = parser.parse_args()
-    if arguments.check:
-        check_engine()
-        return
-    host, port = split_address(arguments.addr)
+    if len(sys.argv) != 3 or sys.argv[1] != "--addr":
+        leave(2, "usage: launcher.py --addr HOST:PORT, or --check: only see whether the engine can run here")
+    host, port = split_address(sys.argv[2])
     serve(read_model(), host, port)
 
 

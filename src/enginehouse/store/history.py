@@ -1,0 +1,92 @@
+"""Operations as people and watchers look at them: what is open or failed, what changed since a moment, and how long
+the past is kept.
+
+Reads never write. Only `prune` removes, and only what ended long ago: an operation that has not ended stays for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Select, case, delete, func, not_, or_, select
+
+from enginehouse.core.intent import OPEN
+from enginehouse.core.operation import Operation
+from enginehouse.store.db import Connection
+from enginehouse.store.operations import select_operations
+from enginehouse.store.schema import intents, operation_intents, operations
+
+
+def _with_intents(*conditions: object) -> Select[tuple[str]]:
+    """The ids of operations that have an intent like this."""
+    query = select(operation_intents.c.operation_id).join(intents, intents.c.id == operation_intents.c.intent_id)
+    return query.where(*conditions)  # type: ignore[arg-type]  # column expressions, whose type is not exported
+
+
+def open_ids(connection: Connection) -> list[str]:
+    served = connection.execute(_with_intents(intents.c.state.in_(OPEN)).distinct()).scalars()
+    steered = connection.execute(select(operations.c.id).where(operations.c.is_steered)).scalars()
+    return list(dict.fromkeys([*served, *steered]))
+
+
+def unfinished(connection: Connection, limit: int) -> list[Operation]:
+    """Open and failed operations, newest first. However many have failed since, an open one is not pushed out."""
+    is_open = or_(operations.c.is_steered, operations.c.id.in_(_with_intents(intents.c.state.in_(OPEN))))
+    is_failed = or_(operations.c.error_code != "", operations.c.id.in_(_with_intents(intents.c.state == "failed")))
+    newest = select(operations).order_by(operations.c.created_at.desc())
+    found = select_operations(connection, newest.where(is_open).limit(limit))
+    if len(found) < limit:
+        found += select_operations(connection, newest.where(is_failed, not_(is_open)).limit(limit - len(found)))
+    return sorted(found, key=lambda operation: operation.created_at, reverse=True)
+
+
+def revisions(connection: Connection, since: float, also: Collection[str]) -> dict[str, int]:
+    """How far each operation is that changed since then, and each of `also`: a number that grows with every change of
+    it or of one of its intents.
+    """
+    changed = or_(
+        operations.c.created_at >= since,
+        operations.c.id.in_(_with_intents(intents.c.updated_at >= since)),
+        operations.c.id.in_(list(also)),
+    )
+    steps = func.count(intents.c.id) + func.coalesce(func.sum(intents.c.version), 0)
+    query = (
+        select(operations.c.id, steps + case((operations.c.is_steered, 0), else_=1))
+        .outerjoin(operation_intents, operation_intents.c.operation_id == operations.c.id)
+        .outerjoin(intents, intents.c.id == operation_intents.c.intent_id)
+        .where(changed)
+        .group_by(operations.c.id, operations.c.is_steered)
+    )
+    return {operation_id: int(revision) for operation_id, revision in connection.execute(query)}
+
+
+def count_by_state(connection: Connection) -> dict[str, int]:
+    rows = connection.execute(select(intents.c.state, func.count()).group_by(intents.c.state))
+    return {state: count for state, count in rows}
+
+
+def prune(connection: Connection, before: float, keep: int, limit: int) -> int:
+    """Forget operations that ended before then, all but the newest `keep`; how many were forgotten, at most `limit`."""
+    newest = select(operations.c.created_at).order_by(operations.c.created_at.desc()).offset(keep - 1).limit(1)
+    oldest_kept = connection.execute(newest).scalar_one_or_none()
+    if oldest_kept is None:
+        return 0
+    alive = _with_intents(or_(intents.c.state.in_(OPEN), intents.c.updated_at >= before))
+    past = (
+        select(operations.c.id)
+        .where(
+            operations.c.created_at < min(before, oldest_kept),
+            not_(operations.c.is_steered),
+            operations.c.id.not_in(alive),
+        )
+        .order_by(operations.c.created_at)
+        .limit(limit)
+    )
+    ids = list(connection.execute(past).scalars())
+    served = select(operation_intents.c.intent_id).where(operation_intents.c.operation_id.in_(ids))
+    intent_ids = list(connection.execute(served).scalars())
+    connection.execute(delete(operations).where(operations.c.id.in_(ids)))
+    # An intent may serve an operation that is kept.
+    serving = select(operation_intents.c.intent_id).where(operation_intents.c.intent_id == intents.c.id).exists()
+    connection.execute(delete(intents).where(intents.c.id.in_(intent_ids), not_(serving)))
+    return len(ids)

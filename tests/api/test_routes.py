@@ -1,0 +1,152 @@
+"""Every route against every role: closed by default, and the table is the whole truth."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route
+from tests.api.house import LOCAL, Site, site
+
+# The published table. A new route fails here until somebody has said who may call it.
+TABLE = {
+    ("GET", "/healthz"): "public",
+    ("GET", "/readyz"): "public",
+    ("GET", "/version"): "user",
+    ("GET", "/metrics"): "admin",
+    ("GET", "/openapi.json"): "admin",
+    ("POST", "/api/node/register"): "join",
+    ("POST", "/api/node/{id}/heartbeat"): "node",
+    ("POST", "/api/node/{id}/deregister"): "node",
+    ("GET", "/api/nodes"): "admin",
+    ("GET", "/api/nodes/{id}"): "admin",
+    ("POST", "/api/nodes/{id}/approve"): "admin",
+    ("POST", "/api/operations"): "admin",
+    ("GET", "/api/operations"): "admin",
+    ("GET", "/api/operations/{id}"): "admin",
+    ("GET", "/api/events"): "admin",
+    ("GET", "/backends"): "admin",
+    ("GET", "/backends/available"): "admin",
+    ("GET", "/api/models"): "admin",
+    ("POST", "/api/models/{name:path}/load"): "admin",
+    ("POST", "/api/models/{name:path}/unload"): "admin",
+    ("GET", "/v1/models"): "user",
+    ("GET", "/v1/models/{name:path}"): "user",
+    ("POST", "/api/tokens"): "admin",
+    ("GET", "/api/tokens"): "admin",
+    ("POST", "/v1/chat/completions"): "user",
+    ("POST", "/v1/completions"): "user",
+}
+OPENED_BY = {
+    "public": {"", "admin", "user", "join", "node"},
+    "user": {"admin", "user"},
+    "node": {"node", "join"},
+    "join": {"join", "admin"},
+    "admin": {"admin"},
+}
+ROUTES = sorted(TABLE)
+FOREIGN = [
+    (("host", "evil.example"),),
+    (("host", "127.0.0.1.evil.example:8080"),),
+    (*LOCAL, ("origin", "http://evil.example")),
+    (*LOCAL, ("origin", "null")),
+    (("host", "["),),
+    (*LOCAL, ("origin", "http://[")),
+    (),
+]
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site(tmp_path) as made:
+        yield made
+
+
+def filled(path: str, here: Site) -> str:
+    return path.replace("{name:path}", "tiny").replace("{id}", here.tokens["node id"])
+
+
+async def test_the_table_is_exactly_what_is_routed_and_described(here: Site) -> None:
+    assert {(entry.method, entry.path): entry.role for entry in here.entries} == TABLE
+    routed = {
+        (method, route.path) for route in here.open.routes if isinstance(route, Route) for method in route.methods or ()
+    }
+    assert routed - {("HEAD", path) for _, path in routed} == set(TABLE)
+    described = (await here.ask("GET", "/openapi.json", token=here.tokens["admin"])).json
+    found = {
+        (method.upper(), path): operation["x-role"]
+        for path, operations in described["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert found == {(method, path.replace(":path", "")): role for (method, path), role in TABLE.items()}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_a_route_opens_to_its_roles_and_to_nobody_else(here: Site, method: str, path: str) -> None:
+    role = TABLE[method, path]
+    for held in ("", "user", "join", "node", "admin"):
+        answer = await here.ask(method, filled(path, here), {}, token=here.tokens[held])
+        if held in OPENED_BY[role]:
+            assert answer.status not in (401, 403), (held, answer.body)
+        elif held:
+            assert (answer.status, answer.error["code"]) == (403, "forbidden"), held
+        else:
+            assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_a_token_that_is_shown_must_be_right_everywhere(here: Site, method: str, path: str) -> None:
+    for app in (here.open, here.app(is_loopback=True)):
+        answer = await here.ask(method, filled(path, here), {}, token="wrong", app=app)
+        assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
+        headers = (*LOCAL, ("x-api-key", "wrong"))
+        assert (await here.ask(method, filled(path, here), {}, headers=headers, app=app)).status == 401
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_on_loopback_only_inference_answers_without_a_token_and_no_foreign_page(
+    here: Site, method: str, path: str
+) -> None:
+    local = here.app(is_loopback=True)
+    role = TABLE[method, path]
+    answer = await here.ask(method, filled(path, here), {}, app=local)
+    assert (answer.status == 401) == (role not in ("public", "user"))
+    for headers in FOREIGN:
+        answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
+        assert (answer.status == 401) == (role != "public"), headers
+    for headers in ((("host", "localhost"),), (("host", "[::1]:80"),), (*LOCAL, ("origin", "http://localhost:3000"))):
+        answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
+        assert (answer.status == 401) == (role not in ("public", "user")), headers
+
+
+async def test_a_node_speaks_for_itself_only(here: Site) -> None:
+    other = (await here.ask("POST", "/api/node/register", {"name": "second"}, token=here.tokens["join"])).json
+    for path in ("heartbeat", "deregister"):
+        answer = await here.ask("POST", f"/api/node/{other['id']}/{path}", {}, token=here.tokens["node"])
+        assert (answer.status, answer.error["code"]) == (403, "forbidden")
+        assert (await here.ask("POST", f"/api/node/{other['id']}/{path}", {}, token=other["node_token"])).status == 200
+        answer = await here.ask("POST", f"/api/node/second/{path}", {}, token=other["node_token"])
+        assert answer.status == 403
+
+
+async def test_a_join_token_does_not_speak_for_a_node_that_has_a_key(here: Site) -> None:
+    from nacl.signing import SigningKey
+    from tests.frontend.world import signed
+
+    registered = await here.house.nodes.register(signed("keyed", SigningKey(b"1" * 32)))
+    answer = await here.ask("POST", f"/api/node/{registered.node.id}/heartbeat", {}, token=here.tokens["join"])
+    assert answer.status == 403
+    answer = await here.ask("POST", "/api/node/keyed/heartbeat", {}, token=here.tokens["join"])
+    assert answer.status == 403
+    answer = await here.ask("POST", "/api/node/nobody/heartbeat", {}, token=here.tokens["join"])
+    assert answer.status == 404
+
+
+async def test_the_own_token_of_a_node_ends_with_the_next_registration(here: Site) -> None:
+    path = f"/api/node/{here.tokens['node id']}/heartbeat"
+    again = (await here.ask("POST", "/api/node/register", {"name": "old"}, token=here.tokens["join"])).json
+    assert again["id"] == here.tokens["node id"]
+    assert (await here.ask("POST", path, {}, token=here.tokens["node"])).status == 401
+    assert (await here.ask("POST", path, {}, token=again["node_token"])).status == 200

@@ -1,0 +1,201 @@
+"""Bad luck, through real processes: ports that are taken, directories that cannot be used, no network, a cut file. What
+can heal heals by itself; what cannot is told in one sentence, and nothing half done is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.e2e.asking import ask, error_of, started_in_vain, token_of
+from tests.e2e.conftest import FAST, House, Program, free_port, wait_for
+
+from enginehouse.host import disk
+
+# Starting ----------------------------------------------------------------------------------------
+
+
+def test_a_port_that_was_asked_for_and_is_busy_is_an_error(house: House, tmp_path: Path) -> None:
+    said = started_in_vain("up", "--data", str(tmp_path / "other"), "--port", str(house.port), code=1)
+    assert f"127.0.0.1:{house.port}" in said
+    assert "--port" in said
+    assert not (tmp_path / "other" / "server.json").exists()
+
+
+def test_a_busy_port_of_the_bus_is_an_error(house: House, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = started_in_vain(
+            "up", "--data", str(tmp_path / "other"), "--port", str(free_port()), "--nats-port", port, code=1
+        )
+    assert port in said
+
+
+@pytest.mark.parametrize("command", ["up", "join"])
+@pytest.mark.parametrize("what", ["a file", "not writable"])
+def test_a_data_directory_that_cannot_be_used_is_named(house: House, tmp_path: Path, command: str, what: str) -> None:
+    place = Path("/proc/enginehouse")  # not even root can write there
+    if what == "a file":
+        place = tmp_path / "file"
+        place.write_text("mine")
+    arguments = ("up",) if command == "up" else ("join", house.url, "--token", "t")
+    said = started_in_vain(*arguments, "--data", str(place), code=1)
+    assert f"cannot use {place} as data directory" in said
+    assert "--data" in said
+    if what == "a file":
+        assert place.read_text() == "mine"
+
+
+def test_a_second_up_on_the_same_data_is_refused(house: House) -> None:
+    assert house.parent is not None
+    said = started_in_vain("up", "--data", str(house.data), "--port", str(free_port()), code=1)
+    assert f"in use by process {house.parent.pid}" in said
+    assert house.json("nodes", "list"), "the first one goes on"
+
+
+def test_a_second_worker_on_the_same_data_is_refused(house: House) -> None:
+    holder = house.child("worker").pid
+    token = {"ENGINEHOUSE_TOKEN": token_of(house, "join")}
+    for command in (("worker", "--url", house.url), ("join", house.url)):
+        said = started_in_vain(*command, "--data", str(house.data), code=1, environment=token)
+        assert f"in use by process {holder}" in said
+
+
+def test_a_data_directory_with_something_strange_in_it_is_named(house: House, tmp_path: Path) -> None:
+    for name in ("lock", "logs", "join.token"):
+        place = tmp_path / f"with-{name}"
+        place.mkdir()
+        if name == "logs":
+            (place / name).touch()
+        else:
+            (place / name).mkdir()
+        said = started_in_vain("up", "--data", str(place), "--port", str(free_port()), code=1)
+        assert f"cannot use {place} as data directory: {name} in it: " in said
+
+
+def test_up_ends_with_the_reason_of_a_child_that_cannot_start(house: House, tmp_path: Path) -> None:
+    ports = ("--port", str(free_port()), "--nats-port", str(free_port()))
+    (tmp_path / "admin.token").touch()
+    assert "admin token" in started_in_vain("up", "--data", str(tmp_path), *ports, code=2)
+    (tmp_path / "admin.token").unlink()
+    held = disk.Lock(tmp_path / "worker.lock", "test")
+    said = started_in_vain("up", "--data", str(tmp_path), *ports, code=1)
+    held.release()
+    assert f"in use by process {os.getpid()}" in said
+    assert not (tmp_path / "server.json").exists()
+    assert not [one for one in psutil.process_iter() if str(tmp_path) in " ".join(command_line(one))]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_default_port_moves_on_and_an_open_server_answers_nobody_without_a_credential(
+    house: House, tmp_path: Path
+) -> None:
+    host = own_address()
+    open_house = House(tmp_path)
+    open_house.data = tmp_path / "with space"
+    log = tmp_path / "up.log"
+    with socket.create_server((host, 8080)) if is_free(host, 8080) else socket.socket():
+        open_house.parent = Program("up", "--data", str(open_house.data), "--host", host, *FAST, log=log)
+        try:
+            wait_for("`up` to say where it is", lambda: "Enginehouse is up: http://" in log.read_text(), 60)
+            said = log.read_text()
+            open_house.url = json.loads((open_house.data / "server.json").read_text())["url"]
+            assert f"Enginehouse is up: {open_house.url}" in said
+            assert open_house.url.startswith(f"http://{host}:")
+            assert not open_house.url.endswith(":8080")
+            assert f"--data '{open_house.data}' run tiny-chat" in said
+            for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/api/nodes")):
+                assert error_of(ask(open_house, method, path, {}, token=None), 401)["code"] == "unauthenticated"
+            assert ask(open_house, "GET", "/healthz", token=None)[0] == 200
+            assert ask(open_house, "GET", "/v1/models")[0] == 200
+        finally:
+            assert open_house.parent.end() == 0
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback."""
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family == socket.AF_INET and not one.address.startswith("127."):
+                return str(one.address)
+    return "0.0.0.0"
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+# Bad luck ----------------------------------------------------------------------------------------
+
+
+def test_an_install_without_a_network_waits_says_why_and_goes_on_by_itself(house: House) -> None:
+    cache = house.root / "empty-cache"
+    offline = {
+        "UV_CACHE_DIR": str(cache),
+        "UV_DEFAULT_INDEX": f"http://127.0.0.1:{free_port()}/simple",
+        "UV_HTTP_RETRIES": "0",
+    }
+    house.join("poor", offline)
+    wait_for("poor to be known", lambda: house.node("poor"))
+    house.cli("nodes", "approve", "poor")
+    house.wait_for_status("poor", "healthy")
+    log = house.root / "install.log"
+    watching = Program("--data", str(house.data), "backends", "install", "llama-cpp", "--node", "poor", log=log)
+    wait_for("the reason to be shown", lambda: "the package index cannot be reached" in log.read_text())
+    assert "check the network" in log.read_text()
+
+    # Ctrl-C ends the watching, not the operation.
+    assert watching.end(signal.SIGINT) == 130
+    operation_id = house.operations()[0]["jobID"]
+    assert f"enginehouse ops follow {operation_id}" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+    def is_waiting() -> dict[str, Any] | None:
+        shown: dict[str, Any] = house.json("ops", "show", operation_id)["nodes"][0]
+        return shown if shown["status"] == "queued" else None
+
+    row = wait_for("the next try to be waited for", is_waiting)
+    assert row["reason"] == "upstream_error"
+    assert row["error"].startswith("cannot install xllamacpp==")
+    assert row["due_in_seconds"] > 0
+    wait_for("the next try to be told", lambda: "; next try in " in house.cli("ops", "show", operation_id).stdout)
+    assert not list((house.root / "poor" / "backends").iterdir())
+
+    assert house.workers["poor"].end() == 0
+    house.join("poor")
+    wait_for(
+        "the same operation to succeed by itself",
+        lambda: house.json("ops", "show", operation_id)["status"] == "succeeded",
+        60,
+    )
+    assert house.has_backend("poor")
+
+
+def test_a_model_file_that_was_cut_off_is_placed_again(house: House) -> None:
+    question = ("--prompt", "What is the capital of France?")
+    assert "Paris" in house.cli("run", "tiny-chat", "--node", "first", *question).stdout
+    placed = next((house.data / "models").glob("tiny-chat/*.gguf"))
+    whole = placed.read_bytes()
+    house.cli("models", "unload", "tiny-chat")
+    os.truncate(placed, 1000)
+    done = house.cli("run", "tiny-chat", "--node", "first", *question)
+    assert done.stdout.strip() == "The capital of France is Paris."
+    assert placed.read_bytes() == whole
+    assert not list(placed.parent.glob("*.part"))

@@ -1,0 +1,34 @@
+"""A world per test, on a fresh SQLite file, with the store's clock in the test's hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.frontend.world import Time, WatchedStore, World
+
+from enginehouse.store import db
+from enginehouse.store.db import Connection
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    real = db.now
+
+    def now(connection: Connection) -> float:
+        return real(connection) + made.passed
+
+    monkeypatch.setattr(db, "now", now)
+    return made
+
+
+@pytest.fixture
+async def world(tmp_path: Path, time: Time) -> AsyncIterator[World]:
+    store = await WatchedStore.open(f"sqlite:///{tmp_path / 'test.db'}")
+    assert isinstance(store, WatchedStore)
+    made = World(store, time)
+    await made.start()
+    yield made
+    store.close()

@@ -1,0 +1,281 @@
+"""What workers say: replies, progress and reports, and what each of them may change."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.frontend.world import Time, World, installed, running
+
+from enginehouse.core import wire
+from enginehouse.core.action import InstallBackend
+from enginehouse.core.intent import MAX_FAILURES, Intent, Outcome
+from enginehouse.core.progress import Progress
+from enginehouse.core.report import CommandResult
+from enginehouse.frontend.views import OperationView
+from enginehouse.ports import Message
+from enginehouse.store import replicas
+
+HEALABLE = Outcome(code="upstream_error", message="cannot fetch", can_heal=True)
+
+
+async def sent(world: World, kind: str = "install") -> tuple[OperationView, Intent]:
+    await world.join("first")
+    view = await world.wish(kind)
+    await world.dispatcher.step()
+    world.bus.take()
+    return view, await world.intent(view)
+
+
+async def test_an_error_that_may_heal_is_tried_again_after_a_growing_wait(world: World, time: Time) -> None:
+    view, intent = await sent(world)
+    waits = []
+    for attempt in range(1, 4):
+        await world.reply(intent, HEALABLE)
+        waiting = await world.intent(view)
+        assert (waiting.state, waiting.reason, waiting.failures) == ("waiting", "upstream_error", attempt)
+        waits.append(round(waiting.due_at - waiting.updated_at))
+        await world.dispatcher.step()
+        assert world.bus.take() == []
+        time.passed += waits[-1] + 1
+        await world.dispatcher.step()
+        assert len(world.bus.take()) == 1
+        intent = await world.intent(view)
+        assert intent.attempt == attempt + 1
+    assert waits == [1, 2, 4]
+
+
+async def test_after_the_last_attempt_it_has_failed_and_says_why(world: World, time: Time) -> None:
+    view, intent = await sent(world)
+    for _ in range(MAX_FAILURES):
+        await world.reply(intent, HEALABLE)
+        time.passed += 1000
+        await world.dispatcher.step()
+        intent = await world.intent(view)
+    assert (intent.state, intent.message) == ("failed", "cannot fetch")
+    assert (await world.board.view(view.jobID)).status == "failed"
+
+
+async def test_an_error_that_cannot_heal_fails_at_once(world: World) -> None:
+    view, intent = await sent(world)
+    await world.reply(intent, Outcome(code="digest_mismatch", message="cannot trust it"))
+    shown = await world.board.view(view.jobID)
+    assert (shown.status, shown.error) == ("failed", "first: cannot trust it")
+
+
+async def test_words_that_belong_to_nothing_change_nothing(world: World) -> None:
+    view, intent = await sent(world)
+    await world.reply(intent, Outcome(), attempt=0)
+    await world.reply(msgspec.structs.replace(intent, id="nobody"), Outcome())
+    assert (await world.intent(view)) == intent
+    for subject, payload in [
+        (wire.reply_subject(intent.id, 1), b"not json"),
+        (wire.reply_subject(intent.id, 1), b'{"outcome": 5}'),
+        (wire.reply_subject(intent.id, 1), b'{"success": true, "error": "' + b"x" * wire.MAX_MESSAGE_BYTES + b'"}'),
+        (f"{wire.INBOX}.{intent.id}.{'9' * 5000}", b"{}"),
+        (f"{wire.INBOX}.{intent.id}", b"{}"),
+        (f"{wire.INBOX}.{intent.id}.one", b"{}"),
+    ]:
+        world.bus.deliver(Message(subject, payload))
+    assert world.collector._replies.empty()
+    assert (await world.intent(view)) == intent
+
+
+async def test_a_reply_is_written_by_the_owner_while_its_lease_lasts(world: World, time: Time) -> None:
+    view, intent = await sent(world)
+    other = World(world.store, time, owner="other")
+    await other.start()
+    await other.reply(intent, Outcome())
+    assert (await world.intent(view)).state == "running"
+    time.passed += 31
+    await other.reply(intent, Outcome())
+    assert (await world.intent(view)).state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(code="x" * 300, message="m" * 200_000),
+        Outcome(code="Bad code!", message="nul \0 in it"),
+        Outcome(address="h" * 300),
+        Outcome(nonce="n" * 65),
+        Outcome(address="h:1\n"),
+    ],
+)
+async def test_an_outcome_out_of_bounds_is_a_failure_within_them(world: World, outcome: Outcome) -> None:
+    view, intent = await sent(world)
+    await world.reply(intent, outcome)
+    failed = await world.intent(view)
+    assert (failed.state, failed.reason) == ("failed", "upstream_error")
+    assert len(failed.message) <= 4096
+    assert "\0" not in failed.message
+
+
+# Progress ----------------------------------------------------------------------------------------
+
+
+async def shown_bytes(world: World, view: OperationView) -> object:
+    shown = await world.board.view(view.jobID)
+    assert isinstance(shown.nodes, list)
+    return shown.nodes[0].current_bytes
+
+
+async def test_progress_never_goes_back_within_an_attempt(world: World) -> None:
+    view, intent = await sent(world)
+    for sequence, done in [(2, 200), (1, 100), (2, 150), (3, 300)]:
+        world.progress(intent, Progress("downloading", "f", done, 1000, 1, sequence))
+    assert await shown_bytes(world, view) == 300
+    world.progress(intent, Progress("downloading", "f", 999, 1000, 0, 9))
+    assert await shown_bytes(world, view) == 300
+
+
+async def test_many_events_are_one_write_of_the_row(world: World) -> None:
+    view, intent = await sent(world)
+    for sequence in range(1, 50):
+        world.progress(intent, Progress("downloading", "f", sequence, 100, 1, sequence))
+    assert (await world.intent(view)).progress is None
+    await world.collector.write_progress_step()
+    written = await world.intent(view)
+    assert written.progress is not None
+    assert (written.progress.done_bytes, written.version) == (49, intent.version)
+
+
+async def test_progress_of_an_attempt_that_is_over_is_not_written(world: World, time: Time) -> None:
+    view, intent = await sent(world)
+    world.progress(intent, Progress("downloading", "f", 50, 100, 1, 1))
+    await world.reply(intent, HEALABLE)
+    time.passed += 5
+    await world.dispatcher.step()
+    fresh = World(world.store, time)
+    await fresh.start()
+    fresh.progress(intent, Progress("downloading", "f", 60, 100, 1, 2))
+    await fresh.collector.write_progress_step()
+    assert (await world.intent(view)).progress is None
+
+
+async def test_a_node_cannot_tell_of_anothers_progress(world: World) -> None:
+    view, intent = await sent(world)
+    other = await world.join("second")
+    world.progress(intent, Progress("downloading", "lie", 99, 100, 1, 5), node_id=other.id)
+    assert await shown_bytes(world, view) is msgspec.UNSET
+
+
+async def test_numbers_that_no_disk_has_break_nothing(world: World) -> None:
+    view, intent = await sent(world)
+    payload = wire.encode(wire.progress_event("op", intent.node_id, "x", intent.id, Progress(attempt=1, sequence=1)))
+    lies = payload.replace(b'"attempt":1', b'"attempt":1,"done_bytes":1%s,"total_bytes":1' % (b"0" * 400))
+    assert lies != payload
+    world.bus.deliver(Message(wire.progress_subject(intent.node_id, "op"), lies))
+    for done, total in [(-5, 10), (5, -10), (2**80, 2**70)]:
+        world.progress(intent, Progress("downloading", "f" * 5000, done, total, 1, 10 + done % 7))
+    await world.collector.write_progress_step()
+    shown = await world.board.view(view.jobID)
+    assert isinstance(shown.nodes, list)
+    assert 0 <= shown.nodes[0].percentage <= 100
+    assert len(str(shown.nodes[0].file_name)) <= 255
+    world.bus.deliver(Message(wire.progress_subject(intent.node_id, "op"), b"{"))
+
+
+# Reports -----------------------------------------------------------------------------------------
+
+
+async def test_a_report_settles_by_the_result_that_it_carries(world: World) -> None:
+    view, intent = await sent(world)
+    result = CommandResult(intent=intent.id, attempt=0, outcome=Outcome())
+    await world.report(intent.node_id, results=(result,), running=(intent.id,))
+    assert (await world.intent(view)).state == "running"
+    result = CommandResult(intent=intent.id, attempt=1, outcome=HEALABLE)
+    await world.report(intent.node_id, sequence=2, results=(result,))
+    assert (await world.intent(view)).reason == "upstream_error"
+
+
+async def test_a_report_settles_by_the_state_that_it_shows(world: World, time: Time) -> None:
+    view, intent = await sent(world)
+    assert isinstance(intent.action, InstallBackend)
+    shown = (installed("engine", intent.action.resolved.digest),)
+    await world.report(intent.node_id, backends=shown, mark=intent.created_at - 1)
+    assert (await world.intent(view)).state == "running"
+    await world.report(intent.node_id, sequence=2, backends=(installed("engine", "sha256:other"),))
+    assert (await world.intent(view)).state == "running"
+    await world.report(intent.node_id, sequence=3, backends=shown)
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_a_mark_from_the_future_is_no_evidence(world: World, time: Time) -> None:
+    first = await world.join("first")
+    await world.report(first.id, mark=1e18, boot_mark=1e18)
+    kept = (await world.nodes.get(first.id))[0].report
+    assert kept.mark <= await world.now()
+    assert kept.boot_mark <= await world.now()
+
+
+async def test_a_command_that_the_worker_does_not_have_is_sent_again(world: World, time: Time) -> None:
+    view, intent = await sent(world)
+    await world.report(intent.node_id)
+    assert (await world.intent(view)).state == "running"
+    time.passed += 10
+    await world.report(intent.node_id, sequence=2, running=(intent.id,))
+    assert (await world.intent(view)).state == "running"
+    await world.report(intent.node_id, sequence=3)
+    lost = await world.intent(view)
+    assert (lost.state, lost.reason) == ("waiting", "worker_restarted")
+    time.passed += 5
+    await world.dispatcher.step()
+    assert len(world.bus.take()) == 1
+
+
+async def test_an_older_report_of_the_same_run_is_ignored(world: World) -> None:
+    first = await world.join("first")
+    await world.report(first.id, sequence=5, version="5")
+    await world.report(first.id, sequence=4, version="4")
+    assert (await world.nodes.get(first.id))[0].report.version == "5"
+    await world.report(first.id, boot_id="next", sequence=1, version="6")
+    assert (await world.nodes.get(first.id))[0].report.version == "6"
+
+
+async def test_absence_proves_no_delete_while_an_older_install_still_runs(world: World, time: Time) -> None:
+    _, older = await sent(world)
+    delete = await world.wish("delete")
+    time.passed += 1
+    await world.report(older.node_id, running=(older.id,))
+    assert (await world.intent(delete)).state == "accepted"
+    await world.dispatcher.step()
+    assert len(world.bus.take()) == 1
+    await world.report(older.node_id, sequence=2, running=(older.id,))
+    assert (await world.intent(delete)).state == "running"
+    await world.report(older.node_id, sequence=3)
+    assert (await world.intent(delete)).state == "succeeded"
+
+
+# Replicas ----------------------------------------------------------------------------------------
+
+
+async def started(world: World) -> str:
+    """A replica that was just recorded by the reply to its start; the node's id."""
+    node = await world.join("first")
+    await world.report(node.id, backends=(installed("engine", "x"),), mark=1.0)
+    assert isinstance(await world.loader.request("tiny", None, "someone"), str)
+    for _ in range(3):
+        await world.loader.step()
+        await world.dispatcher.step()
+        for intent in await world.open_intents(node.id):
+            await world.reply(intent, Outcome(address="h:1", nonce="one"))
+    assert len(await world.store.transaction(replicas.every)) == 1
+    return node.id
+
+
+async def test_a_report_taken_before_a_replica_was_recorded_does_not_remove_it(world: World, time: Time) -> None:
+    node_id = await started(world)
+    await world.report(node_id, sequence=2, mark=await world.now() - 5)
+    assert len(await world.store.transaction(replicas.every)) == 1
+
+
+async def test_a_replica_goes_when_a_later_report_no_longer_shows_its_process(world: World, time: Time) -> None:
+    node_id = await started(world)
+    time.passed += 5
+    await world.report(node_id, sequence=2, replicas=(running("one"),))
+    assert len(await world.store.transaction(replicas.every)) == 1
+    woken: list[None] = []
+    world.collector.on_settled(lambda: woken.append(None))
+    await world.report(node_id, sequence=3, replicas=(running("another process"),))
+    assert await world.store.transaction(replicas.every) == []
+    assert woken

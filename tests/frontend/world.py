@@ -1,0 +1,238 @@
+"""One frontend with a real SQLite store, a bus in memory that records and delivers, and a clock that tests move.
+
+Steps are called by hand, so a test says exactly what happens in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from msgspec import Struct
+from nacl.signing import SigningKey
+
+from enginehouse.build_frontend import verify
+from enginehouse.core import wire
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.gallery import Entry, Gallery
+from enginehouse.core.intent import Intent, Outcome
+from enginehouse.core.model import Model, ModelFile
+from enginehouse.core.node import Node, registration_message
+from enginehouse.core.progress import Progress
+from enginehouse.core.replica import RunningReplica
+from enginehouse.core.report import Report
+from enginehouse.frontend.board import Board, Patience
+from enginehouse.frontend.collector import Collector
+from enginehouse.frontend.dispatcher import Dispatcher
+from enginehouse.frontend.events import Events
+from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.keys import Keys
+from enginehouse.frontend.loader import Loader
+from enginehouse.frontend.nodes import Nodes, Registered
+from enginehouse.frontend.operations import BackendWish, Operations
+from enginehouse.frontend.router import Router
+from enginehouse.frontend.views import OperationView
+from enginehouse.ports import Message
+from enginehouse.store import db, nodes, operations
+from enginehouse.store.db import Connection, Store
+
+T = TypeVar("T")
+STALE_SECONDS = 30.0
+LEASE_SECONDS = 30.0
+MODEL = Model(name="tiny", backend="llama-cpp", files=(ModelFile("tiny.gguf", "builtin:tiny.gguf", "ab", 3),))
+GALLERY = Gallery(
+    name="builtin",
+    url="builtin:",
+    backends=(
+        Entry(name="llama-cpp", capabilities={"default": "engine"}),
+        Entry(name="engine", uri="pypi:engine==1", requirements=("engine==1 --hash=sha256:0",), version="1"),
+        Entry(name="cuda-only", capabilities={"nvidia": "engine"}),
+        Entry(name="other", uri="pypi:other==1", platforms=("linux/amd64",)),
+    ),
+    models=(MODEL,),
+)
+
+
+class Time:
+    """The store's clock and the monotonic one, both ahead of the real ones by what a test has let pass."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    def random(self) -> float:
+        return 0.5
+
+
+class Published(Struct, frozen=True):
+    subject: str
+    payload: bytes
+    reply: str
+
+
+class MemoryBus:
+    """`ports.Bus`: keeps what is published; `deliver` hands a message to whoever subscribed."""
+
+    def __init__(self) -> None:
+        self.published: list[Published] = []
+        self.is_connected = True
+        self.error: EnginehouseError | None = None
+        self._receivers: dict[str, Callable[[Message], None]] = {}
+
+    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        if self.error is not None:
+            raise self.error
+        self.published.append(Published(subject, payload, reply))
+
+    async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
+        self._receivers[subject] = receive
+
+    async def close(self) -> None:
+        self.is_connected = False
+
+    def deliver(self, message: Message) -> None:
+        kind = wire.ALL_REPLIES if message.subject.startswith(wire.INBOX) else wire.ALL_PROGRESS
+        self._receivers[kind](message)
+
+    def take(self) -> list[Published]:
+        taken, self.published = self.published, []
+        return taken
+
+
+class WatchedStore(Store):
+    """The real store; a test may take it away, or look at what every transaction left behind."""
+
+    is_away = False
+    after: Callable[[Connection], None] | None = None
+
+    async def transaction(self, work: Callable[[Connection], T]) -> T:
+        if self.is_away:
+            raise Unavailable("cannot use the database", code="store_unavailable")
+        result = await super().transaction(work)
+        if self.after is not None:
+            await super().transaction(self.after)
+        return result
+
+
+class World:
+    def __init__(self, store: WatchedStore, time: Time, *, owner: str = "me", approve_keys: Sequence[str] = ()) -> None:
+        self.store = store
+        self.time = time
+        self.woken = 0
+        self.bus = MemoryBus()
+        self.events = Events()
+        self.board = Board(store, self.events, time, Patience())
+        self.galleries = Galleries([GALLERY])
+        self.nodes = Nodes(
+            store,
+            self.board,
+            stale_seconds=STALE_SECONDS,
+            approve_keys=approve_keys,
+            verify=verify,
+            wake=self._wake,
+        )
+        self.operations = Operations(store, self.board, self.galleries, self._wake)
+        self.collector = Collector(store, self.board, self.nodes, time, owner)
+        self.dispatcher = Dispatcher(store, self.bus, self.board, owner=owner, lease_seconds=LEASE_SECONDS)
+        self.loader = Loader(store, self.board, self.galleries, owner=owner, lease_seconds=LEASE_SECONDS)
+        self.router = Router(store, self.loader, wait_seconds=5.0)
+        self.keys = Keys(store)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    async def start(self) -> None:
+        await self.collector.listen(self.bus)
+        await self.board.restore()
+
+    # Nodes ----------------------------------------------------------------------------------------
+
+    async def join(self, name: str, *, approve: bool = True, heartbeat: bool = True) -> Node:
+        registered = await self.nodes.register(registration(name))
+        if approve:
+            await self.nodes.approve(registered.node.id)
+        if heartbeat:
+            await self.nodes.heartbeat(registered.node.id, wire.HeartbeatRequest())
+        return (await self.nodes.get(registered.node.id))[0]
+
+    async def join_many(self, *names: str) -> list[Node]:
+        return [await self.join(name) for name in names]
+
+    async def register(self, name: str, key: SigningKey) -> Registered:
+        return await self.nodes.register(signed(name, key))
+
+    async def health(self, node_id: str) -> str:
+        return (await self.nodes.get(node_id))[0].health
+
+    async def now(self) -> float:
+        return await self.store.transaction(db.now)
+
+    async def report(self, node_id: str, **fields: object) -> None:
+        """A report taken now, unless it says otherwise."""
+        plain: dict[str, object] = {"boot_id": "boot", "sequence": 1, "mark": await self.now(), "boot_mark": 1.0}
+        await self.collector.report(node_id, Report(**(plain | fields)))  # type: ignore[arg-type]
+
+    # Wishes ---------------------------------------------------------------------------------------
+
+    async def install(self, *node_names: str, name: str = "llama-cpp", force: bool = False) -> OperationView:
+        return await self.wish("install", *node_names, name=name, force=force)
+
+    async def wish(self, kind: str, *node_names: str, name: str = "llama-cpp", force: bool = False) -> OperationView:
+        wish = BackendWish(
+            kind=kind,  # type: ignore[arg-type]  # a plain word in the tests
+            name=name,
+            author="someone",
+            nodes=node_names or None,
+            force=force,
+        )
+        return await self.board.view(await self.operations.request(wish))
+
+    async def intent(self, view: OperationView, row: int = 0) -> Intent:
+        assert isinstance(view.nodes, list)
+        intent_id = view.nodes[row].intent
+        found = await self.store.transaction(lambda connection: operations.intent(connection, intent_id))
+        assert found is not None
+        return found
+
+    async def open_intents(self, node_id: str) -> list[Intent]:
+        return await self.store.transaction(lambda connection: operations.open_on(connection, node_id))
+
+    async def set_health(self, node_id: str, health: str) -> None:
+        now = await self.now()
+        await self.store.transaction(lambda c: nodes.set_health(c, node_id, health, now))  # type: ignore[arg-type]
+
+    # The worker's side ----------------------------------------------------------------------------
+
+    async def reply(self, intent: Intent, outcome: Outcome | None, *, attempt: int | None = None) -> None:
+        """A worker's answer to an attempt (None: nobody listens there), and what the frontend makes of it."""
+        subject = wire.reply_subject(intent.id, intent.attempt if attempt is None else attempt)
+        payload = b"" if outcome is None else wire.encode(wire.AnyReply(outcome=outcome))
+        self.bus.deliver(Message(subject, payload, no_responders=outcome is None))
+        await self.collector.replies_step()
+
+    def progress(self, intent: Intent, progress: Progress, *, node_id: str | None = None) -> None:
+        sender = node_id or intent.node_id
+        event = wire.progress_event("op", sender, "engine", intent.id, progress)
+        self.bus.deliver(Message(wire.progress_subject(sender, "op"), wire.encode(event)))
+
+
+def registration(name: str, **fields: object) -> wire.RegisterRequest:
+    plain: dict[str, object] = {"name": name, "platform": "linux/amd64", "capability": "default", "cores": 2}
+    return wire.RegisterRequest(**(plain | fields))  # type: ignore[arg-type]
+
+
+def signed(name: str, key: SigningKey, **fields: object) -> wire.RegisterRequest:
+    public = key.verify_key.encode().hex()
+    signature = key.sign(registration_message(name, public)).signature.hex()
+    return registration(name, **({"public_key": public, "signature": signature} | fields))
+
+
+def installed(name: str, digest: str, generation: int = 0) -> InstalledBackend:
+    return InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest, generation=generation)
+
+
+def running(nonce: str, model: str = "tiny", generation: int = 0) -> RunningReplica:
+    return RunningReplica(model_id=model, replica_index=0, address="h:1", nonce=nonce, generation=generation)
