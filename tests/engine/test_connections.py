@@ -11,7 +11,7 @@ from tests.engine.scripted import OK, answering, read_request, serving
 from enginehouse.core.errors import Unavailable, Upstream
 from enginehouse.engine import http
 from enginehouse.engine.connection import HIGH_WATER_BYTES
-from enginehouse.engine.http import HttpEngine
+from enginehouse.engine.http import IDLE_SECONDS, HttpEngine
 from enginehouse.ports import EngineCall
 
 
@@ -188,3 +188,18 @@ async def test_a_machine_that_does_not_answer_is_given_up_after_the_connect_limi
         assert caught.value.code == "replica_unreachable"
         for filler in fillers:
             filler.close()
+
+
+async def test_idle_connections_do_not_starve_an_engine_that_gives_each_a_thread() -> None:
+    """llama.cpp's server has a fixed number of threads and keeps one for every open connection, busy or not."""
+    threads = asyncio.Semaphore(6)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with threads:
+            while True:
+                await read_request(reader)
+                writer.write(OK)
+
+    async with serving(script) as world, asyncio.timeout(IDLE_SECONDS / 2), asyncio.TaskGroup() as group:
+        for _ in range(40):
+            group.create_task(world.ask())

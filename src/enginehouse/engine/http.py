@@ -18,7 +18,9 @@ from enginehouse.ports import EngineCall, EngineResponse, Headers
 
 # Engines close a quiet connection after 5 s (cpp-httplib, uvicorn): be first, or requests race with their closing.
 IDLE_SECONDS = 3.0
-IDLE_PER_ENGINE = 64  # more than an engine has slots
+# llama.cpp's server has a fixed number of threads and gives one to every open connection, busy or not: each that we
+# keep is one less for requests that wait. These few save the connecting for whoever asks one thing after another.
+IDLE_PER_ENGINE = 4
 READY_SECONDS = 1.0
 # Our own limits, not the engine's fault: another replica would fare no better, and this one must not be called dead.
 _OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}

@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 CANNOT_BIND = 98  # EADDRINUSE on Linux
 PR_SET_PDEATHSIG = 1
 LOG_WARNINGS = 2  # one level more writes eight lines for every request, for as long as the process lives
-HTTP_THREADS = 4  # besides the threads that compute: they only pass bytes, and every one is a slot for one open stream
+# Besides the threads that compute. The server gives one to every open connection, streaming, waiting or idle, so these
+# are how many requests may be here at once; the rest wait outside.
+HTTP_THREADS = 32
 
 
 def die_with_parent() -> None:
