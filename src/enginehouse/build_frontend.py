@@ -36,6 +36,7 @@ from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.keys import Keys
 from enginehouse.frontend.loader import Loader
+from enginehouse.frontend.models import Models
 from enginehouse.frontend.nodes import Nodes
 from enginehouse.frontend.operations import PRUNE_SECONDS, Operations
 from enginehouse.frontend.router import Router
@@ -61,6 +62,16 @@ class Wakes:
 
     def __init__(self) -> None:
         self.loops: dict[str, Loop] = {}
+        self.is_stopping = False
+
+    def stop_with(self, tell: Callable[[], None]) -> Callable[[], None]:
+        """Not ready from then on, and whoever watches is told."""
+
+        def stop() -> None:
+            self.is_stopping = True
+            tell()
+
+        return stop
 
     def of(self, *names: str) -> Callable[[], None]:
         def wake() -> None:
@@ -79,6 +90,7 @@ class House(Struct, frozen=True):
     keys: Keys
     nodes: Nodes
     operations: Operations
+    models: Models
     loader: Loader
     router: Router
     collector: Collector
@@ -121,7 +133,7 @@ async def run(settings: FrontendSettings) -> int:
         is_loopback=listen.is_loopback(settings.host),
     )
     try:
-        await serve(app, listener, wakes.loops, on_stop=house.events.close)
+        await serve(app, listener, wakes.loops, on_stop=wakes.stop_with(house.events.close))
     finally:
         await bus.close()
         await engine.close()
@@ -158,6 +170,7 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
         keys=Keys(store),
         nodes=nodes,
         operations=Operations(store, board, galleries, wakes.of("dispatch")),
+        models=Models(store, galleries, events),
         loader=loader,
         router=router,
         collector=collector,
@@ -180,6 +193,7 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("route", house.router.step, every),
         Loop("keys", house.keys.step, every),
         Loop("tell", house.board.step, PUBLISH_SECONDS),
+        Loop("tell-models", house.models.step, CATCH_UP_SECONDS),
         Loop("catch-up", house.board.catch_up_step, CATCH_UP_SECONDS),
         Loop("prune", house.operations.prune_step, PRUNE_SECONDS),
     ]
@@ -190,7 +204,8 @@ def make_entries(
     settings: FrontendSettings, house: House, engine: HttpEngine, bus: Bus, wakes: Wakes, account_seed: str
 ) -> list[Entry]:
     def unready() -> list[str]:
-        reasons = [] if bus.is_connected else ["the bus is not connected"]
+        reasons = ["this frontend is stopping"] if wakes.is_stopping else []
+        reasons += [] if bus.is_connected else ["the bus is not connected"]
         return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.failures > 2]
 
     system = SystemRoutes(house.metrics, unready)
@@ -203,7 +218,7 @@ def make_entries(
         ).entries(),
         *OperationRoutes(house.operations, house.board, house.events).entries(),
         *BackendRoutes(house.nodes, house.galleries).entries(),
-        *ModelRoutes(house.loader, house.operations, house.board).entries(),
+        *ModelRoutes(house.models, house.loader, house.operations, house.board).entries(),
         *TokenRoutes(house.keys).entries(),
         Entry(
             method="POST",

@@ -208,3 +208,6 @@ async def test_ready_says_why_not(here: Site) -> None:
     loop.failures = 3
     here.wakes.loops = {"dispatch": loop}
     assert (await here.ask("GET", "/readyz")).json["reasons"] == ["the loop dispatch keeps failing"]
+    here.wakes.loops = {}
+    here.wakes.stop_with(here.house.events.close)()
+    assert (await here.ask("GET", "/readyz")).json["reasons"] == ["this frontend is stopping"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from tests.frontend.world import MODEL, Time, World, running
 
@@ -12,6 +13,7 @@ from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.replica import Replica
 from enginehouse.core.routing import Route
+from enginehouse.frontend.events import Event, Watcher
 from enginehouse.frontend.router import Router
 from enginehouse.store import db, models, operations, replicas
 
@@ -124,14 +126,33 @@ async def test_a_load_for_a_named_node_goes_there_even_while_another_is_under_wa
     assert [one.node_id for one in intents[there]] == [second.id]
 
 
+def drain(watcher: Watcher) -> list[Event]:
+    return [watcher.queue.get_nowait() for _ in range(watcher.queue.qsize())]
+
+
 async def test_a_replica_on_a_node_that_is_offline_is_not_ready(world: World) -> None:
     node = await world.join("first")
     await add_model(world)
     await put_replica(world, node, "n")
     await world.set_health(node.id, "offline")
     assert isinstance(await world.loader.request("tiny", None, "someone"), str)
-    [view] = await world.loader.models()
+    [view] = await world.models.every()
     assert (view.state, view.replicas) == ("loading", [])
+
+
+async def test_watchers_are_told_when_a_model_comes_and_goes(world: World) -> None:
+    node = await world.join("first")
+    await add_model(world)
+    with world.events.watch() as watcher:
+        await world.models.step()  # from here on changes are news
+        await put_replica(world, node, "n")
+        await world.models.step()
+        await world.models.step()
+        await world.set_health(node.id, "offline")
+        await world.models.step()
+        told = [event for event in drain(watcher) if event.kind == "model"]
+    states = [(event.id, msgspec.json.decode(event.body)["state"]) for event in told]
+    assert states == [("tiny", "loaded"), ("tiny", "added")]
 
 
 async def test_with_no_node_the_load_says_what_to_do(world: World) -> None:

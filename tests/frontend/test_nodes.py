@@ -36,6 +36,8 @@ async def test_no_node_can_take_the_id_of_another_for_its_name(world: World) -> 
     [
         {"address": "h" * 256},
         {"address": "h\0"},
+        {"address": "nonsense"},
+        {"address": "http://host:1"},
         {"http_address": "h\n"},
         {"platform": "p" * 65},
         {"capability": "c" * 65},

@@ -29,6 +29,7 @@ from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.keys import Keys
 from enginehouse.frontend.loader import Loader
+from enginehouse.frontend.models import Models
 from enginehouse.frontend.nodes import Nodes, Registered
 from enginehouse.frontend.operations import BackendWish, Operations
 from enginehouse.frontend.router import Router
@@ -138,6 +139,7 @@ class World:
         self.collector = Collector(store, self.board, self.nodes, time, owner)
         self.dispatcher = Dispatcher(store, self.bus, self.board, owner=owner, lease_seconds=LEASE_SECONDS)
         self.loader = Loader(store, self.board, self.galleries, owner=owner, lease_seconds=LEASE_SECONDS)
+        self.models = Models(store, self.galleries, self.events)
         self.router = Router(store, self.loader, wait_seconds=5.0)
         self.keys = Keys(store)
 

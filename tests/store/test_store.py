@@ -230,9 +230,6 @@ async def test_what_is_not_due_yet_waits(store: Store) -> None:
     waiting = Change(kind="wait", now=now, reason="upstream_error", due_at=now + 100)
     await store.transaction(lambda c: operations.apply(c, running, waiting))
     assert await claim(store) == []
-    due = await store.transaction(lambda c: operations.next_due(c, now))
-    assert due is not None
-    assert 95 < due <= 100
 
 
 async def test_of_two_changes_to_one_version_the_second_is_refused(store: Store) -> None:

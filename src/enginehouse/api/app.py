@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -21,8 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from enginehouse.api.auth import Role, authorize, header
+from enginehouse.api.auth import Role, authorize
 from enginehouse.api.errors import error_answer
+from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
 from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, TooLarge, Unauthenticated
 from enginehouse.core.name import shown
@@ -58,7 +58,7 @@ class Edge:
         self._is_loopback = is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = request_id_of(scope)
+        request_id = request_id_of(scope["headers"])
         scope["enginehouse.request_id"] = request_id
         is_started = False
 
@@ -97,15 +97,6 @@ async def _answer(error: EnginehouseError, request_id: str, send: Send, is_start
     await send({"type": "http.response.body", "body": body})
 
 
-def request_id_of(scope: Scope) -> str:
-    """The caller's own id where it is sane, else a new one."""
-    for name in (b"x-request-id", b"x-correlation-id"):
-        given = header(scope, name)
-        if given and len(given) <= 128 and given.isascii() and given.isprintable():
-            return given
-    return secrets.token_hex(16)
-
-
 def build(entries: list[Entry], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Starlette:
     routes = [
         Route(
@@ -125,7 +116,7 @@ async def _no_route(request: Request, _error: Exception) -> Response:
     """No such path, or no such method on it: the second names those that there are."""
     path = shown(request.url.path)
     error = NotFound(f"cannot find {request.method} {path}: there is no such route", code="not_found")
-    status, headers, body = error_answer(error, request_id_of(request.scope))
+    status, headers, body = error_answer(error, request_id_of(request.scope["headers"]))
     named = {key.decode(): value.decode() for key, value in headers}
     found = [route for route in request.app.routes if isinstance(route, Route)]
     allowed = {

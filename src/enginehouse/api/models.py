@@ -9,6 +9,7 @@ from starlette.responses import Response
 from enginehouse.api.app import Entry, caller_of, json_response, read_body
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.loader import Loader
+from enginehouse.frontend.models import Models
 from enginehouse.frontend.operations import Operations
 from enginehouse.frontend.router import model_not_found
 
@@ -20,7 +21,8 @@ class Where(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelRoutes:
-    def __init__(self, loader: Loader, operations: Operations, board: Board) -> None:
+    def __init__(self, models: Models, loader: Loader, operations: Operations, board: Board) -> None:
+        self._models = models
         self._loader = loader
         self._operations = operations
         self._board = board
@@ -63,7 +65,7 @@ class ModelRoutes:
         ]
 
     async def every(self, _request: Request) -> Response:
-        return json_response(await self._loader.models())
+        return json_response(await self._models.every())
 
     async def load(self, request: Request) -> Response:
         where = await read_body(request, Where)
@@ -71,7 +73,7 @@ class ModelRoutes:
         found = await self._loader.request(name, where.node, caller_of(request).name)
         if isinstance(found, str):
             return json_response(await self._board.view(found), 202)
-        views = {view.name: view for view in await self._loader.models()}
+        views = {view.name: view for view in await self._models.every()}
         return json_response({"ready": True, "replicas": views[name].replicas})
 
     async def unload(self, request: Request) -> Response:
@@ -93,6 +95,6 @@ class ModelRoutes:
     async def _served(self) -> list[dict[str, object]]:
         return [
             {"id": view.name, "object": "model", "created": int(view.created_at), "owned_by": "enginehouse"}
-            for view in await self._loader.models()
+            for view in await self._models.every()
             if view.state != "available"
         ]

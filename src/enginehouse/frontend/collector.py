@@ -33,9 +33,8 @@ from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-QUEUE_LENGTH = (
-    10_000  # replies of a hundred nodes many times over; beyond it they are dropped, and reports tell instead
-)
+# Replies of a hundred nodes many times over; beyond it they are dropped, and reports tell instead.
+QUEUE_LENGTH = 10_000
 BATCH = 200
 MAX_RUNNING = 1000  # commands that one worker may say it works on
 PROGRESS_WRITE_SECONDS = 1.0  # the row is for those who look later; watchers are told from memory
@@ -60,7 +59,6 @@ class Collector:
         self._replies: asyncio.Queue[Reply] = asyncio.Queue(QUEUE_LENGTH)
         self._batch: list[Reply] = []
         self._unwritten: dict[str, Progress] = {}
-        self._written_at = 0.0
         self._on_settled: list[Callable[[], None]] = []
 
     def on_settled(self, wake: Callable[[], None]) -> None:

@@ -13,10 +13,9 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
-from msgspec import Struct
-
 from enginehouse.core.action import phrase
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Unavailable
+from enginehouse.core.intent import OPEN
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
 from enginehouse.core.model import Model
 from enginehouse.core.name import check_model_name
@@ -25,27 +24,17 @@ from enginehouse.core.operation import Operation
 from enginehouse.core.replica import Replica, process_key
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.models import reachable
 from enginehouse.frontend.nodes import find_node
 from enginehouse.frontend.router import model_not_found
-from enginehouse.store import db, leases, models, nodes, operations, replicas
+from enginehouse.store import db, leases, models, nodes, operations
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
 COOL_DOWN_SECONDS = 10.0  # after a failed load, requests get its error instead of a new load each (LocalAI's number)
 _STATES = {"install": "installing", "place": "staging", "start": "loading"}
-
-
-class ModelView(Struct, kw_only=True):
-    name: str
-    backend: str
-    description: str
-    license: str
-    size_bytes: int
-    state: str
-    options: dict[str, object]
-    replicas: list[dict[str, object]]
-    created_at: float
+_NO_BYTES: dict[str, object] = {"bytes_sent": 0, "total_bytes": 0, "file_index": 0, "total_files": 0}
 
 
 class Loader:
@@ -73,7 +62,7 @@ class Loader:
         def work(connection: Connection) -> str | list[Replica]:
             wanted = self._row(connection, model)
             only = find_node(connection, node).id if node else ""
-            running = [one for one in _reachable(connection, wanted.name) if only in ("", one.node_id)]
+            running = [one for one in reachable(connection, wanted.name) if only in ("", one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
 
         found = await self._store.transaction(work)
@@ -92,7 +81,7 @@ class Loader:
             wanted = models.get(connection, model, lock=True)
             if wanted is None:
                 raise model_not_found(model)
-            if any(one.nonce not in dead for one in _reachable(connection, model)):
+            if any(one.nonce not in dead for one in reachable(connection, model)):
                 return "", False
             last = operations.last_of(connection, "load", model, targets=())
             if last is not None and last.is_steered:
@@ -194,73 +183,25 @@ class Loader:
     async def loading(self, operation_id: str) -> dict[str, object]:
         view = await self._board.view(operation_id)
         rows = view.nodes if isinstance(view.nodes, list) else []
-        last = rows[-1] if rows else None
+        # Steps go on side by side: the one to wait for is the first that is not done.
+        current = next((row for row in rows if row.state in OPEN), rows[-1] if rows else None)
+        if current is None:
+            return {"model": view.name, "state": "pending", "progress": 0.0, **_NO_BYTES}
         return {
             "model": view.name,
-            "state": _STATES.get(last.action.split()[0], "pending") if last else "pending",
-            **({"node": last.node_name} if last else {}),
-            "progress": last.percentage if last else 0.0,
-            "bytes_sent": last.current_bytes if last and isinstance(last.current_bytes, int) else 0,
-            "total_bytes": last.total_bytes if last and isinstance(last.total_bytes, int) else 0,
-            "file_index": 0,
-            "total_files": 0,
+            "state": _STATES.get(current.action.split()[0], "pending"),
+            "node": current.node_name,
+            "progress": current.percentage,
+            **_NO_BYTES,
+            "bytes_sent": current.current_bytes if isinstance(current.current_bytes, int) else 0,
+            "total_bytes": current.total_bytes if isinstance(current.total_bytes, int) else 0,
         }
-
-    async def models(self) -> list[ModelView]:
-        """Every model that is served or could be."""
-
-        def work(connection: Connection) -> list[ModelView]:
-            names = {node_id: name for node_id, (name, _) in nodes.health_of_every(connection).items()}
-            running: dict[str, list[Replica]] = {}
-            for replica in _reachable(connection):
-                running.setdefault(replica.model, []).append(replica)
-            loading = {operation.name for operation in operations.steered(connection)}
-            rows = dict((model.name, (model, at)) for model, at in models.every(connection))
-            offered = [(model, 0.0) for model in self._galleries.models() if model.name not in rows]
-            views = []
-            for model, created_at in sorted([*rows.values(), *offered], key=lambda pair: pair[0].name):
-                state = "added" if model.name in rows else "available"
-                if model.name in loading:
-                    state = "loading"
-                if model.name in running:
-                    state = "loaded"
-                views.append(_model_view(model, state, running.get(model.name, []), names, created_at))
-            return views
-
-        return await self._store.transaction(work)
-
-
-def _reachable(connection: Connection, model: str | None = None) -> list[Replica]:
-    """Replicas, of one model or all, on nodes that are not offline."""
-    healths = nodes.health_of_every(connection)
-    found = replicas.every(connection) if model is None else replicas.of_model(connection, model)
-    return [one for one in found if one.node_id in healths and healths[one.node_id][1] != "offline"]
 
 
 def _ended_ago(connection: Connection, operation: Operation) -> float:
     """Seconds since the last thing that happened in a load that has ended."""
     intents = operations.intents_of(connection, [operation.id])[operation.id]
     return db.now(connection) - max([operation.created_at, *(intent.updated_at for intent in intents)])
-
-
-def _model_view(
-    model: Model, state: str, running: list[Replica], names: dict[str, str], created_at: float
-) -> ModelView:
-    options = model.options
-    return ModelView(
-        name=model.name,
-        backend=model.backend,
-        description=model.description,
-        license=model.license,
-        size_bytes=model.size_bytes,
-        state=state,
-        options={field: getattr(options, field) for field in options.__struct_fields__ if getattr(options, field)},
-        replicas=[
-            {"node_id": one.node_id, "node_name": names.get(one.node_id, one.node_id), "slot": one.slot}
-            for one in running
-        ],
-        created_at=created_at,
-    )
 
 
 def _failure_of(operation: Operation) -> EnginehouseError:

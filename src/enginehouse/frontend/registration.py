@@ -22,6 +22,7 @@ MAX_ADDRESS = 255
 MAX_WORD = 64  # of what a machine says about its kind: platform, capability, vendor
 MAX_AMOUNT = 2**63 - 1  # bytes, cores
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _AMOUNTS = ("available_vram", "total_vram", "available_ram", "available_disk", "total_disk")
 
@@ -35,8 +36,8 @@ def check_request(request: RegisterRequest) -> None:
         raise refused(request.name, "its key must be 64 hexadecimal digits", "public_key")
     for field in ("address", "http_address"):
         value = getattr(request, field)
-        if len(value) > MAX_ADDRESS or not value.isprintable():
-            raise refused(request.name, f"its {field} must be at most {MAX_ADDRESS} printable characters", field)
+        if value and (len(value) > MAX_ADDRESS or not _ADDRESS.fullmatch(value)):
+            raise refused(request.name, f"its {field} must be HOST:PORT, of at most {MAX_ADDRESS} characters", field)
     for field in ("platform", "capability", "gpu_vendor", "gpu_compute_capability"):
         value = getattr(request, field)
         if len(value) > MAX_WORD or not value.isprintable():

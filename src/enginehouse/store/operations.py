@@ -280,10 +280,3 @@ def park_absent(connection: Connection, change: Change) -> list[Intent]:
         .where(intents.c.state == "running", nodes.c.health == "offline")
     )
     return _take(connection, parked, change)
-
-
-def next_due(connection: Connection, now: float) -> float | None:
-    """Seconds until the next waiting intent is due by the clock; None when there is none."""
-    query = select(func.min(intents.c.due_at)).where(intents.c.state == "waiting", intents.c.due_at > now)
-    due = connection.execute(query).scalar_one()
-    return None if due is None else max(0.0, float(due) - now)
