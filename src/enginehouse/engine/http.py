@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable, Upstream
 from enginehouse.engine.connection import Connection
@@ -119,19 +120,18 @@ class HttpEngine:
 
     async def _exchange(self, connection: Connection, head: bytes, body: bytes, head_seconds: float) -> EngineResponse:
         connection.send(head, body)
-        try:
-            async with asyncio.timeout(head_seconds):
-                await connection.wait_for_head()
-        except TimeoutError as error:
-            connection.cut()
-            raise Upstream(
-                f"cannot get an answer from the engine at {connection.address} within {head_seconds:g} s",
-                code="upstream_timeout",
-            ) from error
-        except BaseException:
-            # Whoever asked has gone or the answer is broken; either way nobody may use this connection again.
-            connection.cut()
-            raise
+        with ExitStack() as unless_answered:
+            # Whoever asked has gone or the answer is broken: either way nobody may use this connection again.
+            unless_answered.callback(connection.cut)
+            try:
+                async with asyncio.timeout(head_seconds):
+                    await connection.wait_for_head()
+            except TimeoutError as error:
+                raise Upstream(
+                    f"cannot get an answer from the engine at {connection.address} within {head_seconds:g} s",
+                    code="upstream_timeout",
+                ) from error
+            unless_answered.pop_all()
         return _Response(self, connection)
 
     def _take(self, address: str) -> Connection | None:

@@ -37,16 +37,15 @@ def storage_error(error: OSError, doing: str) -> EnginehouseError:
 def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     """`path` has its old content or the new one, after a crash at any instruction too."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
+    with contextlib.ExitStack() as unless_in_place:
+        unless_in_place.callback(Path(temporary).unlink, missing_ok=True)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        unless_in_place.pop_all()
     sync_directory(path.parent)
 
 

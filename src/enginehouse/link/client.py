@@ -8,6 +8,7 @@ says what to check; what the frontend itself refuses keeps its class and code.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ssl
 import time
@@ -199,19 +200,19 @@ class FrontendClient:
             content = b""
         while True:
             connection, reused = self._take(timeout_seconds)
-            try:
-                connection.request(method, self._prefix + path, content, headers)
-                self._local_address = connection.sock.getsockname()[0]
-                return connection, connection.getresponse()
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                connection.close()
-                if reused and method == "GET" and isinstance(error, ConnectionError):
-                    continue
-                raise self.unreachable(error) from error
-            except BaseException:
-                # Ctrl-C while waiting: a connection in an unknown state must not be kept.
-                connection.close()
-                raise
+            # Also for Ctrl-C while waiting: a connection in an unknown state must not be kept.
+            with contextlib.ExitStack() as unless_answered:
+                unless_answered.callback(connection.close)
+                try:
+                    connection.request(method, self._prefix + path, content, headers)
+                    self._local_address = connection.sock.getsockname()[0]
+                    response = connection.getresponse()
+                except (OSError, http.client.HTTPException, ValueError) as error:
+                    if reused and method == "GET" and isinstance(error, ConnectionError):
+                        continue
+                    raise self.unreachable(error) from error
+                unless_answered.pop_all()
+                return connection, response
 
     def _take(self, timeout_seconds: float) -> tuple[_Connection, bool]:
         while self._idle:

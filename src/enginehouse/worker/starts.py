@@ -11,6 +11,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Collection, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
@@ -59,33 +60,18 @@ class Starter:
         nonce = secrets.token_hex(16)
         log = self._place.engine_logs / f"{model_directory(wish.model.name)}-{wish.slot}.log"
         record = Record(nonce=nonce, process_key=wish.process_key, directory=wish.directory)
-        try:
-            async with processes.thread_budget(BUDGET_SECONDS) as in_use:
-                threads = self._threads_for(wish, in_use, chosen.running_models)
-                await in_thread(_keep_last, log)
-                description = await in_thread(self._records.describe, nonce, _description(chosen, threads))
-                await in_thread(self._records.write, record)
-                process = await processes.spawn(
-                    [str(chosen.tree / RUN_FILE), "--addr", chosen.address],
-                    directory=chosen.tree,
-                    environment=self._environment
-                    | {
-                        processes.NONCE: nonce,
-                        processes.THREADS: str(threads),
-                        "ENGINEHOUSE_MODEL_FILE": str(description),
-                    },
-                    log=log,
-                )
-        except BaseException as error:
-            await in_thread(self._records.remove, nonce)
-            if isinstance(error, TimeoutError):
+        async with AsyncExitStack() as unless_spawned:
+            unless_spawned.push_async_callback(in_thread, self._records.remove, nonce)
+            try:
+                process = await self._spawn_within_budget(chosen, record, log)
+            except TimeoutError as error:
                 raise Unavailable(
                     f"cannot start {wish.model.name}: another worker on this machine is busy starting engines",
                     code="resource_exhausted",
                 ) from error
-            if isinstance(error, OSError):
+            except OSError as error:
                 raise disk.storage_error(error, f"start {wish.model.name}") from error
-            raise
+            unless_spawned.pop_all()
         return Running(
             wish=wish,
             inode=chosen.inode,
@@ -95,6 +81,24 @@ class Starter:
             process=process,
             log=log,
         )
+
+    async def _spawn_within_budget(self, chosen: Chosen, record: Record, log: Path) -> asyncio.subprocess.Process:
+        async with processes.thread_budget(BUDGET_SECONDS) as in_use:
+            threads = self._threads_for(chosen.wish, in_use, chosen.running_models)
+            await in_thread(_keep_last, log)
+            description = await in_thread(self._records.describe, record.nonce, _description(chosen, threads))
+            await in_thread(self._records.write, record)
+            told = {
+                processes.NONCE: record.nonce,
+                processes.THREADS: str(threads),
+                "ENGINEHOUSE_MODEL_FILE": str(description),
+            }
+            return await processes.spawn(
+                [str(chosen.tree / RUN_FILE), "--addr", chosen.address],
+                directory=chosen.tree,
+                environment=self._environment | told,
+                log=log,
+            )
 
     async def until_ready(self, current: Running) -> bool:
         """True when it answers, False when its port was taken by another; raises when it ended or does nothing."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
 
 import msgspec
@@ -177,18 +178,16 @@ class Supervisor:
         refused: set[int] = set()
         for _ in range(PORT_TRIES):
             port = choose_port(ports, wish.process_key, chosen.host, refused)
-            try:
+            with ExitStack() as unless_spawned:
+                unless_spawned.callback(ports.release, wish.process_key, port, used=False)
                 current = await self._starter.spawn(msgspec.structs.replace(chosen, port=port))
-            except BaseException:
-                ports.release(wish.process_key, port, used=False)
-                raise
+                unless_spawned.pop_all()
             self._running[wish.process_key] = current
             self._watchers.create_task(self._watch(current))
-            try:
+            async with AsyncExitStack() as unless_answered:
+                unless_answered.push_async_callback(self._stop, current)
                 current.is_ready = await self._starter.until_ready(current)
-            except BaseException:
-                await self._stop(current)
-                raise
+                unless_answered.pop_all()
             if current.is_ready:
                 log.info(
                     "engine.ready key=%s address=%s pid=%d", wish.process_key, current.address, current.process.pid
