@@ -45,6 +45,16 @@ _SECRET_VARIABLES = ("ENGINEHOUSE_TOKEN",)
 _REFUSALS: dict[int, type[EnginehouseError]] = {1: Hopeless, 2: Invalid}
 
 
+class Welcome(Struct, frozen=True, kw_only=True):
+    """What someone who has just started it wants to know."""
+
+    url: str
+    admin_token_file: str
+    is_open: bool  # to other machines
+    join: str  # the command for another machine
+    try_it: str
+
+
 class Program(Struct, frozen=True):
     name: str
     argv: tuple[str, ...]
@@ -107,7 +117,8 @@ class Child:
         await self._ended.wait()
 
 
-async def run(settings: UpSettings) -> int:
+async def run(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
+    """Until told to stop. `welcome` is called once, when everything is ready."""
     lock = _prepare_data(settings.data)
     try:
         listener = listen.bind(settings.host, settings.port)
@@ -119,7 +130,7 @@ async def run(settings: UpSettings) -> int:
             log_path=settings.data / "logs" / "nats.log",
         )
         try:
-            return await _keep_running(settings, listener, server)
+            return await _keep_running(settings, listener, server, welcome)
         finally:
             listener.close()
             (settings.data / "server.json").unlink(missing_ok=True)
@@ -144,7 +155,12 @@ def _prepare_data(data: Path) -> disk.Lock:
     return lock
 
 
-async def _keep_running(settings: UpSettings, listener: socket.socket, server: embedded.EmbeddedServer) -> int:
+async def _keep_running(
+    settings: UpSettings,
+    listener: socket.socket,
+    server: embedded.EmbeddedServer,
+    welcome: Callable[[Welcome], None],
+) -> int:
     port = listener.getsockname()[1]
     here = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "localhost") else settings.host
     url = f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
@@ -163,7 +179,7 @@ async def _keep_running(settings: UpSettings, listener: socket.socket, server: e
             if await _until_ready(settings, url, stopping):
                 nats.was_ready = frontend.was_ready = worker.was_ready = True
                 _write_server(settings.data, url)
-                _print_welcome(settings, url, port)
+                welcome(_welcome(settings, url, port))
             await stopping.wait()
         finally:
             _say("stopping: worker, frontend, nats-server")
@@ -245,28 +261,20 @@ def _write_server(data: Path, url: str) -> None:
     disk.write_atomic(data / "server.json", body, 0o644)
 
 
-def _print_welcome(settings: UpSettings, url: str, port: int) -> None:
+def _welcome(settings: UpSettings, url: str, port: int) -> Welcome:
     is_open = not listen.is_loopback(settings.host)
     outside = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
     is_default = settings.data == default_data_directory(os.environ)
     given = "" if is_default else f" --data {shlex.quote(str(settings.data))}"
     token = (settings.data / "join.token").read_text().strip()
     join_url = f"http://{outside}:{port}" if is_open else url
-    hint = "(on the other machine)" if is_open else "(here with another --data; for other machines: up --host 0.0.0.0)"
-    lines = [
-        "",
-        f"  Enginehouse is up: {url}",
-        "",
-        f"  API          {url}/v1   (any OpenAI client)",
-        f"  admin token  {settings.data / 'admin.token'}   (commands on this machine find it by themselves)",
-        f"  add a node   enginehouse join {join_url} --token {token} --name second",
-        f"               {hint}",
-        f"  try it       {_command()}{given} run tiny-chat",
-        "",
-        "  Ctrl-C stops everything; what was installed stays.",
-        "",
-    ]
-    print("\n".join(lines), flush=True)
+    return Welcome(
+        url=url,
+        admin_token_file=str(settings.data / "admin.token"),
+        is_open=is_open,
+        join=f"enginehouse join {join_url} --token {token} --name second",
+        try_it=f"{_command()}{given} run tiny-chat",
+    )
 
 
 def _command() -> str:

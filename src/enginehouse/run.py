@@ -11,21 +11,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
 from enginehouse.settings import FrontendSettings, UpSettings, WorkerSettings
 
+if TYPE_CHECKING:
+    from enginehouse.parent import Welcome
+
 T = TypeVar("T")
 
 
-def up(settings: UpSettings) -> int:
+def up(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
     from enginehouse import parent
 
     os.umask(0o077)  # for the children too: whatever is written is for its owner alone
-    return asyncio.run(parent.run(settings))
+    return asyncio.run(parent.run(settings, welcome))
 
 
 def frontend(settings: FrontendSettings) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from enginehouse.cli.command import command, given, setting
+from enginehouse.cli import output
+from enginehouse.cli.command import command, given, setting, wants_json
 from enginehouse.cli.timings import timings
+
+if TYPE_CHECKING:
+    from enginehouse.parent import Welcome
 
 
 @command(
@@ -36,4 +40,28 @@ def entry(**flags: Any) -> int:
     # After the settings: a bad one is told at once, without importing a whole server.
     from enginehouse import run
 
-    return run.up(settings)
+    return run.up(settings, _greet_programs if wants_json() else _greet_people)
+
+
+def _greet_people(welcome: Welcome) -> None:
+    hint = (
+        "on the other machine" if welcome.is_open else "here with another --data; for other machines: up --host 0.0.0.0"
+    )
+    lines = [
+        "",
+        f"  Enginehouse is up: {welcome.url}",
+        "",
+        f"  API          {welcome.url}/v1   (any OpenAI client)",
+        f"  admin token  {welcome.admin_token_file}   (commands on this machine find it by themselves)",
+        f"  add a node   {welcome.join}",
+        f"               ({hint})",
+        f"  try it       {welcome.try_it}",
+        "",
+        "  Ctrl-C stops everything; what was installed stays.",
+        "",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def _greet_programs(welcome: Welcome) -> None:
+    output.emit_json_line(welcome)
