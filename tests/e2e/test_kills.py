@@ -147,3 +147,26 @@ def test_when_the_parent_is_killed_nothing_is_left(house: House, second: Program
     house.up()
     house.wait_for_status("first", "healthy")
     house.wait_for_status("second", "healthy")
+
+
+def test_a_worker_that_moves_to_a_house_that_does_not_know_it_takes_its_first_wishes(
+    house: House, second: Program, tmp_path: Path
+) -> None:
+    """Here the database is lost: the same worker is a new node, and what it had counted before means nothing."""
+    assert house.parent is not None
+    for _ in range(2):
+        assert outcome(house, begin_install(house))["status"] == "succeeded"
+        house.cli("backends", "delete", "llama-cpp", "--node", "second")
+    house.parent.end()
+    for left in house.data.glob("enginehouse.db*"):
+        left.rename(tmp_path / left.name)
+    house.up()
+    house.wait_for_status("second", "pending")
+    house.cli("nodes", "approve", "second")
+    house.wait_for_status("second", "healthy")
+    ended = outcome(house, begin_install(house))
+    assert ended["status"] == "succeeded", ended
+    forced = house.json("backends", "install", "llama-cpp", "--node", "second", "--force", "--no-follow")
+    before = (house.root / "second" / "backends" / "xllamacpp").stat().st_ino
+    assert outcome(house, str(forced["jobID"]))["status"] == "succeeded"
+    assert (house.root / "second" / "backends" / "xllamacpp").stat().st_ino != before, "it was really done again"

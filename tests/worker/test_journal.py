@@ -84,3 +84,19 @@ async def test_it_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     lines = (tmp_path / "journal.jsonl").read_bytes().count(b"\n")
     assert lines <= journal_module.KEPT_RESULTS + 31
     assert loaded(tmp_path).results() == journal.results()
+
+
+async def test_another_house_counts_from_one_again(tmp_path: Path) -> None:
+    """Generations are those of one node in one database: a worker that joins another one must not refuse its first."""
+    journal = loaded(tmp_path)
+    await journal.belong_to("node-a")
+    await journal.accept("backend:a", command(generation=7, fence=3))
+    await journal.record(result("i"))
+    assert not await journal.belong_to("node-a")
+    assert await loaded(tmp_path).belong_to("node-b")
+    again = loaded(tmp_path)
+    assert again.results() == ()
+    await again.accept("backend:a", command(generation=1, fence=1))
+    await again.accept("backend:a", command(generation=2, fence=1))
+    with pytest.raises(Conflict):
+        loaded(tmp_path).check("backend:a", command(generation=1, fence=9))

@@ -120,9 +120,7 @@ class Agent:
         if not self._stop.is_set():
             self._turn.clear()
         try:
-            await in_thread(
-                disk.write_atomic, self._place.node_file, msgspec.json.encode({"id": node.id, "name": node.name})
-            )
+            await self._become(node)
             bus = await self._open_bus(node)
         except (Unavailable, OSError) as error:
             log.warning("worker.bus_unavailable %s", error)
@@ -147,6 +145,15 @@ class Agent:
         finally:
             self._bus = None
             await bus.close()
+
+    async def _become(self, node: RegisterReply) -> None:
+        """Remember which node this worker is, and count anew where it is another one than before."""
+        described = msgspec.json.encode({"id": node.id, "name": node.name})
+        await in_thread(disk.write_atomic, self._place.node_file, described)
+        if node.id != self._parts.journal.node_id:
+            # The trees first: a kill between the two is then the same as one before both.
+            await in_thread(self._parts.trees.forget_generations)
+            await self._parts.journal.belong_to(node.id)
 
     async def _report(self, listening: asyncio.Event, node: RegisterReply) -> None:
         # The first report makes the node healthy, so commands may come: not before they can be heard.

@@ -1,5 +1,7 @@
 """What this worker must not forget: per subject the newest generation and fence it has seen, and the last results.
 
+All of it belongs to one node of one house: another house, or a house that lost its database, counts from one again.
+
 One file of JSON lines, each appended and synced before the step that relies on it, and rewritten whole when it has
 grown. A kill at any byte costs at most the line being written, which is then as if it had never been begun.
 """
@@ -31,6 +33,7 @@ REWRITE_AFTER = 1000  # appended lines
 
 
 class _Line(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    node: str = ""  # what follows belongs to this node, what came before to another
     subject: str = ""
     generation: int = 0
     fence: int = 0
@@ -42,6 +45,7 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "journal.jsonl"
+        self.node_id = ""
         self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._results: OrderedDict[tuple[str, int], CommandResult] = OrderedDict()
         self._appended = 0
@@ -61,6 +65,13 @@ class Journal:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 log.warning("journal.line_dropped line=%d", number + 1)
         self._rewrite()
+
+    async def belong_to(self, node_id: str) -> bool:
+        """Whether this is another node than before; then what was counted for that one is forgotten."""
+        if node_id == self.node_id:
+            return False
+        await self._append(_Line(node=node_id))
+        return True
 
     def results(self) -> tuple[CommandResult, ...]:
         return tuple(self._results.values())
@@ -94,6 +105,10 @@ class Journal:
         await self._append(_Line(result=result))
 
     def _take(self, line: _Line) -> None:
+        if line.node and line.node != self.node_id:
+            self.node_id = line.node
+            self._seen.clear()
+            self._results.clear()
         if line.result is not None:
             self._results[(line.result.intent, line.result.attempt)] = line.result
             while len(self._results) > KEPT_RESULTS:
@@ -129,7 +144,8 @@ class Journal:
             os.close(descriptor)
 
     def _rewrite(self) -> None:
-        lines = [_Line(subject=subject, generation=pair[0], fence=pair[1]) for subject, pair in self._seen.items()]
+        lines = [_Line(node=self.node_id)] if self.node_id else []
+        lines += [_Line(subject=subject, generation=pair[0], fence=pair[1]) for subject, pair in self._seen.items()]
         lines += [_Line(result=result) for result in self._results.values()]
         disk.write_atomic(self._path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), mode=0o600)
         self._appended = 0

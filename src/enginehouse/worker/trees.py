@@ -64,6 +64,15 @@ class Trees:
         if metadata is not None and metadata.generation < generation:
             disk.write_atomic(path, encode_metadata(msgspec.structs.replace(metadata, generation=generation)))
 
+    def forget_generations(self) -> None:
+        """For a worker that has become another node: what was applied was counted by another house."""
+        for path in self._directories():
+            found = _look(path)
+            metadata = decode_metadata(found.metadata) if found.metadata else None
+            if metadata is not None and metadata.generation:
+                fresh = msgspec.structs.replace(metadata, generation=0)
+                disk.write_atomic(path / METADATA_FILE, encode_metadata(fresh))
+
     def check_pointer(self, resolved: Resolved) -> None:
         """Refuse a meta name that is the directory of another backend."""
         if resolved.meta and resolved.meta != resolved.directory and (self.path_of(resolved.meta) / RUN_FILE).exists():
