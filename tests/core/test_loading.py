@@ -60,7 +60,7 @@ def intent(action: InstallBackend | PullModel | StartReplica | RemoveBackend, st
         attempt=1,
         dispatched_at=12.0,
         reason="backend_exited" if state == "failed" else "",
-        message="it ended" if state == "failed" else "",
+        message={"failed": "it ended", "superseded": "a newer request replaced it"}.get(state, ""),
     )
 
 
@@ -111,9 +111,18 @@ def test_a_load_that_fails_on_one_node_goes_to_another_and_then_gives_up_with_th
     assert step(both, nodes) == GiveUp("backend_exited", "it ended")
 
 
-def test_a_load_whose_step_was_superseded_ends() -> None:
-    assert isinstance(step([intent(INSTALL, "superseded")], [node("a")]), GiveUp)
-    assert isinstance(step([intent(INSTALL, "cancelled"), intent(PULL, "succeeded")], [node("a")]), GiveUp)
+def test_a_load_whose_step_was_superseded_leaves_that_node_to_whoever_asked_for_something_else() -> None:
+    assert step([intent(INSTALL, "superseded", "a")], [node("a"), node("b")]) == Next("b", INSTALL)
+    alone = step([intent(INSTALL, "superseded", "a")], [node("a")])
+    assert isinstance(alone, GiveUp)
+    assert alone.code == "superseded"
+    assert "a newer request" in alone.message
+
+
+def test_a_load_whose_step_was_cancelled_ends() -> None:
+    ended = step([intent(INSTALL, "cancelled", "a")], [node("a"), node("b")])
+    assert isinstance(ended, GiveUp)
+    assert ended.code == "cancelled"
 
 
 def test_a_warm_node_is_preferred_to_a_cold_one_and_an_idle_to_a_busy_one() -> None:

@@ -60,11 +60,11 @@ def next_step(
     """
     if any(intent.is_open for intent in intents):
         return _beside(model, intents, nodes)
-    given_up = next((intent for intent in intents if intent.state in ("cancelled", "superseded")), None)
-    if given_up is not None:
-        return GiveUp(code=given_up.state, message=f"cannot load {model.name}: a step was {given_up.state}")
+    if any(intent.state == "cancelled" for intent in intents):
+        return GiveUp(code="cancelled", message=f"cannot load {model.name}: it was cancelled")
     last = intents[-1] if intents else None
-    failed = [intent for intent in intents if intent.state == "failed"]
+    # Where a step was superseded somebody wants something else, and newer wishes win: that node is theirs.
+    failed = [intent for intent in intents if intent.state in ("failed", "superseded")]
     failed_on = {intent.node_id for intent in failed}
     if last is not None and last.node_id not in failed_on:
         if isinstance(last.action, StartReplica):
@@ -77,7 +77,9 @@ def next_step(
     except Unavailable as error:
         if failed:
             # The last cause says more than "no node is left".
-            return GiveUp(code=failed[-1].reason, message=failed[-1].message)
+            cause = failed[-1]
+            told = cause.message if cause.state == "failed" else f"cannot load {model.name}: {cause.message}"
+            return GiveUp(code=cause.reason or cause.state, message=told)
         return GiveUp(code=error.code, message=error.message)
     return Next(node.id, _next_action(model, node, intents, resolved[node.id], new_key))
 

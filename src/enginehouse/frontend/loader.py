@@ -205,8 +205,8 @@ def _ended_ago(connection: Connection, operation: Operation) -> float:
 
 
 def _failure_of(operation: Operation) -> EnginehouseError:
-    """The error of a load that ended without a replica. Another try may go better only where capacity was the cause."""
-    if operation.error_code in ("insufficient_capacity", "worker_restarted", "upstream_error"):
+    """The error of a load that ended without a replica. Another try may go better where the cause was of the moment."""
+    if operation.error_code in ("insufficient_capacity", "worker_restarted", "upstream_error", "superseded"):
         error: EnginehouseError = Unavailable(operation.error_message, code=operation.error_code)
     else:
         error = Hopeless(operation.error_message, code=operation.error_code)
