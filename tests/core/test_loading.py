@@ -133,14 +133,28 @@ def test_a_warm_node_is_preferred_to_a_cold_one_and_an_idle_to_a_busy_one() -> N
     assert placement.choose_node(MODEL, [busy, node("b")], {"a", "b"}).id == "b"
 
 
-def test_no_node_to_choose_names_the_reason_of_each() -> None:
+def test_a_node_that_still_reports_a_lost_replica_is_taken_when_there_is_no_better_one() -> None:
+    """A load begins when no replica can be reached; what a report says of one may be older than that."""
     running = Report(replicas=(RunningReplica(model_id="m", replica_index=0),))
+    assert placement.choose_node(MODEL, [node("a", report=running), node("b")], {"a", "b"}).id == "b"
+    assert placement.choose_node(MODEL, [node("a", report=running)], {"a"}).id == "a"
+
+
+def test_a_load_waits_for_a_node_that_is_away_for_a_moment_and_gives_up_on_one_that_is_gone() -> None:
+    assert step([], [node("a", health="unhealthy"), node("b", health="offline")]) == Wait()
+    assert isinstance(step([], [node("a", health="offline")]), GiveUp)
+    assert isinstance(step([], [node("a", health="unhealthy"), node("b", health="offline")], only="b"), GiveUp)
+    assert isinstance(step([], [node("a", health="unhealthy", approved=False)]), GiveUp)
+    failed = [intent(START, "failed", "a")]
+    assert isinstance(step(failed, [node("a", health="unhealthy")]), GiveUp)
+
+
+def test_no_node_to_choose_names_the_reason_of_each() -> None:
     nodes = [
         node("new", approved=False),
         node("gone", health="offline"),
         node("out", drained=True),
         node("old"),
-        node("full", report=running),
         node("bad"),
     ]
     with pytest.raises(Unavailable) as caught:
@@ -151,7 +165,6 @@ def test_no_node_to_choose_names_the_reason_of_each() -> None:
         "gone is offline",
         "out is drained",
         "old cannot run llama-cpp",
-        "full already runs it",
         "bad failed to start it",
     ):
         assert told in caught.value.message

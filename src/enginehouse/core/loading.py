@@ -29,7 +29,7 @@ class Next(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """An intent is under way."""
+    """An intent is under way, or a node is expected back."""
 
 
 class Done(Struct, frozen=True):
@@ -75,6 +75,8 @@ def next_step(
     try:
         node = placement.choose_node(model, nodes, resolved.keys(), avoid=failed_on, only=only)
     except Unavailable as error:
+        if placement.may_return(nodes, resolved.keys(), avoid=failed_on, only=only):
+            return Wait()
         if failed:
             # The last cause says more than "no node is left".
             cause = failed[-1]

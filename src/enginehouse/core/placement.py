@@ -18,29 +18,26 @@ def choose_node(
     avoid: Collection[str] = (),
     only: str = "",
 ) -> Node:
-    """The node for the next replica of `model`; one replica per model and node.
+    """The node for a replica of `model`.
 
     `supported` are the nodes on which the backend can run at all, `avoid` those that this load has already failed on,
     `only` the node that the operator named. What is already on a node counts most (a warm node answers in a second, a
-    cold one after a download), then how much runs there, then its memory, then its name, so that the choice is
-    stable.
+    cold one after a download), then whether it still reports a replica (which nobody can reach, or there would be no
+    load), then how much runs there, then its memory, then its name, so that the choice is stable.
     """
     fitting = [
         node
         for node in nodes
-        if node.is_schedulable
-        and node.id in supported
-        and node.id not in avoid
-        and (not only or node.id == only)
-        and not any(replica.model_id == model.name for replica in node.report.replicas)
+        if node.is_schedulable and node.id in supported and node.id not in avoid and (not only or node.id == only)
     ]
     if not fitting:
-        raise Unavailable(_why_none(model, nodes, supported, avoid, only), code="insufficient_capacity")
+        raise Unavailable(_why_none(model, nodes, supported, only), code="insufficient_capacity")
     return min(
         fitting,
         key=lambda node: (
             find(node.report.backends, model.backend) is None,
             not holds(node.report.models, model),
+            any(replica.model_id == model.name for replica in node.report.replicas),
             len(node.report.replicas),
             -node.capacity.available_ram,
             node.name,
@@ -48,9 +45,20 @@ def choose_node(
     )
 
 
-def _why_none(
-    model: Model, nodes: Sequence[Node], supported: Collection[str], avoid: Collection[str], only: str
-) -> str:
+def may_return(nodes: Sequence[Node], supported: Collection[str], *, avoid: Collection[str], only: str) -> bool:
+    """Whether a node that would do is away for a moment: silent, but not for so long that it counts as offline."""
+    return any(
+        node.is_target
+        and not node.drained
+        and node.health == "unhealthy"
+        and node.id in supported
+        and node.id not in avoid
+        and (not only or node.id == only)
+        for node in nodes
+    )
+
+
+def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[str], only: str) -> str:
     """One reason per node, so that the operator need not guess."""
     considered = [node for node in nodes if node.node_type == "backend" and (not only or node.id == only)]
     reasons = []
@@ -63,10 +71,8 @@ def _why_none(
             why = f"is {node.health}"
         elif node.id not in supported:
             why = f"cannot run {model.backend}"
-        elif node.id in avoid:
-            why = "failed to start it"
         else:
-            why = "already runs it"
+            why = "failed to start it"
         reasons.append(f"{node.name} {why}")
     told = "; ".join(reasons) or "there is no node; join one with `enginehouse join`"
     return f"cannot place {model.name}: {told}"

@@ -33,6 +33,9 @@ from enginehouse.store.db import Connection, Store
 log = logging.getLogger(__name__)
 
 COOL_DOWN_SECONDS = 10.0  # after a failed load, requests get its error instead of a new load each (LocalAI's number)
+# The same where the cause was of the moment: a node that was away may be back before anybody has read the error.
+SHORT_COOL_DOWN_SECONDS = 1.0
+_OF_THE_MOMENT = frozenset({"insufficient_capacity", "worker_restarted", "upstream_error", "superseded"})
 _STATES = {"install": "installing", "place": "staging", "start": "loading"}
 _NO_BYTES: dict[str, object] = {"bytes_sent": 0, "total_bytes": 0, "file_index": 0, "total_files": 0}
 
@@ -86,7 +89,7 @@ class Loader:
             last = operations.last_of(connection, "load", model, targets=())
             if last is not None and last.is_steered:
                 return last.id, False
-            if last is not None and last.error_code and _ended_ago(connection, last) < COOL_DOWN_SECONDS:
+            if last is not None and last.error_code and _ended_ago(connection, last) < _cool_down(last):
                 raise _failure_of(last)
             return self._open_or_new(connection, wanted, "", "loader"), True
 
@@ -204,11 +207,15 @@ def _ended_ago(connection: Connection, operation: Operation) -> float:
     return db.now(connection) - max([operation.created_at, *(intent.updated_at for intent in intents)])
 
 
+def _cool_down(operation: Operation) -> float:
+    return SHORT_COOL_DOWN_SECONDS if operation.error_code in _OF_THE_MOMENT else COOL_DOWN_SECONDS
+
+
 def _failure_of(operation: Operation) -> EnginehouseError:
     """The error of a load that ended without a replica. Another try may go better where the cause was of the moment."""
-    if operation.error_code in ("insufficient_capacity", "worker_restarted", "upstream_error", "superseded"):
+    if operation.error_code in _OF_THE_MOMENT:
         error: EnginehouseError = Unavailable(operation.error_message, code=operation.error_code)
     else:
         error = Hopeless(operation.error_message, code=operation.error_code)
-    error.retry_after_seconds = COOL_DOWN_SECONDS
+    error.retry_after_seconds = _cool_down(operation)
     return error
