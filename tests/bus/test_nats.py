@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -20,6 +21,15 @@ from enginehouse.core.errors import Denied, Invalid, TooLarge, Unavailable
 from enginehouse.ports import Message
 
 
+async def until_listening(port: int) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+
+
 class World:
     """One server in a directory of its own, which a test may stop and start again."""
 
@@ -35,7 +45,7 @@ class World:
     async def start(self) -> None:
         # A child that the test kills, and must be able to kill without a running loop.
         self._process = subprocess.Popen(self.server.argv)  # noqa: ASYNC220
-        await embedded.wait_until_listening(self.server.host, self.server.port, 10)
+        await until_listening(self.server.port)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -244,8 +254,6 @@ async def test_no_server_is_told_after_the_callers_limit() -> None:
     with pytest.raises(Unavailable) as caught:
         await NatsBus.connect(options, limit_seconds=0.3)
     assert caught.value.code == "bus_unavailable"
-    with pytest.raises(Unavailable):
-        await embedded.wait_until_listening("127.0.0.1", port, 0.1)
 
 
 async def test_a_late_server_is_waited_for(tmp_path: Path) -> None:

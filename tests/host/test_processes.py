@@ -95,17 +95,14 @@ async def test_a_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
     await until_gone(pid)
 
 
-async def test_a_process_is_known_by_pid_start_time_and_nonce(tmp_path: Path) -> None:
+async def test_a_process_is_known_by_the_nonce_it_carries(tmp_path: Path) -> None:
     process = await spawned(tmp_path, "import signal; print('up'); signal.pause()", nonce="right")
     await lines_of(tmp_path / "log", 1)
-    started = processes.start_time(process.pid)
-    assert started is not None
-    assert processes.is_same_process(processes.Identity(process.pid, started, "right"))
-    assert not processes.is_same_process(processes.Identity(process.pid, started, "wrong"))
-    assert not processes.is_same_process(processes.Identity(process.pid, started + 1, "right"))
+    assert processes.start_time(process.pid) is not None
     assert [pid for pid, _ in processes.carriers("right")] == [process.pid]
+    assert [pid for pid, _ in processes.carriers("wrong")] == []
     await processes.stop_group(process, 5)
-    assert not processes.is_same_process(processes.Identity(process.pid, started, "right"))
+    assert [pid for pid, _ in processes.carriers("right")] == []
     assert processes.start_time(process.pid) is None
 
 

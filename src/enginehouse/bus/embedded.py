@@ -8,7 +8,6 @@ they were given.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import os
 import shutil
@@ -21,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.bus.credentials import BusAccounts
-from enginehouse.core.errors import Conflict, Hopeless, Unavailable
+from enginehouse.core.errors import Conflict, Hopeless
 
 DEFAULT_PORT = 4222
 PORTS_TRIED = 100  # a machine with a hundred busy ports in a row has another problem
@@ -113,37 +112,10 @@ def server_config(accounts: BusAccounts, *, host: str, port: int, pid_path: Path
     return "".join(f"{name}: {value}\n" for name, value in lines.items())
 
 
-async def wait_until_listening(host: str, port: int, limit_seconds: float) -> None:
-    """Return as soon as a NATS server greets there; `Unavailable` after the limit."""
-    try:
-        async with asyncio.timeout(limit_seconds):
-            while not await _greets(reachable_host(host), port):  # noqa: ASYNC110 - another process cannot set an event
-                await asyncio.sleep(0.02)
-    except TimeoutError as error:
-        raise Unavailable(
-            f"cannot see the bus on {_joined(host, port)} after {limit_seconds:g} s: look into the log of nats-server",
-            code="bus_unavailable",
-        ) from error
-
-
 def reachable_host(host: str) -> str:
     """Where this machine reaches a server bound to `host`: a server bound to every address is reached over
     loopback."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-
-
-async def _greets(host: str, port: int) -> bool:
-    try:
-        reader, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return False
-    try:
-        async with asyncio.timeout(1):
-            return (await reader.readline()).startswith(b"INFO ")
-    except (OSError, TimeoutError, ValueError):
-        return False
-    finally:
-        writer.close()
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -21,7 +21,7 @@ from enginehouse.core.errors import Conflict
 from enginehouse.core.progress import Progress
 
 State = Literal["accepted", "running", "waiting", "succeeded", "failed", "cancelled", "superseded"]
-Kind = Literal["claim", "take_over", "renew", "succeed", "fail", "wait", "cancel", "supersede"]
+Kind = Literal["claim", "take_over", "succeed", "fail", "wait", "cancel", "supersede"]
 
 OPEN: frozenset[State] = frozenset({"accepted", "running", "waiting"})
 MAX_FAILURES = 10  # LocalAI's number: with our backoff about eight minutes of trying
@@ -42,7 +42,6 @@ TABLE: dict[tuple[State, Kind], State] = {
     ("accepted", "claim"): "running",
     ("waiting", "claim"): "running",
     ("running", "take_over"): "running",
-    ("running", "renew"): "running",
     ("running", "succeed"): "succeeded",
     ("accepted", "succeed"): "succeeded",
     ("waiting", "succeed"): "succeeded",
@@ -159,8 +158,6 @@ def apply(intent: Intent, change: Change) -> Intent:
             return msgspec.structs.replace(
                 after, fence=intent.fence + 1, owner=change.owner, lease_until=change.lease_until
             )
-        case "renew":
-            return msgspec.structs.replace(after, lease_until=change.lease_until)
         case "wait":
             return msgspec.structs.replace(
                 after,

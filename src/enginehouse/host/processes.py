@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from msgspec import Struct
 
 NONCE = "ENGINEHOUSE_NONCE"
 THREADS = "ENGINEHOUSE_THREADS"
@@ -31,12 +30,6 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 # What an engine may know of our environment: how to find programs and graphics cards, and no secret.
 _ENGINE_VARIABLES = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LD_LIBRARY_PATH"}
 _ENGINE_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "VK_", "OMP_")
-
-
-class Identity(Struct, frozen=True):
-    pid: int
-    started: float  # ticks since boot on Linux, so that a stepped clock changes nothing; seconds elsewhere
-    nonce: str
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -128,18 +121,6 @@ def start_time(pid: int) -> float | None:
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:
-        return None
-
-
-def is_same_process(identity: Identity) -> bool:
-    """Whether the process that was recorded is alive: pid, start time and nonce all agree."""
-    return start_time(identity.pid) == identity.started and _variable(identity.pid, NONCE) == identity.nonce
-
-
-def _variable(pid: int, name: str) -> str | None:
-    try:
-        return psutil.Process(pid).environ().get(name)
-    except (psutil.Error, OSError):
         return None
 
 
