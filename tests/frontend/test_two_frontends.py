@@ -141,7 +141,9 @@ async def test_two_transactions_that_lock_crosswise_both_go_through(postgres_pai
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(one.store.transaction(lambda c: lock(c, ("a", "b"))))
         group.create_task(two.store.transaction(lambda c: lock(c, ("b", "a"))))
-    assert len(runs) == 3
+    # The one that lost may lose again while the other is still on its way; what counts is that both arrive.
+    assert 3 <= len(runs) <= 1 + db._TRIES
+    assert {"a", "b"} == set(runs)
 
 
 async def test_a_machine_that_registers_at_both_at_once_is_one_node(pair: tuple[World, World]) -> None:

@@ -1,4 +1,4 @@
-"""The NATS server that comes with us: where its program is, how it is configured, and when it listens.
+"""The NATS server that comes with us: where its program is and how it is configured.
 
 It starts no process itself; `run.py` owns those. Everything is chosen on purpose in one configuration file:
 JWT accounts from the first start (no anonymous access, not even on loopback), no monitoring port, no

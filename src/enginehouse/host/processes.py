@@ -1,4 +1,4 @@
-"""Child processes of this machine: a group of their own that dies with us, known by pid, start time and nonce.
+"""Child processes of this machine: a group of their own that dies with us, known by a nonce that only they carry.
 
 No signal goes to a process whose identity is not proven, and a stop ends the whole group. `spawn` must be called on
 the thread that lives as long as the program (the event loop's): the kernel ends a child when the *thread* that made it

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import sqlite3
 import threading
 import time
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 _SQLITE_THREADS = 1
 _POSTGRES_THREADS = 8
 _BUSY_MILLISECONDS = 5000  # for a second program on the same file (a backup, a shell); our own never collide
-_TRIES = 3  # of two transactions that collide one goes through, so the second try nearly always does
+_TRIES = 5  # of two transactions that collide one goes through; the other may meet it once more before it is done
+_PAUSE_SECONDS = 0.02  # longer than a transaction takes
 _COLLISIONS = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _migrating = threading.Lock()
 MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start at once migrate one after another
@@ -85,6 +87,8 @@ class Store:
             except DBAPIError as error:
                 if not left or not _collided(error):
                     raise
+                # In a thread of the store. Uneven, so that two which collided do not meet again in step.
+                time.sleep(random.uniform(0.0, _PAUSE_SECONDS * (_TRIES - left)))
         raise AssertionError("unreachable: the last try returns or raises")
 
     def close(self) -> None:
