@@ -51,6 +51,18 @@ class Terminal:
     def interrupt(self) -> None:
         os.killpg(self._process.pid, signal.SIGINT)
 
+    def interrupt_at_the_prompt(self) -> int:
+        """Ctrl-C until it ends; its exit code. Pressed in the instant between readline's prompt and its waiting, the
+        interpreter notices it only at the next key, so a person presses again.
+        """
+        for _ in range(5):
+            self.interrupt()
+            while self._read(time.monotonic() + 2):
+                pass
+            if self._process.poll() is not None:
+                break
+        return self._process.wait(WAIT_SECONDS)
+
     def wait_for(self, text: str) -> None:
         """Until `text` appears after what was waited for before."""
         deadline = time.monotonic() + WAIT_SECONDS

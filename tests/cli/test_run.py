@@ -225,8 +225,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
         terminal.type("capital?\n")
         terminal.wait_for("The capital is Paris.")
         terminal.wait_for("> ")
-        terminal.interrupt()
-        assert terminal.exit_code() == 0
+        assert terminal.interrupt_at_the_prompt() == 0
     said = [message["content"] for message in world.bodies("/v1/chat/completions")[1]["messages"]]
     assert said == ["Be kind.", "a story", "Once upon a time", "capital?"]
 

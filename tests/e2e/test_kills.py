@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def cold(house: House) -> dict[str, str]:
 
 @pytest.fixture
 def second(house: House, cold: dict[str, str]) -> Program:
-    """The second node, joined, approved, without the engine."""
+    """The second node, joined, approved, without the engine, and without its packages in the cache."""
     worker = house.workers.get("second") or house.join("second", cold)
     wait_for("second to be known", lambda: house.node("second"))
     if not house.node("second")["approved"]:
@@ -47,6 +48,7 @@ def second(house: House, cold: dict[str, str]) -> Program:
     if house.has_backend("second"):
         house.cli("backends", "delete", "llama-cpp", "--node", "second")
         wait_for("the engine to be gone", lambda: not house.has_backend("second"))
+    shutil.rmtree(cold["UV_CACHE_DIR"], ignore_errors=True)
     return worker
 
 
@@ -88,7 +90,7 @@ def test_a_frontend_that_is_killed_during_an_install_loses_nothing(house: House,
 
 
 def test_a_worker_that_is_killed_during_an_install_does_it_again_after_its_return(
-    house: House, second: Program
+    house: House, second: Program, cold: dict[str, str]
 ) -> None:
     operation_id = begin_install(house)
     installer = freeze(second)
@@ -99,7 +101,7 @@ def test_a_worker_that_is_killed_during_an_install_does_it_again_after_its_retur
     )
     assert house.json("ops", "show", operation_id)["status"] in ("queued", "running")
     assert not house.has_backend("second")
-    house.join("second")
+    house.join("second", cold)
     ended = outcome(house, operation_id)
     assert ended["status"] == "succeeded"
     assert row(ended)["attempt"] == 2
