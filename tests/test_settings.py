@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
+from enginehouse.core.gallery_source import LOCALAI
 from enginehouse.settings import (
     ClientSettings,
     FrontendSettings,
+    LocalSettings,
     UpSettings,
     WorkerSettings,
+    as_flags,
     default_data_directory,
     default_node_name,
     load,
@@ -221,3 +224,55 @@ def test_whatever_a_value_is_it_is_taken_or_refused_in_our_words(tmp_path: Path,
     for field in set(UpSettings.__struct_fields__) - {"data"}:
         with contextlib.suppress(EnginehouseError):
             up(tmp_path, {field: value})
+
+
+def test_galleries_are_localais_unless_the_flag_a_variable_or_the_file_says_otherwise(tmp_path: Path) -> None:
+    def named(name: str) -> str:
+        return f'[{{"name": "{name}", "url": "file:///{name}"}}]'
+
+    def names(**given: object) -> list[str]:
+        return [source.name for source in up(tmp_path, **given).backend_galleries]  # type: ignore[arg-type]
+
+    assert up(tmp_path).backend_galleries == (LOCALAI,)
+    assert names(file='[[backend_galleries]]\nname = "file"\nurl = "file:///file"') == ["file"]
+    assert names(environ={"BACKEND_GALLERIES": named("old")}) == ["old"]
+    theirs = {"BACKEND_GALLERIES": named("old"), "LOCALAI_BACKEND_GALLERIES": named("theirs")}
+    assert names(environ=theirs) == ["theirs"]
+    ours = {**theirs, "ENGINEHOUSE_BACKEND_GALLERIES": named("ours")}
+    assert names(environ=ours) == ["ours"]
+    assert names(flags={"backend_galleries": named("flag")}, environ=ours) == ["flag"]
+    assert names(flags={"backend_galleries": "[]"}, environ=ours) == []
+    assert load(LocalSettings, {"data": str(tmp_path)}, ours).backend_galleries[0].name == "ours"
+
+
+@pytest.mark.parametrize(
+    "host", ["h", "h:5000", "10.0.0.0/8", "fd00::/8", "http://h:5000", "127.0.0.1:5000", "[::1]:5000"]
+)
+def test_hosts_that_may_be_reached_are_taken(tmp_path: Path, host: str) -> None:
+    assert up(tmp_path, {"allowed_hosts": (host,)}).allowed_hosts == (host,)
+    environ = {"ENGINEHOUSE_ALLOWED_HOSTS": f"{host}, other"}
+    assert up(tmp_path, environ=environ).allowed_hosts == (host, "other")
+    assert load(FrontendSettings, {"data": str(tmp_path)}, environ).allowed_hosts == (host, "other")
+
+
+@pytest.mark.parametrize("host", ["ftp://h", "h/path", "a b", "10.0.0.0/99", "http://h/path", "h:port", "*"])
+def test_what_is_no_host_is_refused_with_the_flag_that_people_know(tmp_path: Path, host: str) -> None:
+    assert "--allow-host" in refusal(tmp_path, flags={"allowed_hosts": (host,)})
+
+
+def test_settings_as_flags_give_another_program_the_same(tmp_path: Path) -> None:
+    given = up(tmp_path, {"allowed_hosts": ("a:1", "b"), "stale_seconds": "40s", "heartbeat_seconds": "7s"})
+    words = as_flags(given, ("stale_seconds", "heartbeat_seconds", "backend_galleries", "allowed_hosts"))
+    hosts = tuple(value for flag, value in zip(words[::2], words[1::2], strict=True) if flag == "--allow-host")
+    others = {flag: value for flag, value in zip(words[::2], words[1::2], strict=True) if flag != "--allow-host"}
+    assert others.keys() == {"--stale", "--heartbeat", "--backend-galleries"}
+    again = up(
+        tmp_path,
+        {
+            "stale_seconds": others["--stale"],
+            "heartbeat_seconds": others["--heartbeat"],
+            "backend_galleries": others["--backend-galleries"],
+            "allowed_hosts": hosts,
+        },
+    )
+    assert again == given

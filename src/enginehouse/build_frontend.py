@@ -28,12 +28,13 @@ from enginehouse.bus import credentials
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.node import Node
 from enginehouse.engine.http import HttpEngine
-from enginehouse.fetch.galleries import load_builtin
+from enginehouse.fetch.client import Client, Rules
+from enginehouse.fetch.galleries import Sources, load_builtin
 from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
 from enginehouse.frontend.collector import PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.dispatcher import Dispatcher
 from enginehouse.frontend.events import Events
-from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
 from enginehouse.frontend.keys import Keys
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
@@ -122,6 +123,7 @@ async def run(settings: FrontendSettings) -> int:
     engine = HttpEngine()
     house = make_house(settings, store, bus, wakes)
     await _take_tokens(settings, house.keys)
+    await house.galleries.restore()
     await house.board.restore()
     await house.router.step()
     await house.collector.listen(bus)
@@ -137,6 +139,7 @@ async def run(settings: FrontendSettings) -> int:
     finally:
         await bus.close()
         await engine.close()
+        await house.galleries.close()
         store.close()
     return 0
 
@@ -147,7 +150,8 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
     events = Events()
     patience = Patience(settings.stall_seconds, settings.backend_install_timeout_seconds)
     board = Board(store, events, clock, patience)
-    galleries = Galleries([load_builtin()])
+    client = Client(Rules(settings.allowed_hosts))
+    galleries = Galleries([load_builtin()], Sources(settings.backend_galleries, client, settings.data / "galleries"))
     nodes = Nodes(
         store,
         board,
@@ -195,6 +199,7 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("tell", house.board.step, PUBLISH_SECONDS),
         Loop("tell-models", house.models.step, CATCH_UP_SECONDS),
         Loop("catch-up", house.board.catch_up_step, CATCH_UP_SECONDS),
+        Loop("galleries", house.galleries.step, STEP_SECONDS),
         Loop("prune", house.operations.prune_step, PRUNE_SECONDS),
     ]
     return {loop.name: loop for loop in loops}

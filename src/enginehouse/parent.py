@@ -28,7 +28,7 @@ from enginehouse.bus import credentials, embedded
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
 from enginehouse.host import disk, listen, processes
 from enginehouse.link.client import FrontendClient
-from enginehouse.settings import RunningServer, Timings, UpSettings, default_data_directory
+from enginehouse.settings import RunningServer, Timings, UpSettings, as_flags, default_data_directory
 from enginehouse.worker import identity
 
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
@@ -201,9 +201,7 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
     argv += ["--nats-url", server.url, "--approve-keys", key]
     if settings.advertise_nats:
         argv += ["--advertise-nats", settings.advertise_nats]
-    for field in Timings.__struct_fields__:
-        name = field.removesuffix("_seconds").replace("_", "-")
-        argv += [f"--{name}", f"{getattr(settings, field)}s"]
+    argv += as_flags(settings, (*Timings.__struct_fields__, "backend_galleries", "allowed_hosts"))
     environment = _environment() | {
         LISTEN_VARIABLE: str(listener.fileno()),
         # Only this parent's frontend holds these leases, so a restarted one goes on with them at once.
@@ -214,6 +212,7 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
 
 def _worker(settings: UpSettings, url: str) -> Program:
     argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
+    argv += as_flags(settings, ("allowed_hosts",))
     if settings.base_port is not None:
         argv += ["--base-port", str(settings.base_port)]
     token = (settings.data / "join.token").read_text().strip()

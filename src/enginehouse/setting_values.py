@@ -11,6 +11,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from enginehouse.core.errors import Invalid
+from enginehouse.core.gallery_source import GallerySource, decode_sources
 from enginehouse.core.name import check_name
 
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -138,6 +139,34 @@ def parse_labels(value: object) -> dict[str, str]:
     return {check_name(key, "label"): text for key, text in pairs}
 
 
+def parse_allowed_hosts(value: object) -> tuple[str, ...]:
+    """`host`, `host:port`, a network like 10.0.0.0/8, or `http://host[:port]`; several as in `parse_list`."""
+    hosts = parse_list(value)
+    for host in hosts:
+        bare = host.removeprefix("http://").removeprefix("https://")
+        is_network = bare == host and _is_network(bare)
+        if not is_network and not re.fullmatch(
+            r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Fa-f:]*::[0-9A-Fa-f:.]*|[\w.-]+)(:\d{1,5})?", bare
+        ):
+            raise Invalid(f"{host!r} is neither a host, host:port, a network like 10.0.0.0/8 nor http://host:port")
+    return hosts
+
+
+def _is_network(text: str) -> bool:
+    import ipaddress
+
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return "/" in text
+
+
+def parse_galleries(value: object) -> tuple[GallerySource, ...]:
+    """LocalAI's JSON list, or the same as tables in the file."""
+    return decode_sources(value)
+
+
 def host_of_address(address: str) -> str:
     """The host of LocalAI's `host:port`; "" where it names none."""
     host, sign, port = address.rpartition(":")
@@ -160,6 +189,8 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "database_url": parse_text,
     "nats_url": parse_text,
     "approve_keys": parse_list,
+    "backend_galleries": parse_galleries,
+    "allowed_hosts": parse_allowed_hosts,
     "url": parse_http_url,
     "token": parse_text,
     "advertise_host": parse_host,

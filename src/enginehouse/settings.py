@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
+from enginehouse.core.gallery_source import LOCALAI, GallerySource, encode_sources
 from enginehouse.core.name import MAX_NAME
 from enginehouse.setting_file import read_file
 from enginehouse.setting_values import PARSERS, host_of_address, is_loopback_url, port_of_address
@@ -41,6 +42,8 @@ class Timings(Struct, frozen=True, kw_only=True):
 
 class UpSettings(Timings, frozen=True, kw_only=True):
     data: Path
+    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
+    allowed_hosts: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int | None = None
     name: str
@@ -57,6 +60,8 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     nats_url: str = ""
     approve_keys: tuple[str, ...] = ()
     advertise_nats: str = ""
+    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)  # the built-in one always comes first
+    allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -69,6 +74,15 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     grace_seconds: float = 10.0
     max_replicas_per_model: int = 1
+    allowed_hosts: tuple[str, ...] = ()
+
+
+class LocalSettings(Struct, frozen=True, kw_only=True):
+    """Of the commands that need no server: `gallery` and `local`."""
+
+    data: Path
+    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
@@ -84,8 +98,8 @@ class RunningServer(Struct, frozen=True):
     pid: int = 0
 
 
-Settings = UpSettings | FrontendSettings | WorkerSettings | ClientSettings
-T = TypeVar("T", UpSettings, FrontendSettings, WorkerSettings, ClientSettings)
+Settings = UpSettings | FrontendSettings | WorkerSettings | LocalSettings | ClientSettings
+T = TypeVar("T", UpSettings, FrontendSettings, WorkerSettings, LocalSettings, ClientSettings)
 
 # LocalAI's variables. Its database is missing on purpose: ours must never be created inside it.
 _LOCALAI_TIMINGS = {
@@ -94,9 +108,10 @@ _LOCALAI_TIMINGS = {
     "backend_upgrade_timeout_seconds": ("LOCALAI_NATS_BACKEND_UPGRADE_TIMEOUT",),
     "model_load_wait_seconds": ("LOCALAI_MODEL_LOAD_WAIT",),
 }
+_LOCALAI_GALLERIES = {"backend_galleries": ("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES")}
 _LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
-    UpSettings: {**_LOCALAI_TIMINGS, "name": ("LOCALAI_NODE_NAME",)},
-    FrontendSettings: {**_LOCALAI_TIMINGS, "nats_url": ("LOCALAI_NATS_URL",)},
+    UpSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, "name": ("LOCALAI_NODE_NAME",)},
+    FrontendSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, "nats_url": ("LOCALAI_NATS_URL",)},
     WorkerSettings: {
         "url": ("LOCALAI_REGISTER_TO",),
         "token": ("LOCALAI_REGISTRATION_TOKEN",),
@@ -106,6 +121,7 @@ _LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
         "advertise_host": ("LOCALAI_ADVERTISE_ADDR",),
         "base_port": ("LOCALAI_SERVE_ADDR", "LOCALAI_ADDR"),
     },
+    LocalSettings: _LOCALAI_GALLERIES,
     ClientSettings: {},
 }
 # LocalAI writes these two as host:port.
@@ -114,6 +130,7 @@ _PROGRAMS: dict[type[Settings], str] = {
     UpSettings: "up",
     FrontendSettings: "frontend",
     WorkerSettings: "worker",
+    LocalSettings: "local",
     ClientSettings: "client",
 }
 
@@ -121,6 +138,25 @@ _PROGRAMS: dict[type[Settings], str] = {
 def setting_name(field: str) -> str:
     """The name that people use: durations drop their unit, because the value carries it."""
     return field.removesuffix("_seconds")
+
+
+def flag_of(field: str) -> str:
+    # The one flag that is repeated instead of holding a list.
+    return "--allow-host" if field == "allowed_hosts" else f"--{setting_name(field).replace('_', '-')}"
+
+
+def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
+    """The settings as a command line that gives another program the same."""
+    words: list[str] = []
+    for field in fields:
+        value = getattr(settings, field)
+        if field == "allowed_hosts":
+            words += [word for host in value for word in (flag_of(field), host)]
+        elif field == "backend_galleries":
+            words += [flag_of(field), encode_sources(value)]
+        else:
+            words += [flag_of(field), f"{value}s" if field.endswith("_seconds") else str(value)]
+    return words
 
 
 def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None) -> T:
@@ -187,7 +223,7 @@ def _first_given(
     name = setting_name(field)
     flag = flags.get(field)
     if flag is not None:
-        return flag, f"--{name.replace('_', '-')}"
+        return flag, flag_of(field)
     variable = f"ENGINEHOUSE_{name.upper()}"
     # An empty variable is how compose files and shells say "not set".
     if environ.get(variable):

@@ -28,6 +28,7 @@ TABLE = {
     ("GET", "/api/events"): "admin",
     ("GET", "/backends"): "admin",
     ("GET", "/backends/available"): "admin",
+    ("GET", "/backends/galleries"): "admin",
     ("GET", "/api/models"): "admin",
     ("POST", "/api/models/{name:path}/load"): "admin",
     ("POST", "/api/models/{name:path}/unload"): "admin",

@@ -183,13 +183,13 @@ def test_ctrl_c_while_waiting_for_an_answer_ends_with_130_and_no_traceback(tmp_p
 
 
 def test_the_manual_names_every_command_and_every_setting() -> None:
-    from enginehouse.settings import ClientSettings, FrontendSettings, UpSettings, WorkerSettings, setting_name
+    from enginehouse import settings
 
     manual = Path(__file__).parents[2].joinpath("docs", "cli.md").read_text()
     for path in ALL:
         assert f"`{' '.join(path)}" in manual or len(path) == 0, path
-    for kind in (UpSettings, FrontendSettings, WorkerSettings, ClientSettings):
+    kinds = (settings.UpSettings, settings.FrontendSettings, settings.WorkerSettings, settings.LocalSettings)
+    for kind in (*kinds, settings.ClientSettings):
         for field in kind.__struct_fields__:
-            name = setting_name(field)
-            assert f"`--{name.replace('_', '-')}`" in manual, name
-            assert f"`ENGINEHOUSE_{name.upper()}`" in manual, name
+            assert f"`{settings.flag_of(field)}`" in manual, field
+            assert f"`ENGINEHOUSE_{settings.setting_name(field).upper()}`" in manual, field

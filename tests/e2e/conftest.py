@@ -20,6 +20,7 @@ import pytest
 PROGRAM = str(Path(sys.executable).with_name("enginehouse"))
 # The relations of the defaults, ten times as fast, so that a test sees minutes in seconds.
 FAST = ("--heartbeat", "1s", "--stale", "3s", "--lease", "5s", "--reconcile", "1s")
+OFFLINE = {"ENGINEHOUSE_BACKEND_GALLERIES": "[]"}  # the built-in gallery alone: no test asks the internet
 
 
 def wait_for(what: str, probe: Callable[[], Any], limit_seconds: float = 30.0) -> Any:
@@ -56,7 +57,7 @@ class Program:
                 [PROGRAM, *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **OFFLINE, **(environment or {})},
                 start_new_session=True,
             )
         self.pid = self._process.pid

@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
-from enginehouse.core.capability import capability_of
-from enginehouse.host import hardware
+from enginehouse.core.capability import Decision
+from enginehouse.core.errors import Invalid
+from enginehouse.host import graphics, hardware
+from enginehouse.host.graphics import MIB, Graphics, Places, Watch, observe
 
 GIB = 1024**3
 
@@ -21,25 +24,131 @@ def make_card(cards: Path, name: str, vendor: str, vram: int = 0) -> None:
         (device / "mem_info_vram_total").write_text(f"{vram}\n")
 
 
-def test_no_card_is_no_vendor(tmp_path: Path) -> None:
-    assert hardware.gpu(tmp_path) == ("", 0)
-    assert hardware.gpu(tmp_path / "absent") == ("", 0)
+def make_tool(directory: Path, name: str, script: str) -> Path:
+    """A program that really runs: what a vendor's tool would print."""
+    directory.mkdir(exist_ok=True)
+    tool = directory / name
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    return tool
 
 
-def test_cards_are_read_from_sysfs_and_connectors_are_not_cards(tmp_path: Path) -> None:
-    make_card(tmp_path, "card0", "0x1002", 8 * GIB)
-    make_card(tmp_path, "card1", "0x1002", 8 * GIB)
-    make_card(tmp_path, "card0-HDMI-A-1", "0x10de")
-    make_card(tmp_path, "card2", "0x9999")
-    (tmp_path / "card3").mkdir()
-    assert hardware.gpu(tmp_path) == ("amd", 16 * GIB)
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """A machine without anything; tests put in what it has."""
+
+    def find_tool(name: str) -> str | None:
+        tool = tmp_path / "bin" / name
+        return str(tool) if tool.exists() else None
+
+    return Places(cards=tmp_path / "drm", board=tmp_path / "model", find_tool=find_tool)
 
 
-def test_of_several_vendors_the_one_of_localai_wins_and_an_integrated_one_is_no_gpu_build(tmp_path: Path) -> None:
-    make_card(tmp_path, "card0", "0x8086")
-    assert capability_of("linux/amd64", *hardware.gpu(tmp_path)) == "default"
-    make_card(tmp_path, "card1", "0x10de")
-    assert hardware.gpu(tmp_path)[0] == "nvidia"
+def test_no_card_is_no_vendor(places: Places) -> None:
+    assert observe(places) == Graphics()
+    places.cards.mkdir()
+    assert observe(places) == Graphics()
+
+
+def test_cards_are_read_from_sysfs_and_connectors_are_not_cards(places: Places) -> None:
+    make_card(places.cards, "card0", "0x1002", 8 * GIB)
+    make_card(places.cards, "card1", "0x1002", 8 * GIB)
+    make_card(places.cards, "card0-HDMI-A-1", "0x10de")
+    make_card(places.cards, "card2", "0x9999")
+    (places.cards / "card3").mkdir()
+    assert observe(places) == Graphics(vendor="amd", total_bytes=16 * GIB, free_bytes=16 * GIB)
+
+
+def test_of_several_vendors_the_one_of_localai_wins_and_an_integrated_one_is_no_gpu_build(places: Places) -> None:
+    make_card(places.cards, "card0", "0x8086")
+    assert observe(places) == Graphics(vendor="intel")
+    make_card(places.cards, "card1", "0x10de")
+    assert observe(places) == Graphics(vendor="nvidia")
+
+
+def test_nvidia_memory_and_driver_come_from_the_tool(places: Places, tmp_path: Path) -> None:
+    make_card(places.cards, "card0", "0x10de")
+    two = "printf '0, NVIDIA RTX A, 24564, 20000, 580.65.06\\n1, NVIDIA RTX A, 24564, 24000, 580.65.06\\n'"
+    make_tool(tmp_path / "bin", "nvidia-smi", two)
+    seen = observe(places)
+    assert seen == Graphics(vendor="nvidia", total_bytes=49128 * MIB, free_bytes=44000 * MIB, driver=580)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GB10", "NVIDIA Thor"])
+def test_a_chip_without_memory_of_its_own_has_that_of_the_machine(places: Places, tmp_path: Path, name: str) -> None:
+    make_tool(tmp_path / "bin", "nvidia-smi", f"echo '0, {name}, [N/A], [N/A], 580.95.05'")
+    seen = observe(places)
+    assert (seen.vendor, seen.total_bytes, seen.driver) == ("nvidia", psutil.virtual_memory().total, 580)
+
+
+def test_a_jetson_is_known_by_its_board(places: Places) -> None:
+    places.board.write_bytes(b"NVIDIA Jetson AGX Orin Developer Kit\0")
+    assert observe(places).vendor == "nvidia"
+    assert observe(places).total_bytes == psutil.virtual_memory().total
+    places.board.write_bytes(b"Raspberry Pi 5\0")
+    assert observe(places) == Graphics()
+
+
+@pytest.mark.parametrize("script", ["exit 9", "echo nonsense", "echo 'No devices were found'", "printf '\\377\\376'"])
+def test_a_tool_that_finds_no_card_makes_no_vendor(places: Places, tmp_path: Path, script: str) -> None:
+    make_tool(tmp_path / "bin", "nvidia-smi", script)
+    assert observe(places) == Graphics()
+    make_card(places.cards, "card0", "0x10de")
+    assert observe(places) == Graphics(vendor="nvidia")
+
+
+def test_a_tool_that_hangs_is_given_up(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphics, "TOOL_SECONDS", 0.2)
+    make_tool(tmp_path / "bin", "nvidia-smi", "exec tail -f /dev/null")
+    assert observe(places) == Graphics()
+
+
+def test_tools_on_the_path_tell_the_vendor_where_sysfs_does_not(places: Places, tmp_path: Path) -> None:
+    make_tool(tmp_path / "bin", "vulkaninfo", "exit 0")
+    assert observe(places) == Graphics(vendor="vulkan")
+    make_tool(tmp_path / "bin", "rocm-smi", "exit 0")
+    assert observe(places) == Graphics(vendor="amd")
+
+
+def test_a_look_is_kept_for_a_while(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(places)
+    assert watch.look().vendor == ""
+    make_card(places.cards, "card0", "0x1002", 8 * GIB)
+    assert watch.look().vendor == ""
+    monkeypatch.setattr(graphics, "KEPT_SECONDS", -1.0)
+    assert watch.look().vendor == "amd"
+
+
+def test_a_capability_is_forced_by_our_variable_localais_or_the_file_in_this_order(tmp_path: Path) -> None:
+    file = tmp_path / "capability"
+    environment = {hardware.RUN_FILE_VARIABLE: str(file)}
+    assert "forced" not in hardware.detect(environment).reason
+    file.write_text(" nvidia-l4t \n")
+    assert hardware.detect(environment) == Decision("nvidia-l4t", f"forced by {file}")
+    environment["LOCALAI_FORCE_META_BACKEND_CAPABILITY"] = "intel"
+    assert hardware.detect(environment).capability == "intel"
+    environment["ENGINEHOUSE_CAPABILITY"] = "disable"
+    assert hardware.detect(environment) == Decision("disable", "forced by ENGINEHOUSE_CAPABILITY")
+
+
+@pytest.mark.parametrize("word", ["a b", "../x", "ä", "x" * 300])
+def test_a_forced_capability_that_cannot_be_one_is_refused_with_its_place(word: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        hardware.detect({"ENGINEHOUSE_CAPABILITY": word})
+    assert caught.value.message.startswith("cannot use the capability of ENGINEHOUSE_CAPABILITY")
+
+
+def test_cuda_directories_decide_the_release(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tool(tmp_path / "bin", "nvidia-smi", "echo '0, NVIDIA RTX A, 24564, 20000, 580.65.06'")
+    monkeypatch.setattr(hardware, "_graphics", Watch(places))
+    monkeypatch.setattr(hardware, "platform", lambda: "linux/amd64")
+    none = {hardware.RUN_FILE_VARIABLE: str(tmp_path / "absent")}
+    assert hardware.detect(none, tmp_path).capability == "nvidia-cuda-13"  # the driver says so
+    (tmp_path / "cuda-12").mkdir()
+    assert hardware.detect(none, tmp_path).capability == "nvidia-cuda-12"
+    (tmp_path / "cuda-13").mkdir()
+    assert hardware.detect(none, tmp_path).capability == "nvidia-cuda-13"
+    assert hardware.capacity(tmp_path).available_vram == 20000 * MIB
 
 
 @pytest.mark.parametrize(("quota", "most"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", 10**6)])

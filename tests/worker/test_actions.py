@@ -113,11 +113,11 @@ async def test_a_cancelled_command_leaves_no_trace_in_the_journal(empty: World) 
     async with asyncio.TaskGroup() as group:
         wanted = InstallBackend(backend="llama-cpp", resolved=xllamacpp())
         task = group.create_task(empty.actions.perform(work(wanted), silent))
-        await until(lambda: (empty.place.backends / "xllamacpp.install-tmp").exists())
+        await until(lambda: (empty.place.backends / ".enginehouse" / "staging" / "xllamacpp").exists())
         task.cancel()
     assert empty.journal.results() == ()
     assert empty.actions.running() == ()
-    assert list(empty.place.backends.iterdir()) == []
+    assert [path.name for path in empty.place.backends.iterdir()] == [".enginehouse"]
 
 
 async def test_a_stop_checks_the_address_in_both_forms(world: World) -> None:

@@ -254,7 +254,7 @@ async def test_stopping_in_the_middle_of_an_install_leaves_nothing_half_done(tmp
     async with working(house):
         install = wire.BackendInstallRequest(backend="llama-cpp", command=command("install"), resolved=xllamacpp())
         await house.bus.publish(wire.node_subject("node-1", wire.INSTALL), wire.encode(install), "r")
-        await until(lambda: (house.place.backends / "xllamacpp.install-tmp").exists())
-    assert list(house.place.backends.iterdir()) == []
+        await until(lambda: (house.place.backends / ".enginehouse" / "staging" / "xllamacpp").exists())
+    assert [path.name for path in house.place.backends.iterdir()] == [".enginehouse"]
     assert house.bus.replies("r") == []
     assert (house.place.journal / "journal.jsonl").read_bytes().count(b"result") == 0

@@ -14,15 +14,23 @@ from tests.worker.world import World, link_tree, nothing, silent, until, xllamac
 
 from enginehouse.core.backend import Resolved, find, package_digest
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, Unavailable, Upstream
-from enginehouse.core.installation import METADATA_FILE
-from enginehouse.fetch.pypi import Python
+from enginehouse.core.installation import METADATA_FILE, Version
 from enginehouse.host import disk
-from enginehouse.worker.install import Installer, InstallWish, link_libgomp
+from enginehouse.worker.assembly import assemble
+from enginehouse.worker.install import InstallWish
+from enginehouse.worker.packages import link_libgomp
 from enginehouse.worker.trees import Trees
 
 
 def names(world: World) -> list[str]:
-    return sorted(path.name for path in world.place.backends.iterdir())
+    """What is there beside what is ours; nothing may be left in staging."""
+    house = world.place.backends / ".enginehouse"
+    assert not [path.name for place in ("staging", "replaced") for path in house.glob(f"{place}/*")]
+    return visible(world.place.backends)
+
+
+def visible(backends: Path) -> list[str]:
+    return sorted(path.name for path in backends.iterdir() if path.name != ".enginehouse")
 
 
 def changed(resolved: Resolved, **fields: object) -> Resolved:
@@ -92,7 +100,7 @@ async def test_without_a_network_it_says_so_and_leaves_nothing(tmp_path: Path) -
     }
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | closed
     world = World(tmp_path)
-    installer = Installer(world.trees, Python(environment), environment)
+    installer = assemble(world.place.installer_options, environment).installer
     with pytest.raises(Upstream, match="the package index cannot be reached; check the network") as caught:
         await installer.install(InstallWish(resolved=xllamacpp()), silent, nothing)
     assert caught.value.code == "upstream_error"
@@ -121,9 +129,10 @@ async def test_a_package_that_cannot_run_here_is_told_before_it_takes_the_place(
 @pytest.mark.parametrize(
     ("resolved", "code"),
     [
-        (changed(xllamacpp(), uri="quay.io/other/image:latest"), "unsupported"),
+        (changed(xllamacpp(), uri="pypi:xllamacpp"), "invalid_uri"),
+        (changed(xllamacpp(), uri="pypi:--index-url==1"), "invalid_uri"),
+        (changed(xllamacpp(), uri="ftp://somewhere/image.tar"), "uri_not_allowed"),
         (changed(xllamacpp(), launcher="no-such-launcher"), "unsupported"),
-        (changed(xllamacpp(), requirements=()), "unsupported"),
         (changed(xllamacpp(), requirements=("--index-url=http://evil", "a==1")), "invalid_uri"),
         (changed(xllamacpp(), directory="../outside"), "invalid_name"),
         (changed(xllamacpp(), directory="x.install-tmp"), "invalid_name"),
@@ -181,17 +190,24 @@ async def test_processes_of_the_old_tree_are_dealt_with_while_it_is_still_there(
     beside: list[str] = []
 
     async def swapped() -> None:
-        beside.extend(names(world))
+        beside.extend(path.name for path in (world.place.backends / ".enginehouse" / "replaced").iterdir())
 
     await world.installer.install(InstallWish(resolved=xllamacpp("2"), force=True), silent, swapped)
-    assert len([name for name in beside if name.startswith("xllamacpp.")]) == 1
+    assert beside == ["xllamacpp"]
     assert names(world) == ["llama-cpp", "xllamacpp"]
 
 
 def make_version(path: Path, version: str) -> None:
-    path.mkdir()
+    path.mkdir(parents=True)
     (path / "run.sh").write_text(version)
+    (path / "run.sh").chmod(0o750)
     (path / METADATA_FILE).write_text(f'{{"version": "{version}"}}')
+
+
+def version_of(path: Path) -> str:
+    version = (path / "run.sh").read_text()
+    assert (path / METADATA_FILE).read_text() == f'{{"version": "{version}"}}'
+    return version
 
 
 class Killed(BaseException):
@@ -199,13 +215,16 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("steps", range(9))
 def test_a_kill_between_any_two_steps_of_the_swap_leaves_a_whole_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool, steps: int
 ) -> None:
     trees = Trees(tmp_path)
+    trees.make_directories()
     make_version(tmp_path / "engine", "old")
-    make_version(tmp_path / "engine.install-tmp", "new")
+    make_version(trees.previous_of("engine"), "older")
+    make_version(trees.staging_of("engine"), "new")
+    inode = trees.staging_of("engine").stat().st_ino
     left = steps
 
     def step() -> None:
@@ -228,19 +247,31 @@ def test_a_kill_between_any_two_steps_of_the_swap_leaves_a_whole_version(
         step()
         remove(path)
 
+    resolved = Resolved(directory="engine", uri="", digest="", meta="named")
+    trees.reach_staged("engine", Version(inode=inode, digest="new"), resolved)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", stepped_rename)
         patched.setattr(disk, "exchange", stepped_exchange)
         patched.setattr(disk, "remove_tree", stepped_remove)
         try:
             trees.swap_in("engine")
-            trees.discard("engine")
+            trees.reach("engine", "swapped")
+            trees.retire("engine")
+            trees.reach("engine", "cleaned")
+            killed = False
         except Killed:
-            pass
-    Trees(tmp_path).recover()
-    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
-    version = (tmp_path / "engine" / "run.sh").read_text()
-    assert (tmp_path / "engine" / METADATA_FILE).read_text() == f'{{"version": "{version}"}}'
+            killed = True
+    recovered = Trees(tmp_path)
+    recovered.recover()
+    version = version_of(tmp_path / "engine")
+    assert (version, version_of(trees.previous_of("engine"))) in {("old", "older"), ("new", "old")}
+    # The meta name belongs to the install: both or neither.
+    assert not killed or (tmp_path / "named").exists() == (version == "new")
+    assert not list((tmp_path / ".enginehouse" / "staging").iterdir())
+    assert not list((tmp_path / ".enginehouse" / "replaced").iterdir())
+    assert recovered.record("engine").step == "cleaned"
+    recovered.recover()
+    assert version_of(tmp_path / "engine") == version
 
 
 def test_recovering_puts_back_a_backup_only_where_nothing_runs(tmp_path: Path) -> None:
@@ -249,7 +280,7 @@ def test_recovering_puts_back_a_backup_only_where_nothing_runs(tmp_path: Path) -
     make_version(tmp_path / "two", "new")
     (tmp_path / "three.upgrade-tmp").mkdir()
     Trees(tmp_path).recover()
-    assert {path.name: (path / "run.sh").read_text() for path in tmp_path.iterdir()} == {"one": "old", "two": "new"}
+    assert {name: version_of(tmp_path / name) for name in visible(tmp_path)} == {"one": "old", "two": "new"}
 
 
 def test_a_slim_machine_gets_the_libgomp_of_a_package(tmp_path: Path, installed_tree: Path) -> None:

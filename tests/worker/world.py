@@ -22,17 +22,14 @@ from enginehouse.core.model import Model
 from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.engine.http import HttpEngine
 from enginehouse.fetch.galleries import load_builtin
-from enginehouse.fetch.pypi import Python
 from enginehouse.host import hardware
-from enginehouse.host.processes import die_with_parent
 from enginehouse.ports import Message
 from enginehouse.worker.actions import Actions, Parts
-from enginehouse.worker.install import Installer
+from enginehouse.worker.assembly import assemble
 from enginehouse.worker.journal import Journal
 from enginehouse.worker.place import WorkerPlace
 from enginehouse.worker.pull import Models
 from enginehouse.worker.supervisor import Supervisor
-from enginehouse.worker.trees import Trees
 
 LIMIT_SECONDS = 30.0
 KEY = "a-key-of-a-replica"
@@ -107,10 +104,10 @@ class World:
             thread_budget=thread_budget,
         )
         self.place.make_directories()
-        self.python = Python(os.environ, before_exec=die_with_parent())
-        self.trees = Trees(self.place.backends)
+        self.assembled = assemble(self.place.installer_options, os.environ)
+        self.python, self.trees = self.assembled.python, self.assembled.trees
         self.models = Models(self.place.models, self.python)
-        self.installer = Installer(self.trees, self.python, os.environ)
+        self.installer = self.assembled.installer
         self.engine = HttpEngine()
         self.journal = Journal(self.place.journal)
         self.changes = 0

@@ -31,6 +31,13 @@ class BackendRoutes:
                 summary="Backends that a gallery offers.",
                 call=self.available,
             ),
+            Entry(
+                method="GET",
+                path="/backends/galleries",
+                role="admin",
+                summary="The galleries: how fresh each is, and which of its entries cannot be used.",
+                call=self.galleries,
+            ),
         ]
 
     async def installed(self, _request: Request) -> Response:
@@ -72,18 +79,26 @@ class BackendRoutes:
     async def available(self, _request: Request) -> Response:
         nodes, _ = await self._nodes.every()
         installed = {backend.name for node in nodes for backend in node.report.backends}
+        targets = [node for node in nodes if node.is_target]
         return json_response(
             [
                 {
-                    "name": entry.name,
-                    "description": entry.description,
-                    "license": entry.license,
-                    "version": entry.version,
-                    "tags": entry.tags,
-                    "gallery": gallery.name,
-                    "is_meta": entry.is_meta,
-                    "installed": entry.name in installed,
+                    "name": offer.entry.name,
+                    "description": offer.entry.description,
+                    "license": offer.entry.license,
+                    "version": offer.entry.version,
+                    "tags": offer.entry.tags,
+                    "gallery": offer.gallery,
+                    "is_meta": offer.entry.is_meta,
+                    "is_development": offer.entry.is_development,
+                    "is_variant": offer.is_variant,
+                    "installed": offer.entry.name in installed,
+                    "fits": offer.fits,
+                    "stale": offer.is_stale,
                 }
-                for gallery, entry in self._galleries.entries()
+                for offer in self._galleries.offers(targets)
             ]
         )
+
+    async def galleries(self, _request: Request) -> Response:
+        return json_response(self._galleries.states())

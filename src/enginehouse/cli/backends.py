@@ -49,9 +49,10 @@ def list_backends() -> None:
     output.emit_table(columns, rows, "no backends yet; see `enginehouse backends available`")
 
 
-@command("available", examples=("enginehouse backends available",))
-def available() -> None:
-    """What the galleries offer."""
+@command("available", examples=("enginehouse backends available", "enginehouse backends available --all"))
+@click.option("--all", "everything", is_flag=True, help="Also what fits no node, single builds, builds for developers.")
+def available(everything: bool) -> None:
+    """What the galleries offer to the nodes there are, what is installed first."""
     from enginehouse.cli.connect import connect, read
     from enginehouse.cli.shapes import AvailableBackend
 
@@ -59,11 +60,30 @@ def available() -> None:
     if wants_json():
         output.emit_json(answer)
         return
-    rows = [
-        (one.name, "installed" if one.installed else "", one.version, one.license, one.description)
-        for one in read(answer, tuple[AvailableBackend, ...])
+    offered = read(answer, tuple[AvailableBackend, ...])
+    first = {one.name: one.gallery for one in reversed(offered)}
+    shown = [
+        one
+        for one in sorted(offered, key=lambda one: not one.installed)
+        if everything or one.installed or (one.fits and not one.is_development and not one.is_variant)
     ]
-    output.emit_table(("NAME", "", "VERSION", "LICENSE", "DESCRIPTION"), rows, "no gallery offers a backend")
+    rows = [
+        [
+            one.name if first[one.name] == one.gallery else f"{one.gallery}@{one.name}",
+            "installed" if one.installed else "" if one.fits else "no node",
+            one.version,
+            one.license,
+            " ".join(one.description.split()),
+        ]
+        for one in shown
+    ]
+    columns = ("NAME", "", "VERSION", "LICENSE", "DESCRIPTION")
+    output.emit_table(columns, output.fit_last(columns, rows), "no gallery offers a backend")
+    stale = sorted({one.gallery for one in shown if one.stale})
+    if stale:
+        output.remark(f"not asked lately: {', '.join(stale)}; see `enginehouse gallery list`")
+    if len(shown) < len(offered):
+        output.remark(f"{len(offered) - len(shown)} more with --all: single builds, and what fits no node")
 
 
 def _targets(function: Callable[..., Any]) -> Callable[..., Any]:

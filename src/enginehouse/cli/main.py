@@ -26,6 +26,7 @@ COMMANDS = {
     "join": "Join this machine to a server as another node.",
     "nodes": "See and approve the machines.",
     "backends": "See, install, upgrade and delete engines.",
+    "gallery": "See what the galleries hold, without a server.",
     "models": "See, load and unload models.",
     "ops": "See and follow what was asked for.",
     "tokens": "Make and list access tokens.",

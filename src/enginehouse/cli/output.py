@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -86,6 +87,20 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str
         remark(empty)
     else:
         _draw(columns, cells)
+
+
+def fit_last(columns: Sequence[str], rows: Sequence[Sequence[str]], least: int = 20) -> list[list[str]]:
+    """The rows with the last cell cut to what a terminal has room for: a thousand paragraphs are no list. In a pipe
+    they stay as they are.
+    """
+    cells = [list(row) for row in rows]
+    if not cells or not is_terminal(sys.stdout):
+        return cells
+    used = sum(2 + max(len(row[column]) for row in (columns, *cells)) for column in range(len(columns) - 1))
+    room = max(least, shutil.get_terminal_size().columns - used)
+    for row in cells:
+        row[-1] = row[-1] if len(row[-1]) <= room else row[-1][: room - 1] + "…"
+    return cells
 
 
 def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -122,6 +122,10 @@ class AvailableBackend(Struct, frozen=True, kw_only=True):
     version: str = ""
     gallery: str = ""
     installed: bool = False
+    is_development: bool = False
+    is_variant: bool = False
+    fits: bool = True
+    stale: bool = False
 
 
 class ModelOptions(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ class Resolved(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     directory: str
     uri: str
+    # "" until an image's tag or an archive has been resolved: equal to nothing, not even to another "".
     digest: str
     source: str = ""  # the gallery it came from
     platform: str = ""
@@ -29,6 +30,9 @@ class Resolved(Struct, frozen=True, omit_defaults=True, kw_only=True):
     requirements: tuple[str, ...] = ()
     launcher: str = ""  # which of the built-in launchers turns the package into a server
     size_bytes: int = 0  # unpacked, for progress
+    mirrors: tuple[str, ...] = ()  # other places of the same thing, in order
+    sha256: str = ""  # of an archive; images carry their own digests
+    gallery_url: str = ""
 
 
 class InstalledBackend(Struct, frozen=True, omit_defaults=True, kw_only=True):

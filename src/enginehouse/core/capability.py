@@ -1,10 +1,39 @@
-"""What a machine can run: LocalAI's capability words and the platform of a build."""
+"""What a machine can run: LocalAI's capability words, the order in which a gallery's keys are tried for each, and the
+platform of a build.
+
+Pure: `host` observes, `decide` concludes. A forced word is used as it is, so an operator always has the last say.
+"""
 
 from __future__ import annotations
+
+import re
+
+from msgspec import Struct
 
 # What `uname -m` and friends say, in the words of image indexes.
 _ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 FOUR_GIB = 4 * 1024**3  # LocalAI's line: a GPU with less is not worth a GPU build
+DISABLED = "disable"  # LocalAI's word for "filter nothing"
+DEFAULT = "default"
+# The oldest driver that runs programs of a CUDA release, newest first (NVIDIA's compatibility table).
+_DRIVER_FOR_CUDA = ((580, 13), (525, 12))
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What was seen of a machine; 0 and "" mean that it was not seen."""
+
+    platform: str
+    forced: str = ""
+    forced_by: str = ""  # where the forced word stands
+    gpu_vendor: str = ""
+    total_vram: int = 0
+    cuda_toolkits: tuple[int, ...] = ()  # major versions of the CUDA directories
+    driver: int = 0  # major version of NVIDIA's driver
+
+
+class Decision(Struct, frozen=True):
+    capability: str
+    reason: str
 
 
 def platform_of(system: str, machine: str) -> str:
@@ -14,13 +43,132 @@ def platform_of(system: str, machine: str) -> str:
 
 
 def capability_of(platform: str, gpu_vendor: str, total_vram: int) -> str:
-    """The coarse rule for a machine (and for workers that report none); CUDA versions are told apart by the gallery
-    work.
-    """
+    """The coarse rule, for workers that report no capability."""
     if platform == "darwin/arm64":
         return "metal"
     if platform == "darwin/amd64":
         return "darwin-x86"
     if not gpu_vendor or total_vram <= FOUR_GIB:
-        return "default"
+        return DEFAULT
     return gpu_vendor
+
+
+def decide(facts: Facts) -> Decision:
+    """The capability of a machine, by LocalAI's rules in LocalAI's order, and why."""
+    if facts.forced:
+        return Decision(facts.forced, f"forced by {facts.forced_by}")
+    if facts.platform in ("darwin/arm64", "darwin/amd64"):
+        return Decision(capability_of(facts.platform, "", 0), f"the platform is {facts.platform}")
+    cuda = _cuda(facts)
+    version, told = (f"-cuda-{cuda[0]}", f", {cuda[1]}") if cuda else ("", "")
+    if facts.platform == "linux/arm64" and facts.gpu_vendor == "nvidia":
+        # Memory is not asked for: these machines share it with the processor.
+        return Decision(f"nvidia-l4t{version}", f"an NVIDIA chip on {facts.platform}{told}")
+    if not facts.gpu_vendor:
+        return Decision(DEFAULT, "no graphics card was found")
+    gibibytes = facts.total_vram / 1024**3
+    if facts.total_vram <= FOUR_GIB:
+        known = f"has {gibibytes:.1f} GiB" if facts.total_vram else "has an unknown amount"
+        return Decision(DEFAULT, f"the graphics ({facts.gpu_vendor}) {known} of memory; builds for it need over 4 GiB")
+    word = facts.gpu_vendor + (version if facts.gpu_vendor == "nvidia" else "")
+    return Decision(word, f"graphics of {facts.gpu_vendor} with {gibibytes:.1f} GiB{told}")
+
+
+def _cuda(facts: Facts) -> tuple[int, str] | None:
+    """The CUDA release to choose builds for, and how it is known. Builds bring their own libraries, so what counts in
+    the end is the driver: it fills in where no toolkit is installed, and it limits one that is too new for it.
+    """
+    if facts.gpu_vendor != "nvidia":
+        return None
+    runs = next((cuda for driver, cuda in _DRIVER_FOR_CUDA if facts.driver >= driver), 0)
+    installed = [cuda for _, cuda in _DRIVER_FOR_CUDA if cuda in facts.cuda_toolkits]
+    for cuda in installed:
+        if not facts.driver or cuda <= runs:
+            return cuda, f"/usr/local/cuda-{cuda} is there"
+    return (runs, f"driver {facts.driver}") if runs else None
+
+
+def keys_for(capability: str) -> tuple[str, ...]:
+    """The keys of a meta entry that serve a capability, best first.
+
+    `nvidia` stands in for a missing key of one CUDA release. It never does for `nvidia-l4t`: what galleries list
+    under `nvidia` is built for amd64.
+    """
+    if capability == DISABLED:
+        return (DEFAULT, "cpu")
+    keys = [capability]
+    family, sign, _ = capability.partition("-cuda-")
+    if sign and family in ("nvidia", "nvidia-l4t"):
+        keys.append(family)
+    if capability == "metal":
+        keys.append("metal-darwin-arm64")
+    return tuple(dict.fromkeys((*keys, DEFAULT, "cpu")))
+
+
+def cuda_of(text: str) -> int:
+    """The CUDA release that a name or an image tag speaks of; 0 where it names none."""
+    found = re.search(r"cuda-?(\d{2})(?!\d)", text.lower())
+    return int(found[1]) if found else 0
+
+
+def too_new(capability: str, name: str, uri: str) -> str:
+    """Why a build that a *general* key names is for a newer CUDA than the machine's; "" where it is not.
+
+    Drivers run what was built for an older CUDA, never for a newer one.
+    """
+    has, needs = cuda_of(capability), cuda_of(name) or cuda_of(_tag(uri))
+    return f"it is built for CUDA {needs}, this machine has {has}" if has and needs > has else ""
+
+
+def misfit(capability: str, name: str, uri: str) -> str:
+    """Why a build named `name` at `uri` obviously cannot run on a machine; "" where nothing speaks against it.
+
+    Whole words only, and a build that calls itself one for the CPU runs everywhere: `cpu-mlx` is no Apple build.
+    """
+    if capability == DISABLED:
+        return ""
+    words = set(re.split(r"[^a-z0-9]+", f"{name} {_tag(uri)}".lower()))
+    is_cuda = "nvidia" in words or any(word.startswith("cuda") for word in words)
+    if "cpu" in words:
+        return ""
+    if "l4t" in words:
+        needs, fits = "an NVIDIA Jetson or another arm64 machine with an NVIDIA chip", _is_l4t(capability)
+    elif is_cuda:
+        # The builds without l4t in their names are made for amd64.
+        needs, fits = "an NVIDIA graphics card", capability.startswith("nvidia") and not _is_l4t(capability)
+    elif words & {"rocm", "hip", "hipblas", "amd"}:
+        needs, fits = "an AMD graphics card", capability == "amd"
+    elif words & {"sycl", "intel"}:
+        needs, fits = "an Intel graphics card", capability == "intel"
+    elif words & {"darwin", "metal", "mlx"}:
+        needs, fits = "macOS", capability in ("metal", "darwin-x86")
+    else:
+        return ""
+    return "" if fits else f"it needs {needs}, and the capability of this machine is {capability}"
+
+
+def preferred_words(capability: str) -> tuple[str, ...]:
+    """What to look for in the names of several builds of one thing, best first."""
+    for start, words in (
+        ("nvidia-l4t", ("l4t", "vulkan", "cpu")),
+        ("nvidia", ("cuda", "vulkan", "cpu")),
+        ("amd", ("rocm", "hip", "vulkan", "cpu")),
+        ("intel", ("sycl", "intel", "cpu")),
+        ("metal", ("metal", "cpu")),
+        ("darwin-x86", ("darwin-x86", "cpu")),
+        ("vulkan", ("vulkan", "cpu")),
+    ):
+        if capability.startswith(start):
+            cuda = cuda_of(capability)
+            return (f"cuda{cuda}", *words) if cuda else words
+    return ("cpu",)
+
+
+def _is_l4t(capability: str) -> bool:
+    return capability.startswith("nvidia-l4t")
+
+
+def _tag(uri: str) -> str:
+    """The part of an image reference that says what was built; registries and projects may be called anything."""
+    last = uri.rpartition("/")[2].partition("@")[0]
+    return last.partition(":")[2] or last

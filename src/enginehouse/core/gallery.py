@@ -1,67 +1,224 @@
-"""Galleries: catalogues of backends and models, and the choice of a concrete build for one machine.
+"""The choice of a concrete build for one machine, over several galleries.
 
-An entry is *meta* when it has capabilities and no URI. Having capabilities alone says nothing: merged YAML gives them
-to concrete entries too. Of two entries with one name the first wins, within a gallery and between galleries.
+Of two entries with one name the first wins, within a gallery and between galleries. A choice carries every step that
+led to it, a refusal every reason: nothing is passed over in silence. What a meta entry names is taken at its word;
+only a build that somebody asks for by its own name is held against what the machine obviously cannot run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
 from enginehouse.core.backend import Resolved, package_digest
+from enginehouse.core.capability import DISABLED, keys_for, misfit, preferred_words, too_new
+from enginehouse.core.entry import Entry, Gallery, GalleryState, Skipped
 from enginehouse.core.errors import Hopeless, NotFound
 from enginehouse.core.model import Model
 
+__all__ = [
+    "Catalogue",
+    "Choice",
+    "Entry",
+    "Gallery",
+    "GalleryState",
+    "Skipped",
+    "explain",
+    "find_entry",
+    "find_model",
+    "resolve",
+]
 
-class Entry(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One backend of a gallery: LocalAI's keys, then ours."""
-
-    name: str
-    alias: str = ""
-    uri: str = ""
-    mirrors: tuple[str, ...] = ()
-    capabilities: dict[str, str] = {}
-    version: str = ""
-    sha256: str = ""
-    description: str = ""
-    license: str = ""
-    icon: str = ""
-    urls: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    # Ours, for `pypi:` entries.
-    requirements: tuple[str, ...] = ()
-    launcher: str = ""
-    platforms: tuple[str, ...] = ()
-    size_bytes: int = 0
-
-    @property
-    def is_meta(self) -> bool:
-        return bool(self.capabilities) and not self.uri
+Place = tuple[Gallery, Entry]
 
 
-class Gallery(Struct, frozen=True, kw_only=True):
-    name: str
-    url: str
-    backends: tuple[Entry, ...] = ()
-    models: tuple[Model, ...] = ()
+class Choice(Struct, frozen=True, kw_only=True):
+    """The build for a machine, and how it was found."""
+
+    resolved: Resolved
+    entry: Entry
+    gallery: str
+    reasons: tuple[str, ...]
+
+
+class Catalogue:
+    """Several galleries, indexed by name; lookups ignore case, as LocalAI's do."""
+
+    def __init__(self, galleries: Iterable[Gallery]) -> None:
+        self.galleries = tuple(galleries)
+        self._by_name: dict[str, list[Place]] = {}
+        self._by_alias: dict[str, list[Place]] = {}
+        for gallery in self.galleries:
+            for entry in gallery.backends:
+                self._by_name.setdefault(entry.name.lower(), []).append((gallery, entry))
+                if entry.alias and entry.uri:
+                    self._by_alias.setdefault(entry.alias.lower(), []).append((gallery, entry))
+
+    def entries(self) -> Iterator[Place]:
+        """Every entry that can be chosen: of two with one name in one gallery, the first."""
+        for gallery in self.galleries:
+            seen: set[str] = set()
+            for entry in gallery.backends:
+                if entry.name.lower() not in seen:
+                    seen.add(entry.name.lower())
+                    yield gallery, entry
+
+    def variants(self) -> set[str]:
+        """The names that some meta entry leads to: whoever looks for something to install starts at the meta entry."""
+        return {
+            target
+            for gallery in self.galleries
+            for entry in gallery.backends
+            if entry.is_meta
+            for target in entry.capabilities.values()
+        }
+
+    def find(self, name: str) -> Place:
+        """By `name`, or by `gallery@name`; `NotFound` where no gallery has it. Aliases are no names."""
+        found = self._found(name, self._by_name)
+        if not found:
+            raise self._unknown(name)
+        return found[0]
+
+    def builds(self, name: str) -> list[Place]:
+        """What a name stands for before a machine is known: its entry, or the builds that have it as alias."""
+        found = self._found(name, self._by_name)[:1] or self._found(name, self._by_alias)
+        if not found:
+            raise self._unknown(name)
+        return found
+
+    def target(self, gallery: Gallery, name: str) -> Place | None:
+        """What a meta entry names: of its own gallery, else of the first that has it."""
+        found = self._by_name.get(name.lower(), [])
+        return next((one for one in found if one[0].name == gallery.name), found[0] if found else None)
+
+    def explain(self, name: str, capability: str, platform: str) -> Choice:
+        """The concrete build of `name` for a machine.
+
+        `NotFound` when no gallery knows the name; `Hopeless` (`unsupported`, `unsupported_platform`) with every reason
+        when none of its builds fits.
+        """
+        found = self.builds(name)
+        search = _Search(self, capability, platform)
+        chosen = search.choose(name.rpartition("@")[2].lower(), found)
+        if chosen is None:
+            raise self._refused(name, found[0][0], search)
+        return chosen
+
+    def _found(self, name: str, index: dict[str, list[Place]]) -> list[Place]:
+        chosen, _, plain = name.rpartition("@")
+        return [one for one in index.get(plain.lower(), ()) if not chosen or one[0].name == chosen]
+
+    def _unknown(self, name: str) -> NotFound:
+        chosen = name.rpartition("@")[0]
+        problems = "".join(
+            f"; the gallery {gallery.name} is not loaded: {gallery.problem}"
+            for gallery in self.galleries
+            if gallery.problem and chosen in ("", gallery.name)
+        )
+        return NotFound(
+            f"cannot find a backend named {name!r} in any gallery: see `enginehouse backends available`, or without a "
+            f"server `enginehouse gallery list --all`{problems}",
+            code="not_found",
+            param="backend",
+        )
+
+    def _refused(self, name: str, gallery: Gallery, search: _Search) -> Hopeless:
+        hint = ""
+        if "@" not in name:
+            others = {one.name for one, _ in self._by_name.get(name.lower(), ())} - {gallery.name}
+            hint = "".join(f"; {one}@{name} is another of that name" for one in sorted(others))
+        return Hopeless(
+            f"cannot install {name}: {'; '.join(search.refusals)}{hint}",
+            code="unsupported_platform" if search.is_platform_alone else "unsupported",
+        )
+
+
+class _Search:
+    """One question: what was tried for a machine, and why it was not taken."""
+
+    def __init__(self, catalogue: Catalogue, capability: str, platform: str) -> None:
+        self._catalogue = catalogue
+        self._capability = capability
+        self._platform = platform
+        self.refusals: list[str] = []
+        self.is_platform_alone = True
+
+    def choose(self, plain: str, found: list[Place]) -> Choice | None:
+        gallery, entry = found[0]
+        if entry.name.lower() != plain:
+            for one in sorted(found, key=lambda place: _preference(place[1], self._capability)):
+                build = one[1].name
+                chosen = self._direct(*one, f"{plain} is an alias, {build} the best build that has it", f"{build}: ")
+                if chosen is not None:
+                    return chosen
+            return None
+        if entry.is_meta:
+            return self._follow(gallery, entry, (entry.name,))
+        return self._direct(gallery, entry, f"{entry.name} is a concrete build")
+
+    def _follow(self, gallery: Gallery, meta: Entry, path: tuple[str, ...]) -> Choice | None:
+        """Through the keys of a meta entry, best first, into other meta entries where they lead there."""
+        keys = [key for key in keys_for(self._capability) if key in meta.capabilities]
+        if not keys:
+            offered = ", ".join(sorted(meta.capabilities))
+            self._refuse(f"{meta.name} has builds for {offered}, none for {self._capability}")
+        for key in keys:
+            chosen = self._try(gallery, meta, key, path)
+            if chosen is not None:
+                return chosen
+        return None
+
+    def _try(self, gallery: Gallery, meta: Entry, key: str, path: tuple[str, ...]) -> Choice | None:
+        target = meta.capabilities[key]
+        step = f"{meta.name}: key {key} → {target}"
+        found = self._catalogue.target(gallery, target)
+        if found is None:
+            return self._refuse(f"{step}, and no gallery has an entry of that name")
+        where, entry = found
+        if entry.name in path:
+            return self._refuse(f"{step}, and these entries point to each other in a circle")
+        if entry.is_meta:
+            return self._follow(where, entry, (*path, entry.name))
+        # The key of this very capability is the gallery's own word; a general one may mean another machine.
+        reason = "" if key == self._capability else too_new(self._capability, entry.name, entry.uri)
+        if reason:
+            return self._refuse(f"{step}, and {reason}")
+        return self._take(where, entry, f"capability {self._capability} → key {key} → {entry.name}", path[0])
+
+    def _direct(self, gallery: Gallery, entry: Entry, told: str, who: str = "") -> Choice | None:
+        reason = misfit(self._capability, entry.name, entry.uri)
+        if reason:
+            return self._refuse(f"{who}{reason} (force another capability, or {DISABLED!r}, to have it anyway)")
+        return self._take(gallery, entry, told, "")
+
+    def _take(self, gallery: Gallery, entry: Entry, told: str, meta: str) -> Choice | None:
+        if entry.platforms and self._platform not in entry.platforms:
+            offered = ", ".join(entry.platforms)
+            return self._refuse(f"{entry.name} has builds for {offered}, none for {self._platform}", is_platform=True)
+        if not entry.uri:
+            return self._refuse(f"{entry.name} has neither a uri nor capabilities")
+        if gallery.demands_signatures and _is_image(entry.uri):
+            return self._refuse(
+                f"{entry.name}: its gallery {gallery.name} demands signatures, which are not verified yet"
+            )
+        return Choice(
+            resolved=_resolved(gallery, entry, self._platform, meta),
+            entry=entry,
+            gallery=gallery.name,
+            reasons=(*self.refusals, told),
+        )
+
+    def _refuse(self, reason: str, *, is_platform: bool = False) -> Choice | None:
+        """Always None, so that whoever tried can hand it on."""
+        self.refusals.append(reason)
+        self.is_platform_alone &= is_platform
+        return None
 
 
 def find_entry(galleries: Iterable[Gallery], name: str) -> tuple[Gallery, Entry]:
-    """By `name`, or by `gallery@name`; lookup ignores case, as LocalAI's does."""
-    chosen, _, plain = name.rpartition("@")
-    for gallery in galleries:
-        if chosen and gallery.name != chosen:
-            continue
-        for entry in gallery.backends:
-            if entry.name.lower() == plain.lower():
-                return gallery, entry
-    raise NotFound(
-        f"cannot find a backend named {name!r} in any gallery: `enginehouse backends available` lists what there is",
-        code="not_found",
-        param="backend",
-    )
+    return Catalogue(galleries).find(name)
 
 
 def find_model(galleries: Iterable[Gallery], name: str) -> Model | None:
@@ -73,36 +230,19 @@ def find_model(galleries: Iterable[Gallery], name: str) -> Model | None:
 
 
 def resolve(galleries: Iterable[Gallery], name: str, capability: str, platform: str) -> Resolved:
-    """The concrete build of `name` for a machine.
+    return explain(galleries, name, capability, platform).resolved
 
-    `NotFound` when no gallery knows the name; `Hopeless` (`unsupported`, `unsupported_platform`) with the reason when
-    none of its builds fits.
-    """
-    galleries = tuple(galleries)
-    gallery, entry = find_entry(galleries, name)
-    meta = ""
-    if entry.is_meta:
-        target = next(
-            (entry.capabilities[key] for key in (capability, "default", "cpu") if key in entry.capabilities),
-            None,
-        )
-        if target is None:
-            raise Hopeless(
-                f"cannot install {entry.name}: it has builds for {', '.join(sorted(entry.capabilities))}, "
-                f"none for {capability}",
-                code="unsupported",
-            )
-        meta = entry.name
-        gallery, entry = find_entry(galleries, f"{gallery.name}@{target}")
-    if entry.platforms and platform not in entry.platforms:
-        raise Hopeless(
-            f"cannot install {name}: it has builds for {', '.join(entry.platforms)}, none for {platform}",
-            code="unsupported_platform",
-        )
+
+def explain(galleries: Iterable[Gallery], name: str, capability: str, platform: str) -> Choice:
+    return Catalogue(galleries).explain(name, capability, platform)
+
+
+def _resolved(gallery: Gallery, entry: Entry, platform: str, meta: str) -> Resolved:
+    is_package = entry.uri.startswith("pypi:")
     return Resolved(
         directory=entry.name,
         uri=entry.uri,
-        digest=package_digest(entry.uri, entry.requirements, entry.launcher, entry.version),
+        digest=package_digest(entry.uri, entry.requirements, entry.launcher, entry.version) if is_package else "",
         source=gallery.name,
         platform=platform,
         meta=meta,
@@ -111,4 +251,19 @@ def resolve(galleries: Iterable[Gallery], name: str, capability: str, platform: 
         requirements=entry.requirements,
         launcher=entry.launcher,
         size_bytes=entry.size_bytes,
+        mirrors=entry.mirrors,
+        sha256=entry.sha256,
+        gallery_url=gallery.url,
     )
+
+
+def _preference(entry: Entry, capability: str) -> tuple[bool, int]:
+    """For sorting builds of one alias, best first; those that are equal stay in the order of their galleries."""
+    words = preferred_words(capability)
+    rank = next((place for place, word in enumerate(words) if word in entry.name.lower()), len(words))
+    return entry.is_development, rank
+
+
+def _is_image(uri: str) -> bool:
+    scheme, sign, _ = uri.partition("://")
+    return scheme in ("oci", "ocifile") if sign else not uri.startswith(("pypi:", "/", "file:"))

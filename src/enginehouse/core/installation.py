@@ -7,6 +7,7 @@ shown as broken; it never hides the others.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,12 +18,13 @@ from enginehouse.core.name import check_name
 
 RUN_FILE = "run.sh"
 METADATA_FILE = "metadata.json"
-STAGING = ".install-tmp"
-BACKUP = ".install-backup"
-# LocalAI's names for an upgrade's directories: we make none, but a data directory may come from there.
-OLD_STAGING = ".upgrade-tmp"
-OLD_BACKUP = ".backup"
-SUFFIXES = (STAGING, BACKUP, OLD_STAGING, OLD_BACKUP)
+HOUSE = ".enginehouse"  # everything of ours in a backends directory: LocalAI lists no directory without a run file
+# LocalAI's names for what it builds and what it replaces: we make none, but a directory may come from there.
+BACKUPS = (".install-backup", ".backup")
+SUFFIXES = (".install-tmp", ".upgrade-tmp", *BACKUPS)
+
+# How far an install is. Before `swapped` it is undone after a crash, from there on it is finished.
+Step = Literal["fetching", "verified", "staged", "swapped", "cleaned"]
 
 
 class Metadata(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -40,6 +42,25 @@ class Metadata(Struct, frozen=True, omit_defaults=True, kw_only=True):
     generation: int = 0
     protocol: str = ""  # how the process is talked to: "openai-http", or "" for LocalAI's gRPC
     platform: str = ""
+    index_digest: str = ""  # of the image index the build was taken from
+    fetched_from: str = ""  # where the bytes really came from, when it was not `uri`
+
+
+class Version(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One tree on disk, known by its inode: that stays the same when the tree is renamed."""
+
+    inode: int
+    digest: str = ""
+    blobs: tuple[str, ...] = ()  # what it was made of: kept for the next version
+
+
+class InstallRecord(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What the worker has to know of a directory after a crash. On disk before the step that relies on it."""
+
+    step: Step
+    attempt_inode: int = 0  # of the tree being installed
+    pointer: Metadata | None = None  # of the meta name that has to lead to it
+    versions: tuple[Version, ...] = ()
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -47,7 +68,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
     name: str
     metadata: bytes | None
-    has_run_file: bool
+    has_run_file: bool  # one that could be started: there, not empty, executable
 
 
 def check_directory(name: str) -> str:
@@ -74,13 +95,14 @@ def metadata_for(resolved: Resolved, generation: int, installed_at: str) -> Meta
     return Metadata(
         name=resolved.directory,
         alias=resolved.alias,
-        gallery_url=resolved.source,
+        gallery_url=resolved.gallery_url or resolved.source,
         installed_at=installed_at,
         version=resolved.version,
         uri=resolved.uri,
         digest=resolved.digest,
         generation=generation,
-        protocol="openai-http",
+        # Images are LocalAI's, and speak its gRPC; what we make of a package with a launcher of ours speaks OpenAI.
+        protocol="openai-http" if resolved.launcher else "",
         platform=resolved.platform,
     )
 
@@ -90,7 +112,7 @@ def pointer_for(resolved: Resolved, installed_at: str) -> Metadata:
     return Metadata(
         name=resolved.meta,
         meta_backend_for=resolved.directory,
-        gallery_url=resolved.source,
+        gallery_url=resolved.gallery_url or resolved.source,
         installed_at=installed_at,
         version=resolved.version,
     )
@@ -108,12 +130,17 @@ def decode_metadata(content: bytes) -> Metadata | None:
         return None
 
 
-def listing(found: Iterable[Found]) -> tuple[InstalledBackend, ...]:
-    """What a worker says it has, by name. Directories of a replacement, and those that hold nothing, are left out."""
+def listing(found: Iterable[Found], system: Iterable[Found] = ()) -> tuple[InstalledBackend, ...]:
+    """What a worker says it has, by name. Directories of a replacement, and those that hold nothing, are left out.
+
+    A backend of the system is listed unless one of the same name was installed, which is then the one that runs.
+    """
     directories = [one for one in found if target_of(one.name) is None]
-    runnable = {one.name for one in directories if one.has_run_file}
-    listed: list[InstalledBackend] = []
-    for one in sorted(directories, key=lambda directory: directory.name):
+    names = {one.name for one in directories}
+    beside = [one for one in system if one.has_run_file and one.name not in names]
+    runnable = {one.name for one in (*directories, *beside) if one.has_run_file}
+    listed = [InstalledBackend(name=one.name, is_system=True, is_meta=False) for one in beside]
+    for one in directories:
         metadata = decode_metadata(one.metadata) if one.metadata is not None else None
         if one.metadata is None and not one.has_run_file:
             continue
@@ -135,7 +162,7 @@ def listing(found: Iterable[Found]) -> tuple[InstalledBackend, ...]:
                 is_broken=not works or (one.metadata is not None and metadata is None),
             )
         )
-    return tuple(listed)
+    return tuple(sorted(listed, key=lambda backend: backend.name))
 
 
 def directory_behind(backends: Iterable[InstalledBackend], name: str) -> str | None:

@@ -54,17 +54,19 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
     """The success of an intent, where the report proves it; None where it proves nothing.
 
     Only state that the wish names counts: an install settles on its digest or on its own applied generation, a delete
-    on absence. A forced install settles on its generation alone, because the same digest was there before it. A start
-    is never settled by state: its address comes with the result or with the replica that carries this generation.
+    on absence. A forced install settles on its generation alone, because the same digest was there before it; so does
+    one whose digest is not known before it is fetched. A start is never settled by state: its address comes with the
+    result or with the replica that carries this generation.
     """
     action: Action = intent.action
     match action:
         case InstallBackend():
             for backend in report.backends:
                 if backend.name == action.resolved.directory and not backend.is_broken:
-                    same = backend.digest == action.resolved.digest
-                    applied = backend.generation >= intent.generation
-                    if same and (applied or not action.force):
+                    wanted = action.resolved.digest
+                    is_same = not wanted or backend.digest == wanted
+                    is_applied = backend.generation >= intent.generation
+                    if is_same and (is_applied or (wanted and not action.force)):
                         return Outcome(digest=backend.digest)
             return None
         case RemoveBackend():

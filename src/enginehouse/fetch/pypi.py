@@ -26,11 +26,11 @@ from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, Unavail
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-_REQUIREMENT = re.compile(
-    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)"
-    r"(?: +--hash=sha256:[0-9a-f]{64})+"
-)
-_INSTALL = ("pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:")
+_PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?==[0-9][A-Za-z0-9.!+_-]*")
+_REQUIREMENT = re.compile(_PACKAGE.pattern + r"(?: +--hash=sha256:[0-9a-f]{64})+")
+# Wheels only: building from source would run whatever the source says.
+_INSTALL = ("pip", "install", "--quiet", "--only-binary", ":all:")
+_HASHED = ("--no-deps", "--require-hashes")
 _POLL_SECONDS = 0.1
 _SHOWN_OUTPUT_BYTES = 64 * 1024
 _VARIABLES = {"PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "USER", "SYSTEMROOT"}
@@ -123,7 +123,13 @@ class Python:
     async def _install(
         self, where: list[str], requirements: Sequence[str], size_bytes: int, progress: Progress
     ) -> None:
-        lines = [check_requirement(line) for line in requirements]
+        lines = list(requirements)
+        if len(lines) == 1 and _PACKAGE.fullmatch(lines[0]):
+            await self._install_unpinned(where, lines[0], _Heard(size_bytes, progress))
+            progress(size_bytes, size_bytes)
+            return
+        for line in lines:
+            check_requirement(line)
         with tempfile.NamedTemporaryFile("w", prefix="enginehouse-", suffix=".txt") as file:
             file.write("\n".join(lines) + "\n")
             file.flush()
@@ -131,10 +137,15 @@ class Python:
             try:
                 # Pinned and hashed, so what the cache has is as good as anything the index could give: no question to
                 # the index, which takes longer than the install, and no need for a network.
-                await self._run([*_INSTALL, "--offline", *where, "-r", file.name], what=what, heard=heard)
+                await self._run([*_INSTALL, *_HASHED, "--offline", *where, "-r", file.name], what=what, heard=heard)
             except EnginehouseError:
-                await self._run([*_INSTALL, *where, "-r", file.name], what=what, heard=heard)
+                await self._run([*_INSTALL, *_HASHED, *where, "-r", file.name], what=what, heard=heard)
         progress(size_bytes, size_bytes)
+
+    async def _install_unpinned(self, where: list[str], package: str, heard: _Heard) -> None:
+        """A package without hashes, with whatever it depends on: the index is trusted, as whoever asked chose to."""
+        # After `--`, so that nothing in it can be an option.
+        await self._run([*_INSTALL, *where, "--", package], what=package, heard=heard)
 
     async def _run(self, arguments: list[str], *, what: str, heard: _Heard | None = None) -> None:
         try:
@@ -199,6 +210,13 @@ class _Heard:
     def tell(self, written: int) -> None:
         self._told = max(self._told, min(written, self._size_bytes))
         self._progress(self._told, self._size_bytes)
+
+
+def check_package(text: str) -> str:
+    """`text` itself, if it is NAME==VERSION and nothing else."""
+    if not _PACKAGE.fullmatch(text):
+        raise Invalid(f"cannot use {text[:60]!r} as a package: it must be NAME==VERSION", code="invalid_uri")
+    return text
 
 
 def check_requirement(line: str) -> str:

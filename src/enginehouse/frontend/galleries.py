@@ -1,43 +1,104 @@
-"""The operator's catalogue: the configured galleries in their order, the built-in one first, and the choice of a
-build for a node.
+"""The operator's catalogue: the built-in gallery, then the configured ones in their order, and the choice of a build
+for a node.
+
+Answers come from what is known now; only `step` waits for anything outside. The catalogue is replaced as a whole, so a
+transaction in another thread sees the old one or the new one, never a mixture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from enginehouse.core import gallery
 from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import Hopeless
-from enginehouse.core.gallery import Entry, Gallery
+from enginehouse.core.errors import EnginehouseError, Hopeless
+from enginehouse.core.gallery import Catalogue, Choice, Entry, Gallery, GalleryState
 from enginehouse.core.model import Model
 from enginehouse.core.node import Node
+from enginehouse.fetch.galleries import Sources
+
+STEP_SECONDS = 5.0  # how often the sources are asked whether one of them is due; nothing is sent for that
+
+
+class Offer(Struct, frozen=True, kw_only=True):
+    """An entry as it is shown: whether a meta entry leads to it, whether some machine can take it, and whether its
+    gallery could be asked lately.
+    """
+
+    gallery: str
+    entry: Entry
+    is_variant: bool
+    fits: bool
+    is_stale: bool
 
 
 class Galleries:
-    def __init__(self, galleries: Iterable[Gallery]) -> None:
-        self._galleries = tuple(galleries)
+    def __init__(self, galleries: Iterable[Gallery], sources: Sources | None = None) -> None:
+        self._own = tuple(galleries)
+        self._sources = sources
+        self._catalogue = Catalogue(self._own)
+        self._fitting: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        self._gather()
+
+    async def restore(self) -> None:
+        """Take what an earlier run kept, so that nothing that was known is unknown after a restart."""
+        if self._sources is not None:
+            await self._sources.restore()
+            self._gather()
+
+    async def step(self) -> None:
+        if self._sources is not None:
+            await self._sources.refresh(self._gather)
+
+    async def close(self) -> None:
+        if self._sources is not None:
+            await self._sources.close()
+
+    def states(self) -> list[GalleryState]:
+        own = [
+            GalleryState(name=one.name, url=one.url, status="built-in", entries=len(one.backends), skipped=one.skipped)
+            for one in self._own
+        ]
+        return [*own, *(self._sources.states if self._sources is not None else ())]
 
     def entries(self) -> list[tuple[Gallery, Entry]]:
-        return [(one, entry) for one in self._galleries for entry in one.backends]
+        return list(self._catalogue.entries())
+
+    def offers(self, nodes: Iterable[Node]) -> list[Offer]:
+        """Every entry, in the order of the galleries; `nodes` are the machines that it may be for."""
+        catalogue = self._catalogue
+        machines = {(node.capability, node.platform) for node in nodes}
+        fitting = set().union(*(self._fitting_on(catalogue, *machine) for machine in machines))
+        stale = {state.name for state in self.states() if state.status == "stale"}
+        variants = catalogue.variants()
+        return [
+            Offer(
+                gallery=one.name,
+                entry=entry,
+                is_variant=entry.name in variants,
+                fits=(one.name, entry.name) in fitting,
+                is_stale=one.name in stale,
+            )
+            for one, entry in catalogue.entries()
+        ]
 
     def models(self) -> list[Model]:
-        return [model for one in self._galleries for model in one.models]
+        return [model for one in self._catalogue.galleries for model in one.models]
 
     def model(self, name: str) -> Model | None:
-        return gallery.find_model(self._galleries, name)
+        return gallery.find_model(self._catalogue.galleries, name)
 
-    def known(self, name: str) -> Entry:
-        """The entry of that name; `NotFound` where no gallery has it."""
-        return gallery.find_entry(self._galleries, name)[1]
-
-    def directories(self, name: str) -> set[str]:
-        """Every directory that a name may stand for: its own, and those of the builds it points to."""
-        entry = self.known(name)
-        return set(entry.capabilities.values()) if entry.is_meta else {entry.name}
+    def known(self, name: str) -> list[Entry]:
+        """What that name stands for; `NotFound` where no gallery has it."""
+        return [entry for _, entry in self._catalogue.builds(name)]
 
     def resolve(self, name: str, node: Node) -> Resolved:
-        return gallery.resolve(self._galleries, name, node.capability, node.platform)
+        return self.explain(name, node).resolved
+
+    def explain(self, name: str, node: Node) -> Choice:
+        return self._catalogue.explain(name, node.capability, node.platform)
 
     def resolve_each(self, name: str, nodes: Iterable[Node]) -> tuple[dict[str, Resolved], dict[str, str]]:
         """The build for each node that has one, and the reason for each that has none; `NotFound` for an unknown
@@ -52,3 +113,29 @@ class Galleries:
             except Hopeless as error:
                 reasons[node.id] = error.message
         return builds, reasons
+
+    def _gather(self) -> None:
+        galleries = (*self._own, *(self._sources.galleries if self._sources is not None else ()))
+        if galleries != self._catalogue.galleries:
+            self._catalogue = Catalogue(galleries)
+            self._fitting = {}
+
+    def _fitting_on(self, catalogue: Catalogue, capability: str, platform: str) -> set[tuple[str, str]]:
+        """The entries that a machine can take; asked anew only after a gallery changed."""
+        fitting = self._fitting
+        key = (capability, platform)
+        if key not in fitting:
+            fitting[key] = {
+                (one.name, entry.name)
+                for one, entry in catalogue.entries()
+                if _fits(catalogue, f"{one.name}@{entry.name}", capability, platform)
+            }
+        return fitting[key]
+
+
+def _fits(catalogue: Catalogue, name: str, capability: str, platform: str) -> bool:
+    try:
+        catalogue.explain(name, capability, platform)
+    except EnginehouseError:
+        return False
+    return True

@@ -72,6 +72,24 @@ def sync_tree(root: Path) -> None:
         sync_directory(Path(directory))
 
 
+def sync_files(root: Path) -> None:
+    """Like `sync_tree` for trees of many thousands of files: one call for their whole file system where there is one.
+
+    Asking for each file by itself takes longer than writing them did.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform == "linux" else None
+    if call is None:
+        sync_tree(root)
+        return
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if call(descriptor) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(root))
+    finally:
+        os.close(descriptor)
+
+
 def exchange(first: Path, second: Path) -> bool:
     """Swap two directories in one step, so that no instant shows neither. False where the system cannot do that."""
     if sys.platform != "linux":
@@ -88,11 +106,17 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def remove_tree(path: Path) -> None:
-    """A file, a link or a whole directory; nothing there is fine."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    """A file, a link or a whole directory; nothing there is fine. Directories that may not be written are removed too:
+    an image may have made them so."""
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        for directory, _, _ in os.walk(path):
+            os.chmod(directory, 0o700)
+        shutil.rmtree(path)
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
@@ -141,7 +165,7 @@ def free_bytes(path: Path) -> int:
 class Lock:
     """An exclusive lock on a file that dies with its holder and says who holds it."""
 
-    def __init__(self, path: Path, doing: str) -> None:
+    def __init__(self, path: Path, doing: str, option: str = "--data") -> None:
         """Raises `Conflict` naming the holder's pid when another process has it."""
         with naming_the_culprit(path.parent):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -151,7 +175,7 @@ class Lock:
             holder = os.read(self._descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(self._descriptor)
             raise Conflict(
-                f"cannot {doing}: {path.parent} is in use by process {holder}; stop it or give another --data"
+                f"cannot {doing}: {path.parent} is in use by process {holder}; stop it or give another {option}"
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

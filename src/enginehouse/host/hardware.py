@@ -8,17 +8,25 @@ from __future__ import annotations
 import os
 import platform as system
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
-from enginehouse.core.capability import capability_of, platform_of
+from enginehouse.core.capability import Decision, Facts, decide, platform_of
+from enginehouse.core.errors import Invalid
+from enginehouse.core.name import check_name
 from enginehouse.core.node import Capacity
+from enginehouse.host.graphics import Places, Watch
 
-_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
-_PRIORITY = ("nvidia", "amd", "intel")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_CARDS = Path("/sys/class/drm")
+_TOOLKITS = Path("/usr/local")
+_CUDA_RELEASES = (13, 12)  # those that galleries have builds for
+FORCING = ("ENGINEHOUSE_CAPABILITY", "LOCALAI_FORCE_META_BACKEND_CAPABILITY")
+RUN_FILE_VARIABLE = "LOCALAI_FORCE_META_BACKEND_CAPABILITY_RUN_FILE"
+RUN_FILE = "/run/localai/capability"  # LocalAI's container images have it
+_LONGEST_WORD = 256
+_graphics = Watch(Places())
 
 
 def cores(quota_file: Path = _CGROUP_QUOTA) -> int:
@@ -37,51 +45,62 @@ def platform() -> str:
     return platform_of(system.system(), system.machine())
 
 
-def gpu(cards: Path = _CARDS) -> tuple[str, int]:
-    """Vendor and total memory of the graphics cards; LocalAI's order of vendors when there are several."""
-    found: dict[str, int] = {}
-    for card in cards.glob("card*"):
-        if "-" in card.name:  # a connector of a card
-            continue
-        try:
-            vendor = _VENDORS.get((card / "device" / "vendor").read_text().strip().lower())
-        except OSError:
-            continue
-        if vendor is not None:
-            found[vendor] = found.get(vendor, 0) + _memory_of(card)
-    for vendor in _PRIORITY:
-        if vendor in found:
-            return vendor, found[vendor]
-    return "", 0
-
-
-def _memory_of(card: Path) -> int:
-    # Only AMD's driver tells through sysfs.
-    try:
-        return int((card / "device" / "mem_info_vram_total").read_text())
-    except (OSError, ValueError):
-        return 0
-
-
 def capacity(path: Path) -> Capacity:
     """Everything there is, with the disk that holds `path`."""
     memory = psutil.virtual_memory()
     disk = psutil.disk_usage(str(path))
-    vendor, total_vram = gpu()
+    graphics = _graphics.look()
     return Capacity(
         cores=cores(),
-        total_vram=total_vram,
-        available_vram=total_vram,
+        total_vram=graphics.total_bytes,
+        available_vram=graphics.free_bytes,
         total_ram=memory.total,
         available_ram=memory.available,
         total_disk=disk.total,
         available_disk=disk.free,
-        gpu_vendor=vendor,
+        gpu_vendor=graphics.vendor,
     )
 
 
 def capability() -> str:
-    return capability_of(platform(), *gpu())
+    return detect().capability
+
+
+def detect(environment: Mapping[str, str] = os.environ, toolkits: Path = _TOOLKITS) -> Decision:
+    """What this machine can run and why. Blocks: a vendor's tool may be asked."""
+    forced, place = _forced(environment)
+    if forced:
+        return decide(Facts(platform=platform(), forced=forced, forced_by=place))
+    graphics = _graphics.look()
+    return decide(
+        Facts(
+            platform=platform(),
+            gpu_vendor=graphics.vendor,
+            total_vram=graphics.total_bytes,
+            cuda_toolkits=tuple(number for number in _CUDA_RELEASES if (toolkits / f"cuda-{number}").is_dir()),
+            driver=graphics.driver,
+        )
+    )
+
+
+def _forced(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The word that somebody wants to be used, and where it stands: our variable, LocalAI's, LocalAI's file."""
+    for variable in FORCING:
+        if environment.get(variable, "").strip():
+            return _checked(environment[variable].strip(), variable), variable
+    file = Path(environment.get(RUN_FILE_VARIABLE) or RUN_FILE)
+    try:
+        text = file.read_text("utf-8", "replace")[:_LONGEST_WORD].strip()
+    except OSError:
+        return "", ""
+    return (_checked(text, str(file)), str(file)) if text else ("", "")
+
+
+def _checked(word: str, place: str) -> str:
+    try:
+        return check_name(word, "capability")
+    except Invalid as error:
+        raise Invalid(f"cannot use the capability of {place}: {error.message}", code="invalid_setting") from error
 
 
 def is_port_free(host: str, port: int) -> bool:

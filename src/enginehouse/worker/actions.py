@@ -162,9 +162,9 @@ class Actions:
             inode = await in_thread(self._parts.trees.inode_of, directory)
             stopped = await self._parts.supervisor.stop_from(directory, but_inode=inode)
 
-        wish = InstallWish(resolved=action.resolved, generation=generation, force=action.force)
-        await self._parts.installer.install(wish, report, stop_old)
-        return Outcome(digest=action.resolved.digest, stopped=stopped)
+        wish = InstallWish(resolved=action.resolved, generation=generation, force=action.force, upgrade=action.upgrade)
+        installed = await self._parts.installer.install(wish, report, stop_old)
+        return Outcome(digest=installed.digest, stopped=stopped)
 
     async def _start(self, action: StartReplica, generation: int, report: Report) -> Outcome:
         report("starting", "", 0, 0)

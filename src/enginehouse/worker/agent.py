@@ -18,13 +18,12 @@ import enginehouse
 from enginehouse.core.errors import EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.report import Report
 from enginehouse.core.wire import HeartbeatRequest, RegisterReply
-from enginehouse.fetch.pypi import Limits, Python
-from enginehouse.host import disk, hardware, processes
+from enginehouse.host import disk, hardware
 from enginehouse.loop import Loop
 from enginehouse.ports import Bus, Engine, Link
 from enginehouse.worker.actions import Actions, Parts
+from enginehouse.worker.assembly import assemble
 from enginehouse.worker.identity import Identity, load_identity
-from enginehouse.worker.install import Installer
 from enginehouse.worker.joining import Joined, join
 from enginehouse.worker.journal import Journal
 from enginehouse.worker.listening import Listener
@@ -32,7 +31,6 @@ from enginehouse.worker.place import WorkerPlace
 from enginehouse.worker.pull import Models
 from enginehouse.worker.supervisor import Supervisor
 from enginehouse.worker.threads import in_thread
-from enginehouse.worker.trees import Trees
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +64,11 @@ class Agent:
         self._boot_mark = 0.0
         self._bus: Bus | None = None
         self._node: RegisterReply | None = None
-        python = Python(
-            environment,
-            limits=Limits(stall_seconds=place.stall_seconds),
-            before_exec=processes.die_with_parent(),
-        )
-        trees, models = Trees(place.backends), Models(place.models, python)
+        self._assembled = assemble(place.installer_options, environment)
+        trees, models = self._assembled.trees, Models(place.models, self._assembled.python)
         self._parts = Parts(
             trees=trees,
-            installer=Installer(trees, python, environment),
+            installer=self._assembled.installer,
             models=models,
             supervisor=Supervisor(place, trees, models, engine, environment=environment, changed=self._wake),
             journal=Journal(place.journal),
@@ -96,6 +90,7 @@ class Agent:
                         await self._serve(joined)
             finally:
                 await self._leave()
+                await self._assembled.close()
 
     def _prepare(self) -> Identity:
         """Everything on disk as it must be before the first message: finished or undone, and known."""
@@ -103,7 +98,7 @@ class Agent:
             self._place.make_directories()
             identity = load_identity(self._place.node_key)
             self._parts.journal.load()
-            self._parts.trees.recover()
+            self._parts.installer.recover()
             self._parts.models.recover()
         except OSError as error:
             raise disk.storage_error(error, f"use the data directory {self._place.directory}") from error

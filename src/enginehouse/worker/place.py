@@ -9,6 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from enginehouse.core.archive import ArchiveLimits
+from enginehouse.worker.assembly import InstallerOptions
+from enginehouse.worker.blobs import DEFAULT_CAP_BYTES
+
 
 class WorkerPlace(Struct, frozen=True, kw_only=True):
     directory: Path  # the data directory
@@ -20,11 +24,28 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
     grace_seconds: float = 10.0  # from SIGTERM to SIGKILL
     stall_seconds: float = 120.0  # without any movement, an install or a start is given up
     heartbeat_seconds: float = 0.0  # 0 leaves the choice to the frontend
+    allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
+    registry_credentials: dict[str, str] = {}
+    system_backends: Path | None = None
+    absolute_links: bool = False
+    blob_cap_bytes: int = DEFAULT_CAP_BYTES
     thread_budget: int = 0  # for all engines of this user on this machine; 0 means its cores
 
     @property
     def backends(self) -> Path:
         return self.directory / "backends"
+
+    @property
+    def installer_options(self) -> InstallerOptions:
+        return InstallerOptions(
+            backends=self.backends,
+            system=self.system_backends,
+            allowed_hosts=self.allowed_hosts,
+            registry_credentials=self.registry_credentials,
+            limits=ArchiveLimits(absolute_links=self.absolute_links),
+            cap_bytes=self.blob_cap_bytes,
+            stall_seconds=self.stall_seconds,
+        )
 
     @property
     def models(self) -> Path:

@@ -22,7 +22,7 @@ from enginehouse.core.name import check_model_name, check_name, model_directory
 from enginehouse.fetch.galleries import builtin_directory
 from enginehouse.fetch.pypi import Python
 from enginehouse.host import disk
-from enginehouse.worker.install import Report
+from enginehouse.worker.building import Report
 from enginehouse.worker.threads import in_thread
 
 MANIFEST = "model.json"

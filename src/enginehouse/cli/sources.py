@@ -1,0 +1,101 @@
+"""The flags for galleries and for hosts that may be reached, which several commands share; and the galleries
+themselves for commands that need no server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginehouse.cli.command import given, setting
+
+if TYPE_CHECKING:
+    from enginehouse.core.gallery import Gallery, GalleryState
+    from enginehouse.core.gallery_source import GallerySource
+
+Function = Callable[..., Any]
+
+
+def allow_host(function: Function) -> Function:
+    # None where it was not given: only then do the variable and the file count.
+    return click.option(
+        "--allow-host",
+        "allowed_hosts",
+        multiple=True,
+        metavar="HOST",
+        callback=lambda context, parameter, value: value or None,
+        help="A host or network that may be reached although it is not public, or http://HOST; repeatable.",
+    )(function)
+
+
+def galleries(function: Function) -> Function:
+    """The flags of everything that reads galleries."""
+    function = allow_host(function)
+    return setting(
+        "backend_galleries", "Galleries after the built-in one, as LocalAI writes them; [] for none.", "JSON"
+    )(function)
+
+
+def load_galleries(
+    flags: dict[str, Any], chosen: tuple[str, ...] = ()
+) -> tuple[tuple[Gallery, ...], tuple[GalleryState, ...]]:
+    """The built-in gallery and the configured ones, or those `chosen` by path or address; no server is asked."""
+    import asyncio
+    import logging
+    import os
+
+    from enginehouse.cli.output import age, remark
+    from enginehouse.fetch.client import Client, Rules
+    from enginehouse.fetch.galleries import Sources, load_builtin
+    from enginehouse.settings import LocalSettings, load
+
+    settings = load(LocalSettings, {**flags, "data": given().data}, os.environ)
+    wanted = named_sources(chosen) if chosen else settings.backend_galleries
+    os.umask(0o077)  # as for everything in the data directory
+    # Whoever sits before a terminal is told below, in sentences; without any handler the log would go there too.
+    logging.getLogger("enginehouse").addHandler(logging.NullHandler())
+
+    async def read() -> Sources:
+        sources = Sources(wanted, Client(Rules(settings.allowed_hosts)), settings.data / "galleries")
+        try:
+            await sources.restore()
+            for name, url in sources.due:
+                if not url.startswith("file:"):
+                    remark(f"asking for the gallery {name} …")
+            await sources.refresh()
+        finally:
+            await sources.close()
+        return sources
+
+    sources = asyncio.run(read())
+    for state in sources.states:
+        if state.status == "stale" and state.age_seconds is not None:
+            remark(f"the gallery {state.name} is {age(state.age_seconds)} old: {state.error or 'nobody asked since'}")
+        elif state.status == "never loaded":
+            remark(f"the gallery {state.name} is missing: {state.error}")
+    return (load_builtin(), *sources.galleries), sources.states
+
+
+def named_sources(chosen: tuple[str, ...]) -> tuple[GallerySource, ...]:
+    """Galleries given by path or address, each with a name made from it."""
+    from pathlib import Path
+
+    from enginehouse.core.gallery_source import BUILTIN, GallerySource, location
+    from enginehouse.core.name import MAX_NAME
+
+    found: list[GallerySource] = []
+    taken = {BUILTIN}
+    for text in chosen:
+        url = text if re.match(r"(https?|file|github):", text) else f"file://{Path(text).expanduser().absolute()}"
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", location(url).rpartition("/")[2].partition(".")[0]).strip("-_")
+        name = plain = stem[: MAX_NAME - 4] or "gallery"
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{plain}-{number}"
+        taken.add(name)
+        found.append(GallerySource(name=name, url=url))
+    return tuple(found)

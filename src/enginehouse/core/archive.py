@@ -1,0 +1,109 @@
+"""What an archive may contain: limits, and the rules for names and links. Pure, so that every rule can be tried alone.
+
+A path that passes `check_path` names something inside the tree whatever the file system holds; whoever writes must
+still walk it without following links. Everything refused is `unsafe_archive` or `archive_too_large`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from enginehouse.core.errors import Hopeless
+from enginehouse.core.name import shown
+
+Kind = Literal["file", "directory", "symlink", "hardlink"]
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
+MAX_PATH = 4096
+MAX_COMPONENT = 255
+MAX_DEPTH = 64
+GIB = 1024**3
+
+
+class ArchiveLimits(Struct, frozen=True, kw_only=True):
+    """Counted over all layers while reading, so that a bomb costs no more than the limit."""
+
+    total_bytes: int = 20 * GIB
+    entries: int = 100_000
+    ratio: int = 200
+    ratio_free_bytes: int = 10 * 1024 * 1024  # a tar of zeros may be small and honest; beyond this it is a bomb
+    absolute_links: bool = False  # an operator may trust the images of a source that has them
+
+
+class TarEntry(Struct, frozen=True, kw_only=True):
+    path: str
+    kind: Kind
+    size_bytes: int = 0
+    mode: int = 0o644
+    mtime_ns: int = 0
+    target: str = ""  # of a link
+
+
+def unsafe(what: str) -> Hopeless:
+    return Hopeless(f"cannot unpack the archive: {what}; it is broken or hostile", code="unsafe_archive")
+
+
+def too_large(what: str) -> Hopeless:
+    return Hopeless(f"cannot unpack the archive: {what}", code="archive_too_large")
+
+
+def check_path(raw: str) -> str:
+    """The canonical form of an entry's path, "" for the root itself; raises for what could lead anywhere else."""
+    if "\0" in raw:
+        raise unsafe(f"the path {shown(raw)} contains a NUL")
+    if len(raw) > MAX_PATH:
+        raise unsafe(f"a path has {len(raw)} characters, at most {MAX_PATH} are allowed")
+    if raw.startswith("/"):
+        raise unsafe(f"the path {shown(raw)} is absolute")
+    parts = [part for part in raw.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise unsafe(f"the path {shown(raw)} leads upwards")
+    if len(parts) > MAX_DEPTH:
+        raise unsafe(f"a path is {len(parts)} levels deep, at most {MAX_DEPTH} are allowed")
+    for part in parts:
+        if len(part) > 63 and len(part.encode("utf-8", "surrogateescape")) > MAX_COMPONENT:
+            raise unsafe(f"a name has more than {MAX_COMPONENT} bytes")
+    return "/".join(parts)
+
+
+def check_symlink(path: str, target: str, *, absolute_links: bool) -> str:
+    """`target` itself, if the link at `path` resolves inside the tree, judged by its text."""
+    if not target or "\0" in target or len(target) > MAX_PATH:
+        raise unsafe(f"the link {shown(path)} has no usable target")
+    if target.startswith("/"):
+        if absolute_links:
+            return target
+        raise unsafe(
+            f"the link {shown(path)} leads to the absolute path {shown(target)} "
+            "(where you trust the source, allow it with --absolute-links)"
+        )
+    depth = path.count("/")
+    for part in target.split("/"):
+        if part == "..":
+            depth -= 1
+            if depth < 0:
+                raise unsafe(f"the link {shown(path)} leads out of the tree, to {shown(target)}")
+        elif part not in ("", "."):
+            depth += 1
+    return target
+
+
+def check_mode(path: str, kind: Kind, mode: int) -> int:
+    """Permission bits. Set-id on a directory only steers the owner of new files, which we do not keep anyway."""
+    if kind == "file" and mode & 0o6000:
+        raise unsafe(f"the file {shown(path)} is set-id")
+    return mode & (0o1777 if kind == "directory" else 0o777)
+
+
+def whiteout_target(name: str) -> str | None:
+    """What a whiteout hides: a name, "" for everything in its directory, None where `name` is no whiteout."""
+    if not name.startswith(WHITEOUT):
+        return None
+    if name == OPAQUE:
+        return ""
+    hidden = name.removeprefix(WHITEOUT)
+    if hidden in ("", ".", ".."):
+        raise unsafe(f"the whiteout {shown(name)} hides nothing that could exist")
+    return hidden

@@ -1,0 +1,72 @@
+"""What galleries consist of: entries, the galleries themselves, and how much of a gallery is known.
+
+An entry is *meta* when it has capabilities and no URI. Having capabilities alone says nothing: merged YAML gives them
+to concrete entries too.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from enginehouse.core.model import Model
+
+DEVELOPMENT = "-development"  # the suffix of entries built from LocalAI's main branch
+
+
+class Entry(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One backend of a gallery: LocalAI's keys, then ours."""
+
+    name: str
+    alias: str = ""
+    uri: str = ""
+    mirrors: tuple[str, ...] = ()
+    capabilities: dict[str, str] = {}
+    version: str = ""
+    sha256: str = ""
+    description: str = ""
+    license: str = ""
+    icon: str = ""
+    urls: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    # Ours, for `pypi:` entries.
+    requirements: tuple[str, ...] = ()
+    launcher: str = ""
+    platforms: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+    @property
+    def is_meta(self) -> bool:
+        return bool(self.capabilities) and not self.uri
+
+    @property
+    def is_development(self) -> bool:
+        return self.name.endswith(DEVELOPMENT)
+
+
+class Skipped(Struct, frozen=True):
+    """An entry of a document that cannot be used, and why."""
+
+    entry: str
+    reason: str
+
+
+class Gallery(Struct, frozen=True, kw_only=True):
+    name: str
+    url: str
+    backends: tuple[Entry, ...] = ()
+    models: tuple[Model, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    demands_signatures: bool = False
+    problem: str = ""  # why it could not be loaded, while nothing of it is known
+
+
+class GalleryState(Struct, frozen=True, kw_only=True):
+    """How much of a gallery is known, for whoever operates it."""
+
+    name: str
+    url: str
+    status: str  # "built-in", "fresh", "stale", "never loaded"
+    age_seconds: float | None = None  # since its source last confirmed it
+    error: str = ""
+    entries: int = 0
+    skipped: tuple[Skipped, ...] = ()

@@ -1,0 +1,81 @@
+"""Builds an installer with everything around it, for the agent and for commands that need no cluster.
+
+One process at a time works on a backends directory: whoever assembles holds its lock until `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from enginehouse.core.archive import ArchiveLimits
+from enginehouse.fetch.client import Client, Rules
+from enginehouse.fetch.patience import Patience
+from enginehouse.fetch.pypi import Limits, Python
+from enginehouse.fetch.registry import Registries
+from enginehouse.host import disk, hardware, processes
+from enginehouse.worker.blobs import DEFAULT_CAP_BYTES, Blobs
+from enginehouse.worker.install import Installer, Storage
+from enginehouse.worker.packages import Packages
+from enginehouse.worker.sharing import Manifests
+from enginehouse.worker.suppliers import Suppliers
+from enginehouse.worker.trees import Trees
+
+
+class InstallerOptions(Struct, frozen=True, kw_only=True):
+    backends: Path
+    system: Path | None = None  # backends that came with the machine
+    allowed_hosts: tuple[str, ...] = ()
+    registry_credentials: Mapping[str, str] = {}
+    limits: ArchiveLimits = ArchiveLimits()
+    cap_bytes: int = DEFAULT_CAP_BYTES
+    stall_seconds: float = 120.0
+    patience: Patience = Patience()
+
+
+class Assembled(Struct, frozen=True, kw_only=True):
+    trees: Trees
+    blobs: Blobs
+    installer: Installer
+    suppliers: Suppliers
+    python: Python
+    client: Client
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+def assemble(options: InstallerOptions, environment: Mapping[str, str]) -> Assembled:
+    rules = Rules(options.allowed_hosts)
+    client = Client(rules, stall_seconds=options.stall_seconds)
+    registries = Registries(
+        rules, environment=environment, credentials=options.registry_credentials, patience=options.patience
+    )
+    python = Python(
+        environment,
+        limits=Limits(stall_seconds=options.stall_seconds),
+        before_exec=processes.die_with_parent(),
+    )
+    trees = Trees(options.backends, options.system)
+    storage = Storage(
+        trees=trees,
+        blobs=Blobs(trees.house / "blobs"),
+        manifests=Manifests(trees.house / "files"),
+        limits=options.limits,
+        cap_bytes=options.cap_bytes,
+    )
+    suppliers = Suppliers(client, registries, hardware.platform())
+    installer = Installer(storage, suppliers, Packages(python, environment))
+    return Assembled(
+        trees=trees, blobs=storage.blobs, installer=installer, suppliers=suppliers, python=python, client=client
+    )
+
+
+def lock(backends: Path, doing: str) -> disk.Lock:
+    """Refused while another process works on the directory."""
+    house = Trees(backends).house
+    with disk.naming_the_culprit(backends):
+        house.mkdir(mode=0o750, parents=True, exist_ok=True)
+    return disk.Lock(house / "lock", doing, option="--backends-path")

@@ -1,0 +1,49 @@
+"""The routes of galleries: what is offered and how fresh it is, whatever became of one source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.api.house import site
+
+from enginehouse.core.gallery_source import GallerySource
+from enginehouse.fetch.client import Client, Rules
+from enginehouse.fetch.galleries import Sources
+from enginehouse.frontend.galleries import Galleries
+from enginehouse.settings import FrontendSettings
+
+
+async def test_a_house_offers_its_galleries_and_says_of_each_how_fresh_it_is(tmp_path: Path) -> None:
+    async with site(tmp_path) as here:
+        token = here.tokens["admin"]
+        offered = (await here.ask("GET", "/backends/available", token=token)).json
+        assert {(one["name"], one["gallery"], one["fits"]) for one in offered} == {
+            ("llama-cpp", "enginehouse", False),
+            ("xllamacpp", "enginehouse", False),
+        }
+        assert (await here.ask("POST", "/api/nodes/old/approve", token=token)).status == 200
+        offered = (await here.ask("GET", "/backends/available", token=token)).json
+        assert [(one["is_meta"], one["is_variant"], one["fits"], one["stale"]) for one in offered] == [
+            (True, False, True, False),
+            (False, True, True, False),
+        ]
+        states = (await here.ask("GET", "/backends/galleries", token=token)).json
+        assert [(one["name"], one["status"]) for one in states] == [
+            ("enginehouse", "built-in"),
+            ("localai", "never loaded"),
+        ]
+        await here.house.galleries.close()
+
+
+async def test_a_source_that_cannot_be_had_fails_no_loop(tmp_path: Path) -> None:
+    """The step ends in order and the state says why; a failing loop would make the frontend unready."""
+    source = GallerySource(name="far", url="http://127.0.0.1:9/index.yaml")
+    settings = FrontendSettings(data=tmp_path, backend_galleries=(source,))
+    client = Client(Rules(settings.allowed_hosts))
+    galleries = Galleries([], Sources(settings.backend_galleries, client, tmp_path))
+    await galleries.restore()
+    await galleries.step()
+    (state,) = galleries.states()
+    assert (state.status, state.entries) == ("never loaded", 0)
+    assert "127.0.0.1" in state.error
+    await galleries.close()

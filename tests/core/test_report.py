@@ -1,0 +1,45 @@
+"""What a report proves of an install: by digest where one is known, by generation where none is."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginehouse.core.action import InstallBackend
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.intent import Intent
+from enginehouse.core.report import Report, shows
+
+
+@pytest.mark.parametrize(
+    ("wanted", "force", "reported", "generation", "is_settled"),
+    [
+        ("sha256:a", False, "sha256:a", 0, True),
+        ("sha256:a", True, "sha256:a", 4, False),
+        ("sha256:a", True, "sha256:a", 5, True),
+        ("sha256:a", False, "sha256:b", 9, False),
+        ("sha256:a", False, "", 9, False),
+        ("", False, "", 0, False),
+        ("", False, "sha256:b", 4, False),
+        ("", False, "sha256:b", 5, True),
+        ("", True, "", 5, True),
+    ],
+)
+def test_a_digest_that_nobody_knows_equals_none(
+    wanted: str, force: bool, reported: str, generation: int, is_settled: bool
+) -> None:
+    resolved = Resolved(directory="x", uri="h/x:1", digest=wanted)
+    intent = Intent(
+        id="1",
+        node_id="n",
+        subject="backend:x",
+        generation=5,
+        action=InstallBackend(backend="x", resolved=resolved, force=force),
+        state="running",
+        created_at=0.0,
+        updated_at=0.0,
+        due_at=0.0,
+    )
+    backend = InstalledBackend(name="x", is_system=False, is_meta=False, digest=reported, generation=generation)
+    outcome = shows(Report(backends=(backend,)), intent)
+    assert (outcome is not None) is is_settled
+    assert outcome is None or outcome.digest == reported

@@ -1,0 +1,66 @@
+"""A small real HTTP server for gallery documents: answers by path, with ETags, and a record of what was asked."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class GalleryServer:
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes | int] = {}  # a number is a status
+        self.asked: list[tuple[str, str, int]] = []  # path, If-None-Match, status of the answer
+        self.port = 0
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def url(self, path: str) -> str:
+        return f"http://{self.host}{path}"
+
+    def take(self) -> list[tuple[str, str, int]]:
+        taken, self.asked = self.asked, []
+        return taken
+
+
+@contextmanager
+def serving() -> Iterator[GalleryServer]:
+    world = GalleryServer()
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = world.documents.get(self.path, 404)
+            body = found if isinstance(found, bytes) else b""
+            tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+            known = self.headers.get("if-none-match", "")
+            status = found if isinstance(found, int) else 304 if known == tag else 200
+            world.asked.append((self.path, known, status))
+            self.send_response(status)
+            if status in (200, 304):
+                self.send_header("etag", tag)
+            self.send_header("content-length", str(len(body) if status == 200 else 0))
+            self.end_headers()
+            if status == 200:
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """The record is enough."""
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that has seen enough cuts the connection; that is no news."""
+
+    server = Server(("127.0.0.1", 0), Answers)
+    world.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield world
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
