@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from enginehouse.cli import output
+from enginehouse.cli import local, output
 from enginehouse.cli.command import command, group, wants_json
 from enginehouse.cli.names import checked_backend, checked_nodes
 
@@ -154,5 +154,21 @@ def _request(kind: str, name: str, nodes: list[str], force: bool, no_follow: boo
     return finish(frontend, frontend.post("/api/operations", body), no_follow=no_follow)
 
 
-for each in (list_backends, available, install, upgrade, delete):
+@command(
+    "plan",
+    examples=("enginehouse backends plan llama-cpp", "enginehouse backends plan llama-cpp --backends-path ./backends"),
+)
+@click.argument("name")
+@click.option("--name", "directory", metavar="NAME", help="The directory, where NAME is not a gallery's name.")
+@click.option("--sha256", metavar="HEX", default="", help="Of an archive.")
+@local.place
+def plan(name: str, directory: str | None, sha256: str, **flags: Any) -> None:
+    """What installing NAME on this machine would fetch, reuse and take; nothing is changed."""
+    from enginehouse.cli import working
+
+    resolved, reasons = working.chosen(name, directory, flags, sha256=sha256)
+    local.emit_plan(resolved, reasons, flags)
+
+
+for each in (list_backends, available, install, upgrade, delete, plan):
     entry.add_command(each)

@@ -156,6 +156,8 @@ class Bars:
         if row.status != "downloading" or not row.total_bytes:
             return text
         rate = self._meters[row.key].rate() if row.key in self._meters else 0.0
+        left = (row.total_bytes - row.current_bytes) / rate if rate > 0 else 0.0
         speed = f", {format_bytes(int(rate))}/s" if rate > 0 else ""
+        speed += f", {output.duration(left)} left" if left >= 1 else ""
         figures = f"{format_bytes(row.current_bytes)} of {format_bytes(row.total_bytes)}{speed}"
         return f"{row.percentage:3.0f}% {figures} {text}"

@@ -27,6 +27,7 @@ COMMANDS = {
     "nodes": "See and approve the machines.",
     "backends": "See, install, upgrade and delete engines.",
     "gallery": "See what the galleries hold, without a server.",
+    "local": "Install, upgrade and delete engines in a directory, without a server.",
     "models": "See, load and unload models.",
     "ops": "See and follow what was asked for.",
     "tokens": "Make and list access tokens.",

@@ -1,0 +1,275 @@
+"""What the commands without a server share: choosing what is meant, the directory, progress on the terminal.
+
+The work itself is `worker.local`'s. Ctrl-C ends it in order: what was fetched stays, and the next run goes on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from enginehouse.cli import output
+from enginehouse.cli.command import given, wants_json
+from enginehouse.cli.names import checked_backend
+from enginehouse.cli.progress import View, choose_view
+from enginehouse.cli.shapes import Operation, Row
+from enginehouse.cli.sources import load_galleries
+from enginehouse.core.archive import ArchiveLimits
+from enginehouse.core.backend import Resolved, package_digest
+from enginehouse.core.errors import EnginehouseError, Invalid, NotFound
+from enginehouse.core.gallery import Catalogue
+from enginehouse.core.installation import check_directory
+from enginehouse.core.progress import Phase, format_bytes
+from enginehouse.core.reference import parse_uri
+from enginehouse.host import hardware
+from enginehouse.settings import LocalSettings, load
+from enginehouse.worker.assembly import InstallerOptions
+from enginehouse.worker.install import Installed, InstallWish
+from enginehouse.worker.local import Local, LocalBackend, resolved_from
+from enginehouse.worker.plan import Plan
+
+__all__ = ["Local", "chosen", "install", "look", "plan", "run", "size", "upgrade"]
+
+T = TypeVar("T")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def chosen(
+    backend: str, name: str | None, flags: dict[str, Any], *, alias: str = "", sha256: str = ""
+) -> tuple[Resolved, tuple[str, ...]]:
+    """What BACKEND means, and why: a gallery's name for this machine, or something given by its address."""
+    if _is_address(backend):
+        return _external(backend, name, alias, sha256), ()
+    if name or alias or sha256:
+        raise Invalid(
+            f"cannot give {backend} another name: --name, --alias and --sha256 are for images, archives and "
+            "directories, a gallery's entry has its own",
+            code="invalid_name",
+            param="name",
+        )
+    catalogue = Catalogue(load_galleries(_gallery_flags(flags))[0])
+    choice = catalogue.explain(checked_backend(backend), hardware.detect().capability, hardware.platform())
+    return choice.resolved, choice.reasons
+
+
+def install(resolved: Resolved, flags: dict[str, Any], *, force: bool) -> None:
+    async def work(local: Local) -> None:
+        wish = InstallWish(resolved=resolved, force=force)
+        installed = await _shown("install", resolved, lambda report: local.install(wish, report))
+        if wants_json():
+            output.emit_json({"directory": resolved.directory, **_as_dict(installed)})
+        else:
+            output.say(_sentence(resolved.directory, installed))
+
+    run(work, flags, doing=f"install {resolved.directory}")
+
+
+def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> int:
+    """Exit code 3 where some could be upgraded and others not."""
+    catalogue = Catalogue(load_galleries(_gallery_flags(flags))[0])
+    failed: list[str] = []
+    results: list[dict[str, object]] = []
+
+    async def one(local: Local, directory: str) -> None:
+        resolved = _known(local, directory, catalogue)
+        known = local.metadata_of(directory)
+        if check:
+            newest = resolved.digest or await local.newest_digest(resolved)
+            changed = known is None or newest not in (known.digest, known.index_digest)
+            results.append({"directory": directory, "upgrade": changed, "digest": newest})
+            output.say(f"{directory}: {'there is another version, ' + newest[:19] if changed else 'is the newest'}")
+            return
+        installed = await _shown("upgrade", resolved, lambda report: local.upgrade(resolved, report))
+        results.append({"directory": directory, **_as_dict(installed)})
+        if not wants_json():
+            output.say(_sentence(directory, installed))
+
+    async def work(local: Local) -> None:
+        everything = [backend.name for backend in local.list_backends() if backend.kind in ("installed", "broken")]
+        for name in names or everything:
+            try:
+                await one(local, local.directory_of(name))
+            except EnginehouseError as error:
+                failed.append(name)
+                output.remark(f"{name}: {error.message}")
+
+    run(work, flags, doing="upgrade backends")
+    if wants_json() and not check:
+        output.emit_json(results)
+    return 0 if not failed else 3 if results else 1
+
+
+def plan(resolved: Resolved, flags: dict[str, Any]) -> Plan:
+    async def work(local: Local) -> Plan:
+        return await local.plan(resolved)
+
+    return run(work, flags, doing="make a plan", is_locked=False)
+
+
+def look(flags: dict[str, Any]) -> list[LocalBackend]:
+    async def work(local: Local) -> list[LocalBackend]:
+        return local.list_backends()
+
+    return run(work, flags, doing="look", is_locked=False)
+
+
+def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: str, is_locked: bool = True) -> T:
+    """`work` with the directory, ended in order by Ctrl-C."""
+    settings = _settings(flags)
+    options = InstallerOptions(
+        backends=settings.backends,
+        system=settings.system_backends,
+        allowed_hosts=settings.allowed_hosts,
+        limits=ArchiveLimits(absolute_links=bool(flags.get("absolute_links"))),
+    )
+    # Whoever sits before a terminal is told in sentences; without any handler the log would go there too.
+    logging.getLogger("enginehouse").addHandler(logging.NullHandler())
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        # A second one while the first is being honoured must not cut the clean-up short.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        async with Local(options, os.environ, doing=doing, is_locked=is_locked) as local:
+            return await work(local)
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def size(text: str) -> int:
+    """`500`, `2GiB`, `1.5 GB`: binary units either way, as everything else here counts."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise Invalid(
+            f"cannot use {text!r} as a size: write a number with KiB, MiB, GiB or TiB", code="invalid_setting"
+        )
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+async def _shown(
+    kind: str, resolved: Resolved, work: Callable[[Callable[[Phase, str, int, int], None]], Awaitable[T]]
+) -> T:
+    """`work` with its progress on the terminal; what was told never falls."""
+    view = choose_view(as_json=False) if not wants_json() else None
+    if view is None:
+        return await work(lambda *_: None)
+    with view:
+        told = _Told(view, kind, resolved.directory)
+        told.report("resolving", resolved.uri, 0, 0)
+        return await work(told.report)
+
+
+class _Told:
+    def __init__(self, view: View, kind: str, name: str) -> None:
+        self._view = view
+        self._kind = kind
+        self._name = name
+        self._done = 0
+        self._at = 0.0
+        self._phase = ""
+
+    def report(self, phase: Phase, file: str, done_bytes: int, total_bytes: int) -> None:
+        self._done = max(self._done, done_bytes)
+        now = time.monotonic()
+        if phase == self._phase and now - self._at < 0.1 and done_bytes < total_bytes:
+            return
+        self._phase, self._at = phase, now
+        row = Row(
+            node_id="here",
+            node_name=self._name,
+            status="downloading",
+            phase=phase,
+            file_name=file if phase != "downloading" else "",
+            current_bytes=self._done,
+            total_bytes=total_bytes,
+            percentage=100.0 * self._done / total_bytes if total_bytes else 0.0,
+        )
+        self._view.show(Operation(id="", kind=self._kind, name=self._name, status="running", nodes=(row,)), None)
+
+
+def _is_address(backend: str) -> bool:
+    return "/" in backend or ":" in backend or (os.path.isdir(backend) and backend in (".", ".."))
+
+
+def _external(backend: str, name: str | None, alias: str, sha256: str) -> Resolved:
+    uri = backend
+    if backend.startswith((".", "~")) or (os.path.isdir(backend) and not backend.startswith("/")):
+        uri = str(Path(backend).expanduser().absolute())
+    source = parse_uri(uri)
+    stem = Path(source.path).name.partition(".")[0] if source.kind in ("directory", "ocifile") else ""
+    if source.kind == "package":
+        stem = source.package.partition("==")[0]
+    if not (name or stem):
+        raise Invalid(
+            f"cannot tell what to call {backend}: give the directory to install into with --name",
+            code="invalid_name",
+            param="name",
+        )
+    digest = package_digest(uri, (), "", "") if source.kind == "package" else ""
+    return Resolved(directory=check_directory(name or stem), uri=uri, digest=digest, alias=alias, sha256=sha256)
+
+
+def _known(local: Local, directory: str, catalogue: Catalogue) -> Resolved:
+    """What an installed directory should be upgraded to: what a gallery says of it, else what it was made of."""
+    try:
+        decision = hardware.detect()
+        resolved = catalogue.explain(directory, decision.capability, hardware.platform()).resolved
+        if resolved.directory == directory:
+            return resolved
+    except EnginehouseError:
+        pass  # no gallery knows it, or no longer for this machine
+    metadata = local.metadata_of(directory)
+    if metadata is None or not metadata.uri:
+        raise NotFound(
+            f"cannot upgrade {directory}: no gallery has it, and it does not say where it came from",
+            code="not_found",
+        )
+    return resolved_from(metadata, directory)
+
+
+def _sentence(directory: str, installed: Installed) -> str:
+    if not installed.changed:
+        return f"{directory} is installed already"
+    figures = [
+        (installed.fetched_bytes, "fetched"),
+        (installed.reused_bytes, "of it were here"),
+        (installed.shared_bytes, "shared with other versions"),
+    ]
+    told = ", ".join(f"{format_bytes(count)} {what}" for count, what in figures if count)
+    return f"installed {directory}" + (f" ({told})" if told else "")
+
+
+def _as_dict(installed: Installed) -> dict[str, object]:
+    return {name: getattr(installed, name) for name in installed.__struct_fields__}
+
+
+def _gallery_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    return {name: flags.get(name) for name in ("backend_galleries", "allowed_hosts")}
+
+
+class _Place:
+    """Where the commands work."""
+
+    def __init__(self, backends: Path, system: Path | None, allowed_hosts: tuple[str, ...]) -> None:
+        self.backends = backends
+        self.system_backends = system
+        self.allowed_hosts = allowed_hosts
+
+
+def _settings(flags: dict[str, Any]) -> _Place:
+    settings = load(LocalSettings, {**_gallery_flags(flags), "data": given().data}, os.environ)
+    wanted = flags.get("backends_path") or os.environ.get("ENGINEHOUSE_BACKENDS_PATH")
+    wanted = wanted or os.environ.get("LOCALAI_BACKENDS_PATH")
+    backends = Path(wanted).expanduser().absolute() if wanted else settings.data / "backends"
+    system = Path(os.environ.get("LOCALAI_BACKENDS_SYSTEM_PATH") or "/var/lib/local-ai/backends")
+    return _Place(backends, system, settings.allowed_hosts)

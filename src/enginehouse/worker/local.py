@@ -1,0 +1,140 @@
+"""Backends of this machine without a cluster: the same installer, asked directly.
+
+Holds the lock of the backends directory for as long as it is open, and begins by finishing or undoing what a killed
+run left. Names are those on disk: a directory, or a meta name that leads to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.errors import NotFound
+from enginehouse.core.installation import Metadata, directory_behind
+from enginehouse.core.name import check_name
+from enginehouse.host import disk
+from enginehouse.worker.assembly import Assembled, InstallerOptions, assemble, lock
+from enginehouse.worker.blobs import Collected
+from enginehouse.worker.building import Report
+from enginehouse.worker.install import Installed, InstallWish
+from enginehouse.worker.plan import Plan, plan
+from enginehouse.worker.threads import in_thread
+
+
+class LocalBackend(Struct, frozen=True, kw_only=True):
+    """One line of a listing."""
+
+    name: str
+    kind: str  # installed, system, meta, broken
+    leads_to: str = ""
+    version: str = ""
+    digest: str = ""
+    uri: str = ""
+    installed_at: str = ""
+    previous_version: str = ""
+    previous_digest: str = ""
+    can_roll_back: bool = False
+
+
+class Local:
+    """Use as a context."""
+
+    def __init__(
+        self, options: InstallerOptions, environment: Mapping[str, str], *, doing: str, is_locked: bool = True
+    ) -> None:
+        """Without the lock nothing may be changed, and nothing is."""
+        self._options = options
+        self._environment = environment
+        self._doing = doing
+        self._is_locked = is_locked
+        self._lock: disk.Lock | None = None
+
+    async def __aenter__(self) -> Local:
+        if self._is_locked:
+            self._lock = lock(self._options.backends, self._doing)
+        self._assembled: Assembled = assemble(self._options, self._environment)
+        try:
+            if self._is_locked:
+                await in_thread(self._assembled.installer.recover)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._assembled.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    async def install(self, wish: InstallWish, report: Report) -> Installed:
+        return await self._assembled.installer.install(wish, report, _nobody_runs)
+
+    async def upgrade(self, resolved: Resolved, report: Report) -> Installed:
+        """To what its source has now; nothing happens where that is what is installed."""
+        return await self.install(InstallWish(resolved=resolved, upgrade=True), report)
+
+    async def roll_back(self, name: str) -> Metadata:
+        return await self._assembled.installer.roll_back(self.directory_of(name), _nobody_runs)
+
+    async def delete(self, name: str) -> str:
+        directory = self.directory_of(name)
+        await self._assembled.installer.remove(directory)
+        return directory
+
+    async def collect(self, cap_bytes: int | None) -> Collected:
+        return await in_thread(self._assembled.installer.collect, cap_bytes)
+
+    async def plan(self, resolved: Resolved) -> Plan:
+        return await plan(self._assembled, resolved)
+
+    async def newest_digest(self, resolved: Resolved) -> str:
+        """What the source has now, without fetching it."""
+        artifact, _ = await self._assembled.suppliers.resolve(resolved)
+        return artifact.digest
+
+    def list_backends(self) -> list[LocalBackend]:
+        return [self._line(backend) for backend in self._assembled.trees.list_installed()]
+
+    def metadata_of(self, directory: str) -> Metadata | None:
+        return self._assembled.trees.metadata_of(directory)
+
+    def directory_of(self, name: str) -> str:
+        """The directory that a name of the listing means."""
+        check_name(name, "backend")
+        found = directory_behind(self._assembled.trees.list_installed(), name)
+        if found is None and self._assembled.trees.previous_metadata(name) is not None:
+            found = name
+        if found is None:
+            raise NotFound(
+                f"cannot find a backend named {name!r} in {self._options.backends}: "
+                "`enginehouse local list` shows what is there",
+                code="not_found",
+            )
+        return found
+
+    def _line(self, backend: InstalledBackend) -> LocalBackend:
+        previous = None if backend.is_meta else self._assembled.trees.previous_metadata(backend.name)
+        kind = "broken" if backend.is_broken else "system" if backend.is_system else "installed"
+        return LocalBackend(
+            name=backend.name,
+            kind="meta" if backend.is_meta and not backend.is_broken else kind,
+            leads_to=backend.meta_backend_for,
+            version=backend.version,
+            digest=backend.digest,
+            uri=backend.uri,
+            installed_at=backend.installed_at,
+            previous_version=previous.version if previous else "",
+            previous_digest=previous.digest if previous else "",
+            can_roll_back=previous is not None,
+        )
+
+
+def resolved_from(metadata: Metadata, directory: str) -> Resolved:
+    """What is installed as something that can be asked for again: for upgrades of what no gallery knows."""
+    return Resolved(directory=directory, uri=metadata.uri, digest="", alias=metadata.alias, platform=metadata.platform)
+
+
+async def _nobody_runs() -> None:
+    """The lock is ours, so no worker of this directory has a process to stop."""
