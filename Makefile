@@ -4,7 +4,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup setup-dev up test check format lock bench
+.PHONY: help setup setup-dev up test proof check format lock bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ up: setup ## run enginehouse on this machine (options: make up ARGS="--host 0.0.
 test: setup-dev ## everything that proves it: checks, unit, conformance, end to end
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+proof: setup-dev ## the long tails: full crash sweeps, a hundred kills (a quarter of an hour)
+	@ENGINEHOUSE_PROOF=1 $(BIN)/python -m pytest -q tests/worker $(ARGS)
 
 check: setup-dev ## ruff, mypy --strict, import contracts, size budgets
 	@$(BIN)/ruff check src tests bench tools

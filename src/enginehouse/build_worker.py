@@ -12,7 +12,9 @@ from enginehouse.engine.http import HttpEngine
 from enginehouse.host import disk
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
+from enginehouse.setting_file import read_credentials
 from enginehouse.settings import WorkerSettings
+from enginehouse.worker import assembly
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.place import WorkerPlace
 
@@ -30,8 +32,15 @@ async def run(settings: WorkerSettings) -> int:
         base_port=settings.base_port or FIRST_ENGINE_PORT,
         labels=settings.labels,
         grace_seconds=settings.grace_seconds,
+        allowed_hosts=settings.allowed_hosts,
+        registry_credentials=read_credentials(settings.registry_credentials),
+        system_backends=settings.backends_system_path,
+        absolute_links=settings.absolute_links,
+        blob_cap_bytes=settings.blob_cap_bytes,
     )
     lock = disk.Lock(settings.data / "worker.lock", "start a worker")
+    # Beside that of the data directory: `enginehouse local` may be given the backends alone.
+    backends_lock = assembly.lock(place.backends, "start a worker")
     engine = HttpEngine()
     link = WorkerLink(FrontendClient(settings.url, settings.token, user_agent="enginehouse-worker"))
     agent = Agent(place, link, _open_bus, engine, os.environ)
@@ -44,6 +53,7 @@ async def run(settings: WorkerSettings) -> int:
             await task
     finally:
         await engine.close()
+        backends_lock.release()
         lock.release()
     return 0
 

@@ -28,7 +28,7 @@ from enginehouse.bus import credentials, embedded
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
 from enginehouse.host import disk, listen, processes
 from enginehouse.link.client import FrontendClient
-from enginehouse.settings import RunningServer, Timings, UpSettings, as_flags, default_data_directory
+from enginehouse.settings import Installing, RunningServer, Timings, UpSettings, as_flags, default_data_directory
 from enginehouse.worker import identity
 
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
@@ -212,7 +212,7 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
 
 def _worker(settings: UpSettings, url: str) -> Program:
     argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
-    argv += as_flags(settings, ("allowed_hosts",))
+    argv += as_flags(settings, Installing.__struct_fields__)
     if settings.base_port is not None:
         argv += ["--base-port", str(settings.base_port)]
     token = (settings.data / "join.token").read_text().strip()

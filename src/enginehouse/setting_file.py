@@ -57,3 +57,26 @@ def _refuse_unknown(keys: Iterable[str], known: Set[str], path: Path, where: str
 
 def _refused(message: str, param: str | None = None) -> Invalid:
     return Invalid(message, code="invalid_setting", param=param)
+
+
+def read_credentials(path: Path | None) -> dict[str, str]:
+    """Registries and what to say to them: lines of `HOST = "USER:PASSWORD"`. The values never leave in a message."""
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else 'it must have lines like "host" = "user:password"'
+        raise Invalid(
+            f"cannot read registry credentials from {path}: {reason}",
+            code="invalid_setting",
+            param="registry_credentials",
+        ) from None
+    for host, value in content.items():
+        if not isinstance(value, str) or ":" not in value:
+            raise Invalid(
+                f'cannot use {path}: what belongs to {host!r} is not written as "user:password"',
+                code="invalid_setting",
+                param="registry_credentials",
+            )
+    return content

@@ -6,8 +6,10 @@ its value came from. `PARSERS` at the end says which function reads which settin
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from enginehouse.core.errors import Invalid
@@ -44,6 +46,27 @@ def _seconds(value: object) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise wrong
     return sign * sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+
+
+def parse_size(value: object) -> int:
+    """`500`, `2GiB`, `1.5 GB`: binary units either way, as everything else here counts."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
+    if isinstance(value, bool) or found is None:
+        raise Invalid("a size is written like 500MiB or 20GiB")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+
+
+def parse_flag(value: object) -> bool:
+    words = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+    found = words.get(str(value).strip().lower())
+    if found is None:
+        raise Invalid("it is either true or false")
+    return found
+
+
+def parse_path(value: object) -> Path:
+    # Absolute, because children are started in other directories.
+    return Path(os.path.abspath(os.path.expanduser(parse_text(value))))
 
 
 def parse_port(value: object, *, lowest: int = 1) -> int:
@@ -191,6 +214,11 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "approve_keys": parse_list,
     "backend_galleries": parse_galleries,
     "allowed_hosts": parse_allowed_hosts,
+    "registry_credentials": parse_path,
+    "absolute_links": parse_flag,
+    "blob_cap_bytes": parse_size,
+    "backends_path": parse_path,
+    "backends_system_path": parse_path,
     "url": parse_http_url,
     "token": parse_text,
     "advertise_host": parse_host,

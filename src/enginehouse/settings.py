@@ -27,6 +27,10 @@ from enginehouse.setting_values import PARSERS, host_of_address, is_loopback_url
 FILE_NAME = "enginehouse.toml"
 
 
+BLOB_CAP_BYTES = 20 * 1024**3  # a few of the largest engines
+SYSTEM_BACKENDS = Path("/var/lib/local-ai/backends")  # where LocalAI's packages put theirs
+
+
 class Timings(Struct, frozen=True, kw_only=True):
     """The clocks of a frontend; `up` has them too and hands them on."""
 
@@ -40,10 +44,25 @@ class Timings(Struct, frozen=True, kw_only=True):
     model_load_wait_seconds: float = 60.0  # 0 waits without an end, as in LocalAI
 
 
+class Installing(Struct, frozen=True, kw_only=True):
+    """What decides where backends come from and what is accepted: of workers, and of commands that install."""
+
+    allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
+    registry_credentials: Path | None = None  # a file; docker's own are read too
+    absolute_links: bool = False
+    blob_cap_bytes: int = BLOB_CAP_BYTES
+    backends_system_path: Path = SYSTEM_BACKENDS
+
+
 class UpSettings(Timings, frozen=True, kw_only=True):
     data: Path
-    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
+    # The fields of `Installing`: a struct has only one base.
     allowed_hosts: tuple[str, ...] = ()
+    registry_credentials: Path | None = None
+    absolute_links: bool = False
+    blob_cap_bytes: int = BLOB_CAP_BYTES
+    backends_system_path: Path = SYSTEM_BACKENDS
+    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
     host: str = "127.0.0.1"
     port: int | None = None
     name: str
@@ -64,7 +83,7 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
 
 
-class WorkerSettings(Struct, frozen=True, kw_only=True):
+class WorkerSettings(Installing, frozen=True, kw_only=True):
     data: Path
     url: str
     token: str
@@ -74,15 +93,18 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     grace_seconds: float = 10.0
     max_replicas_per_model: int = 1
-    allowed_hosts: tuple[str, ...] = ()
 
 
-class LocalSettings(Struct, frozen=True, kw_only=True):
+class LocalSettings(Installing, frozen=True, kw_only=True):
     """Of the commands that need no server: `gallery` and `local`."""
 
     data: Path
     backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
-    allowed_hosts: tuple[str, ...] = ()
+    backends_path: Path | None = None  # None is the worker's own in the data directory
+
+    @property
+    def backends(self) -> Path:
+        return self.backends_path or self.data / "backends"
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
@@ -109,10 +131,12 @@ _LOCALAI_TIMINGS = {
     "model_load_wait_seconds": ("LOCALAI_MODEL_LOAD_WAIT",),
 }
 _LOCALAI_GALLERIES = {"backend_galleries": ("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES")}
+_LOCALAI_SYSTEM = {"backends_system_path": ("LOCALAI_BACKENDS_SYSTEM_PATH",)}
 _LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
-    UpSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, "name": ("LOCALAI_NODE_NAME",)},
+    UpSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, **_LOCALAI_SYSTEM, "name": ("LOCALAI_NODE_NAME",)},
     FrontendSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, "nats_url": ("LOCALAI_NATS_URL",)},
     WorkerSettings: {
+        **_LOCALAI_SYSTEM,
         "url": ("LOCALAI_REGISTER_TO",),
         "token": ("LOCALAI_REGISTRATION_TOKEN",),
         "name": ("LOCALAI_NODE_NAME",),
@@ -121,7 +145,7 @@ _LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
         "advertise_host": ("LOCALAI_ADVERTISE_ADDR",),
         "base_port": ("LOCALAI_SERVE_ADDR", "LOCALAI_ADDR"),
     },
-    LocalSettings: _LOCALAI_GALLERIES,
+    LocalSettings: {**_LOCALAI_GALLERIES, **_LOCALAI_SYSTEM, "backends_path": ("LOCALAI_BACKENDS_PATH",)},
     ClientSettings: {},
 }
 # LocalAI writes these two as host:port.
@@ -136,8 +160,8 @@ _PROGRAMS: dict[type[Settings], str] = {
 
 
 def setting_name(field: str) -> str:
-    """The name that people use: durations drop their unit, because the value carries it."""
-    return field.removesuffix("_seconds")
+    """The name that people use: durations and sizes drop their unit, because the value carries it."""
+    return field.removesuffix("_seconds").removesuffix("_bytes")
 
 
 def flag_of(field: str) -> str:
@@ -154,6 +178,8 @@ def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
             words += [word for host in value for word in (flag_of(field), host)]
         elif field == "backend_galleries":
             words += [flag_of(field), encode_sources(value)]
+        elif isinstance(value, bool) or value is None:
+            words += [flag_of(field)] if value else []
         else:
             words += [flag_of(field), f"{value}s" if field.endswith("_seconds") else str(value)]
     return words

@@ -285,3 +285,16 @@ def test_what_was_resolved_carries_all_that_an_install_needs_and_no_digest_that_
 def test_odd_names_are_not_found(name: str) -> None:
     with pytest.raises(EnginehouseError):
         resolve([gallery("one", build("y"))], name, "default", AMD64)
+
+
+@pytest.mark.parametrize("uri", ["/etc", "file:///etc", "ocifile:///var/lib/image.tar"])
+def test_a_gallery_from_elsewhere_cannot_name_files_of_this_machine(uri: str) -> None:
+    entry = build("engine", uri=uri)
+    assert "is not of this machine" in refused([gallery("far", entry)], "engine").message
+    near = Gallery(name="near", url="file:///here.yaml", backends=(entry,))
+    assert resolve([near], "engine", "default", AMD64).uri == uri
+
+
+def test_a_mirror_that_names_files_of_this_machine_is_left_out_where_the_gallery_is_from_elsewhere() -> None:
+    entry = build("engine", mirrors=("m/x:y", "/etc"))
+    assert resolve([gallery("far", entry)], "engine", "default", AMD64).mirrors == ("m/x:y",)

@@ -87,12 +87,12 @@ class House:
         self.workers: dict[str, Program] = {}
         self._base_port = engine_port()
 
-    def up(self, *more: str) -> Program:
+    def up(self, *more: str, environment: dict[str, str] | None = None) -> Program:
         ports = ("--port", str(self.port), "--nats-port", str(self._nats_port()), "--base-port", str(self._base_port))
         arguments = ("up", "--data", str(self.data), "--name", "first", *ports, *FAST, *more)
         log = self.root / "up.log"
         log.write_bytes(b"")
-        self.parent = Program(*arguments, log=log)
+        self.parent = Program(*arguments, log=log, environment=environment)
         wait_for("`up` to say that it is up", lambda: "Enginehouse is up" in log.read_text(), 60)
         return self.parent
 

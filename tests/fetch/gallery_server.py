@@ -1,4 +1,6 @@
-"""A small real HTTP server for gallery documents: answers by path, with ETags, and a record of what was asked."""
+"""A small real HTTP server for gallery documents: answers by path, with ETags, and a record of what was asked. And one
+gallery on it, through the real client.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from enginehouse.core.gallery_source import GallerySource
+from enginehouse.fetch.client import Client, Rules
+from enginehouse.fetch.galleries import Sources
+
+ONE = b"- {name: one, uri: quay.io/a/b:1}\n"
 
 
 class GalleryServer:
@@ -64,3 +73,29 @@ def serving() -> Iterator[GalleryServer]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class World:
+    """One source on a real server, through the real client, with a clock that tests move."""
+
+    def __init__(self, server: GalleryServer, directory: Path) -> None:
+        self.server = server
+        self.directory = directory
+        self.now = 1_000_000.0
+        self.source = GallerySource(name="ours", url=server.url("/index.yaml"), mirrors=(server.url("/mirror.yaml"),))
+        self.client = Client(Rules((server.host,)))
+
+    def sources(self, *sources: GallerySource) -> Sources:
+        return Sources(sources or (self.source,), self.client, self.directory, now=lambda: self.now)
+
+    async def loaded(self) -> Sources:
+        self.server.documents["/index.yaml"] = ONE
+        sources = self.sources()
+        await sources.refresh()
+        assert names(sources) == ["one"]
+        self.server.take()
+        return sources
+
+
+def names(sources: Sources) -> list[str]:
+    return [entry.name for gallery in sources.galleries for entry in gallery.backends]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.core.localai import INDEX, needs_index
-from tests.fetch.gallery_server import GalleryServer, serving
+from tests.fetch.gallery_server import ONE, GalleryServer, World, names, serving
 
 from enginehouse.core.errors import Hopeless, NotFound
 from enginehouse.core.gallery import resolve
@@ -17,35 +17,8 @@ from enginehouse.core.gallery_source import GallerySource, decode_sources, encod
 from enginehouse.fetch.client import Client, Rules
 from enginehouse.fetch.galleries import Sources, load_named
 
-ONE = b"- {name: one, uri: quay.io/a/b:1}\n"
 TWO = b"- {name: one, uri: quay.io/a/b:2}\n- {name: two, uri: quay.io/a/b:2}\n- {name: ../bad}\n"
 HOUR = 3600.0
-
-
-class World:
-    """One source on a real server, through the real client, with a clock that tests move."""
-
-    def __init__(self, server: GalleryServer, directory: Path) -> None:
-        self.server = server
-        self.directory = directory
-        self.now = 1_000_000.0
-        self.source = GallerySource(name="ours", url=server.url("/index.yaml"), mirrors=(server.url("/mirror.yaml"),))
-        self.client = Client(Rules((server.host,)))
-
-    def sources(self, *sources: GallerySource) -> Sources:
-        return Sources(sources or (self.source,), self.client, self.directory, now=lambda: self.now)
-
-    async def loaded(self) -> Sources:
-        self.server.documents["/index.yaml"] = ONE
-        sources = self.sources()
-        await sources.refresh()
-        assert names(sources) == ["one"]
-        self.server.take()
-        return sources
-
-
-def names(sources: Sources) -> list[str]:
-    return [entry.name for gallery in sources.galleries for entry in gallery.backends]
 
 
 @pytest.fixture

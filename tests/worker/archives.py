@@ -1,9 +1,9 @@
 """Archives for tests, byte by byte: what no tar program would write, too. And trees, as something to compare.
 
-    layer = tar(directory("lib"), file("lib/a", b"x"), symlink("b", "lib/a"))
-    unpack(tmp_path / "ours", [layer])
-    reference(tmp_path / "work", [layer])        # the tree that umoci makes of the same layers
-    tree_of(tmp_path / "ours")                   # names, kinds, modes, contents, targets, groups of hard links
+layer = tar(directory("lib"), file("lib/a", b"x"), symlink("b", "lib/a"))
+unpack(tmp_path / "ours", [layer])
+reference(tmp_path / "work", [layer])        # the tree that umoci makes of the same layers
+tree_of(tmp_path / "ours")                   # names, kinds, modes, contents, targets, groups of hard links
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tests.fetch.images import compress, digest_of, write_image
+
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Compression, Layer
 from enginehouse.worker.inflate import Inflating
 from enginehouse.worker.sharing import Sharing
 from enginehouse.worker.tar import TarStream
 from enginehouse.worker.unpack import Unpacker
-from tests.fetch.images import compress, digest_of, write_image
 
 MTIME = 1_700_000_000
 USTAR, GNU, OLD = b"ustar\x0000", b"ustar  \0", bytes(8)
@@ -120,9 +121,7 @@ def tar(*entries: bytes, end: bytes = bytes(1024)) -> bytes:
 
 def layer_of(content: bytes, compression: Compression = "gzip") -> tuple[Layer, bytes]:
     packed = compress(content, compression)
-    layer = Layer(
-        digest=digest_of(packed), size_bytes=len(packed), compression=compression, diff_id=digest_of(content)
-    )
+    layer = Layer(digest=digest_of(packed), size_bytes=len(packed), compression=compression, diff_id=digest_of(content))
     return layer, packed
 
 

@@ -21,7 +21,7 @@ from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.model import Model
 from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.engine.http import HttpEngine
-from enginehouse.fetch.galleries import load_builtin
+from enginehouse.fetch.galleries import load_builtin, load_named
 from enginehouse.host import hardware
 from enginehouse.ports import Message
 from enginehouse.worker.actions import Actions, Parts
@@ -120,6 +120,7 @@ class World:
             models=self.models,
             supervisor=self.supervisor,
             journal=self.journal,
+            look_up=lambda named: load_named(named, self.assembled.client, directory / "galleries"),
         )
         self.actions = Actions(self.parts, self._changed)
 

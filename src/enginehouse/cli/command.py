@@ -113,5 +113,5 @@ def group(name: str, *, examples: Sequence[str]) -> Callable[[Callable[..., Any]
 
 def setting(field: str, help: str, metavar: str = "TEXT") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A flag for a field of settings. Its text is passed on unread: `settings.load` checks it like any other place."""
-    name = field.removesuffix("_seconds").replace("_", "-")
+    name = field.removesuffix("_seconds").removesuffix("_bytes").replace("_", "-")
     return click.option(f"--{name}", field, metavar=metavar, help=help)

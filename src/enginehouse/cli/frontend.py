@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from enginehouse.cli.command import command, given, setting
-from enginehouse.cli.sources import galleries
+from enginehouse.cli.sources import allow_host, galleries
 from enginehouse.cli.timings import timings
 
 
@@ -24,6 +24,7 @@ from enginehouse.cli.timings import timings
 @setting("approve_keys", "Public keys of nodes that need no approval.", "KEY,…")
 @setting("advertise_nats", "Address of NATS as workers reach it.", "HOST[:PORT]")
 @galleries
+@allow_host
 @timings
 def entry(**flags: Any) -> int:
     """Run one frontend alone.

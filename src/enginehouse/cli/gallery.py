@@ -29,7 +29,7 @@ def entry() -> None:
 
 def _machine(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of everything that chooses for a machine."""
-    function = sources.galleries(function)
+    function = sources.galleries(sources.allow_host(function))
     function = click.option(
         "--gallery", "chosen", multiple=True, metavar="FILE|URL", help="Read this gallery instead; repeatable."
     )(function)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from enginehouse.cli.command import command, given, setting
-from enginehouse.cli.sources import allow_host
+from enginehouse.cli.sources import installing
 from enginehouse.core.errors import Invalid
 
 
@@ -24,7 +24,7 @@ from enginehouse.core.errors import Invalid
 @setting("advertise_host", "Address of this machine as the frontend reaches it.", "ADDRESS")
 @setting("base_port", "First port for engines (50051).", "PORT")
 @setting("labels", "Labels of this node.", "KEY=VALUE,…")
-@allow_host
+@installing
 def entry(address: str, **flags: Any) -> int:
     """Join this machine to the server at URL as another node.
 

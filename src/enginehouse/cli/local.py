@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from enginehouse.cli import output, sources
-from enginehouse.cli.command import command, group, wants_json
+from enginehouse.cli.command import command, group, setting, wants_json
 
 if TYPE_CHECKING:
     from enginehouse.core.backend import Resolved
@@ -33,15 +33,8 @@ def entry() -> None:
 
 def place(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of everything that works on a backends directory."""
-    function = sources.galleries(function)
-    function = click.option("--absolute-links", is_flag=True, help="Accept images with absolute symbolic links.")(
-        function
-    )
-    return click.option(
-        "--backends-path",
-        metavar="DIR",
-        help="The directory; LocalAI's layout (ENGINEHOUSE_BACKENDS_PATH, LOCALAI_BACKENDS_PATH).",
-    )(function)
+    function = sources.galleries(sources.installing(function))
+    return setting("backends_path", "The directory, in LocalAI's layout (a worker's own in --data).", "DIR")(function)
 
 
 @command(
@@ -139,9 +132,14 @@ def list_backends(**flags: Any) -> None:
 def collect(cap: str | None, **flags: Any) -> None:
     """Remove what was fetched and no version needs any more, the longest unused first."""
     from enginehouse.cli import working
+    from enginehouse.core.errors import Invalid
     from enginehouse.core.progress import format_bytes
+    from enginehouse.setting_values import parse_size
 
-    limit = working.size(cap) if cap else None
+    try:
+        limit = parse_size(cap) if cap else None
+    except Invalid as error:
+        raise Invalid(f"cannot use {cap!r} as --cap: {error.message}", code="invalid_setting") from None
 
     async def work(local: working.Local) -> None:
         result = await local.collect(limit)

@@ -31,9 +31,25 @@ def allow_host(function: Function) -> Function:
     )(function)
 
 
+def installing(function: Function) -> Function:
+    """The flags of everything that installs backends."""
+    function = setting("backends_system_path", "Backends that came with the machine.", "DIR")(function)
+    function = setting("blob_cap_bytes", "How much of what was fetched is kept for later versions (20GiB).", "SIZE")(
+        function
+    )
+    function = setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")(function)
+    function = click.option(
+        "--absolute-links",
+        is_flag=True,
+        # None where it was not given, as for every other setting.
+        callback=lambda context, parameter, value: value or None,
+        help="Accept images with absolute symbolic links.",
+    )(function)
+    return allow_host(function)
+
+
 def galleries(function: Function) -> Function:
-    """The flags of everything that reads galleries."""
-    function = allow_host(function)
+    """The flag of everything that reads galleries; what reaches them needs `allow_host` or `installing` too."""
     return setting(
         "backend_galleries", "Galleries after the built-in one, as LocalAI writes them; [] for none.", "JSON"
     )(function)

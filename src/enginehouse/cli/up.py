@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from enginehouse.cli import output
 from enginehouse.cli.command import command, given, setting, wants_json
-from enginehouse.cli.sources import galleries
+from enginehouse.cli.sources import galleries, installing
 from enginehouse.cli.timings import timings
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @setting("advertise_nats", "Address of NATS as other machines reach it.", "HOST[:PORT]")
 @setting("base_port", "First port for engines (50051).", "PORT")
 @galleries
+@installing
 @timings
 def entry(**flags: Any) -> int:
     """Run everything on this machine.

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from enginehouse.cli.command import command, given, setting
-from enginehouse.cli.sources import allow_host
+from enginehouse.cli.sources import installing
 
 
 @command(
@@ -22,7 +22,7 @@ from enginehouse.cli.sources import allow_host
 @setting("labels", "Labels of this node.", "KEY=VALUE,…")
 @setting("grace_seconds", "How long an engine may take to stop (10s).", "DURATION")
 @setting("max_replicas_per_model", "Replicas of one model on this node (1).", "NUMBER")
-@allow_host
+@installing
 def entry(**flags: Any) -> int:
     """Run the worker of a node alone.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -29,16 +28,16 @@ from enginehouse.core.installation import check_directory
 from enginehouse.core.progress import Phase, format_bytes
 from enginehouse.core.reference import parse_uri
 from enginehouse.host import hardware
+from enginehouse.setting_file import read_credentials
 from enginehouse.settings import LocalSettings, load
 from enginehouse.worker.assembly import InstallerOptions
 from enginehouse.worker.install import Installed, InstallWish
 from enginehouse.worker.local import Local, LocalBackend, resolved_from
 from enginehouse.worker.plan import Plan
 
-__all__ = ["Local", "chosen", "install", "look", "plan", "run", "size", "upgrade"]
+__all__ = ["Local", "chosen", "install", "look", "plan", "run", "upgrade"]
 
 T = TypeVar("T")
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def chosen(
@@ -125,9 +124,11 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
     settings = _settings(flags)
     options = InstallerOptions(
         backends=settings.backends,
-        system=settings.system_backends,
+        system=settings.backends_system_path,
         allowed_hosts=settings.allowed_hosts,
-        limits=ArchiveLimits(absolute_links=bool(flags.get("absolute_links"))),
+        registry_credentials=read_credentials(settings.registry_credentials),
+        limits=ArchiveLimits(absolute_links=settings.absolute_links),
+        cap_bytes=settings.blob_cap_bytes,
     )
     # Whoever sits before a terminal is told in sentences; without any handler the log would go there too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
@@ -144,16 +145,6 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
         return asyncio.run(main())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-def size(text: str) -> int:
-    """`500`, `2GiB`, `1.5 GB`: binary units either way, as everything else here counts."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if found is None:
-        raise Invalid(
-            f"cannot use {text!r} as a size: write a number with KiB, MiB, GiB or TiB", code="invalid_setting"
-        )
-    return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 async def _shown(
@@ -257,19 +248,6 @@ def _gallery_flags(flags: dict[str, Any]) -> dict[str, Any]:
     return {name: flags.get(name) for name in ("backend_galleries", "allowed_hosts")}
 
 
-class _Place:
-    """Where the commands work."""
-
-    def __init__(self, backends: Path, system: Path | None, allowed_hosts: tuple[str, ...]) -> None:
-        self.backends = backends
-        self.system_backends = system
-        self.allowed_hosts = allowed_hosts
-
-
-def _settings(flags: dict[str, Any]) -> _Place:
-    settings = load(LocalSettings, {**_gallery_flags(flags), "data": given().data}, os.environ)
-    wanted = flags.get("backends_path") or os.environ.get("ENGINEHOUSE_BACKENDS_PATH")
-    wanted = wanted or os.environ.get("LOCALAI_BACKENDS_PATH")
-    backends = Path(wanted).expanduser().absolute() if wanted else settings.data / "backends"
-    system = Path(os.environ.get("LOCALAI_BACKENDS_SYSTEM_PATH") or "/var/lib/local-ai/backends")
-    return _Place(backends, system, settings.allowed_hosts)
+def _settings(flags: dict[str, Any]) -> LocalSettings:
+    known = {name: value for name, value in flags.items() if name in LocalSettings.__struct_fields__}
+    return load(LocalSettings, {**known, "data": given().data}, os.environ)

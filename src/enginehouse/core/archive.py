@@ -53,8 +53,8 @@ def check_path(raw: str) -> str:
     """The canonical form of an entry's path, "" for the root itself; raises for what could lead anywhere else."""
     if "\0" in raw:
         raise unsafe(f"the path {shown(raw)} contains a NUL")
-    if len(raw) > MAX_PATH:
-        raise unsafe(f"a path has {len(raw)} characters, at most {MAX_PATH} are allowed")
+    if len(raw) > MAX_COMPONENT and _bytes(raw) > MAX_PATH:
+        raise unsafe(f"a path has {_bytes(raw)} bytes, at most {MAX_PATH} are allowed")
     if raw.startswith("/"):
         raise unsafe(f"the path {shown(raw)} is absolute")
     parts = [part for part in raw.split("/") if part not in ("", ".")]
@@ -63,14 +63,14 @@ def check_path(raw: str) -> str:
     if len(parts) > MAX_DEPTH:
         raise unsafe(f"a path is {len(parts)} levels deep, at most {MAX_DEPTH} are allowed")
     for part in parts:
-        if len(part) > 63 and len(part.encode("utf-8", "surrogateescape")) > MAX_COMPONENT:
+        if len(part) > 63 and _bytes(part) > MAX_COMPONENT:
             raise unsafe(f"a name has more than {MAX_COMPONENT} bytes")
     return "/".join(parts)
 
 
 def check_symlink(path: str, target: str, *, absolute_links: bool) -> str:
-    """`target` itself, if the link at `path` resolves inside the tree, judged by its text."""
-    if not target or "\0" in target or len(target) > MAX_PATH:
+    """`target` itself, if the link at `path` resolves inside the tree, judged by its text; see `is_tangled`."""
+    if not target or "\0" in target or _bytes(target) >= MAX_PATH:
         raise unsafe(f"the link {shown(path)} has no usable target")
     if target.startswith("/"):
         if absolute_links:
@@ -90,11 +90,20 @@ def check_symlink(path: str, target: str, *, absolute_links: bool) -> str:
     return target
 
 
+def is_tangled(target: str) -> bool:
+    """Whether the text of a link's target may lie: what comes before an upward step may itself be a link.
+
+    Links without this lead where their text says, as far as the links that they meet do.
+    """
+    steps = [part for part in target.split("/") if part not in ("", ".")]
+    return any(before != ".." and after == ".." for before, after in zip(steps, steps[1:], strict=False))
+
+
 def check_mode(path: str, kind: Kind, mode: int) -> int:
     """Permission bits. Set-id on a directory only steers the owner of new files, which we do not keep anyway."""
     if kind == "file" and mode & 0o6000:
         raise unsafe(f"the file {shown(path)} is set-id")
-    return mode & (0o1777 if kind == "directory" else 0o777)
+    return mode & 0o1777
 
 
 def whiteout_target(name: str) -> str | None:
@@ -107,3 +116,7 @@ def whiteout_target(name: str) -> str | None:
     if hidden in ("", ".", ".."):
         raise unsafe(f"the whiteout {shown(name)} hides nothing that could exist")
     return hidden
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))

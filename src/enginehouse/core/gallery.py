@@ -199,6 +199,8 @@ class _Search:
             return self._refuse(f"{entry.name} has builds for {offered}, none for {self._platform}", is_platform=True)
         if not entry.uri:
             return self._refuse(f"{entry.name} has neither a uri nor capabilities")
+        if _is_local(entry.uri) and not _is_local(gallery.url):
+            return self._refuse(f"{entry.name}: the gallery {gallery.name} is not of this machine, its files are")
         if gallery.demands_signatures and _is_image(entry.uri):
             return self._refuse(
                 f"{entry.name}: its gallery {gallery.name} demands signatures, which are not verified yet"
@@ -251,7 +253,7 @@ def _resolved(gallery: Gallery, entry: Entry, platform: str, meta: str) -> Resol
         requirements=entry.requirements,
         launcher=entry.launcher,
         size_bytes=entry.size_bytes,
-        mirrors=entry.mirrors,
+        mirrors=tuple(one for one in entry.mirrors if _is_local(gallery.url) or not _is_local(one)),
         sha256=entry.sha256,
         gallery_url=gallery.url,
     )
@@ -262,6 +264,11 @@ def _preference(entry: Entry, capability: str) -> tuple[bool, int]:
     words = preferred_words(capability)
     rank = next((place for place, word in enumerate(words) if word in entry.name.lower()), len(words))
     return entry.is_development, rank
+
+
+def _is_local(uri: str) -> bool:
+    """Whether it names files of whatever machine reads it: something that only this machine's operator may say."""
+    return uri.startswith(("/", "file:", "ocifile:"))
 
 
 def _is_image(uri: str) -> bool:

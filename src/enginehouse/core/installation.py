@@ -12,9 +12,11 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from enginehouse.core.artifact import Artifact
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
+from enginehouse.core.reference import parse_uri
 
 RUN_FILE = "run.sh"
 METADATA_FILE = "metadata.json"
@@ -115,6 +117,30 @@ def pointer_for(resolved: Resolved, installed_at: str) -> Metadata:
         gallery_url=resolved.gallery_url or resolved.source,
         installed_at=installed_at,
         version=resolved.version,
+    )
+
+
+def is_wanted(known: Metadata, resolved: Resolved, upgrade: bool) -> bool:
+    """Whether what is installed is what is asked for, as far as can be told without asking anybody."""
+    if resolved.digest:
+        return resolved.digest in (known.digest, known.index_digest)
+    if resolved.sha256:
+        return known.digest == "sha256:" + resolved.sha256.strip().lower().removeprefix("sha256:")
+    return not upgrade and known.uri == resolved.uri and parse_uri(resolved.uri).kind != "directory"
+
+
+def is_same(known: Metadata, artifact: Artifact) -> bool:
+    # LocalAI records the digest of the index, we that of the platform's manifest.
+    return bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
+
+
+def described_by(metadata: Metadata, artifact: Artifact) -> Metadata:
+    """`metadata` with what its artifact says of itself."""
+    return msgspec.structs.replace(
+        metadata,
+        digest=artifact.digest,
+        index_digest=artifact.index_digest if artifact.index_digest != artifact.digest else "",
+        platform=artifact.platform or metadata.platform,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
 from msgspec import Struct
@@ -24,6 +24,7 @@ from enginehouse.core.action import (
     subject_of,
 )
 from enginehouse.core.errors import Conflict, EnginehouseError
+from enginehouse.core.gallery import Gallery
 from enginehouse.core.intent import Outcome
 from enginehouse.core.replica import RunningReplica, process_key
 from enginehouse.core.report import CommandResult
@@ -42,6 +43,9 @@ from enginehouse.worker.trees import Trees
 log = logging.getLogger(__name__)
 
 
+LookUp = Callable[[str], Awaitable[Sequence[Gallery]]]  # the galleries that a message of a Go frontend names
+
+
 class Parts(Struct, frozen=True, kw_only=True):
     """What actions act on."""
 
@@ -50,6 +54,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     models: Models
     supervisor: Supervisor
     journal: Journal
+    look_up: LookUp
 
 
 class _Open(Struct, kw_only=True):

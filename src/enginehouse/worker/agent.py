@@ -18,6 +18,7 @@ import enginehouse
 from enginehouse.core.errors import EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.report import Report
 from enginehouse.core.wire import HeartbeatRequest, RegisterReply
+from enginehouse.fetch.galleries import load_named
 from enginehouse.host import disk, hardware
 from enginehouse.loop import Loop
 from enginehouse.ports import Bus, Engine, Link
@@ -72,6 +73,7 @@ class Agent:
             models=models,
             supervisor=Supervisor(place, trees, models, engine, environment=environment, changed=self._wake),
             journal=Journal(place.journal),
+            look_up=lambda named: load_named(named, self._assembled.client, place.directory / "galleries"),
         )
         self._actions = Actions(self._parts, self._wake)
 

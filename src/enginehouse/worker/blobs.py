@@ -12,14 +12,14 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import Hopeless
-from enginehouse.worker.partial import journal_of
+from enginehouse.worker.partial import journal_of, journalled_bytes
 
 PART = ".part"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -54,14 +54,10 @@ class Blobs:
             return False
 
     def held_bytes(self, layer: Layer) -> int:
-        """How much of a blob need not be fetched: for plans, so an estimate by the journal alone is enough."""
+        """How much of a blob need not be fetched: by its size or by its journal alone, so for plans."""
         if self.has(layer):
             return layer.size_bytes
-        try:
-            status = self.partial_of(layer.digest).stat()
-        except OSError:
-            return 0
-        return min(layer.size_bytes, status.st_blocks * 512)
+        return journalled_bytes(self.partial_of(layer.digest), layer.size_bytes)
 
     @contextlib.asynccontextmanager
     async def use(self, layers: Iterable[Layer]) -> AsyncIterator[None]:
@@ -118,6 +114,17 @@ class Blobs:
             removed += 1
             freed += size
         return Collected(removed=removed, freed_bytes=freed, kept_bytes=total - freed)
+
+    def make_room(self, wanted_bytes: int, wishes: Sequence[Iterable[str]]) -> None:
+        """Give back at least so many bytes, if there are as many. Blocks.
+
+        Each of `wishes` is what would rather be kept, the last one what must be: it is used in a moment.
+        """
+        held = sum(size for _, size, _ in self._entries())
+        goal = max(0, held - wanted_bytes)
+        for protected in wishes:
+            if self.collect(protected, goal).kept_bytes <= goal:
+                return
 
     def _entries(self) -> list[tuple[int, int, Path]]:
         entries: list[tuple[int, int, Path]] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.progress import Phase
 from enginehouse.fetch.origins import Origin
 from enginehouse.fetch.patience import Patience
+from enginehouse.host import disk
 from enginehouse.worker.blobs import Blobs
 from enginehouse.worker.fetching import Fetch, Target
 from enginehouse.worker.inflate import Inflating
@@ -35,11 +35,12 @@ Report = Callable[[Phase, str, int, int], None]  # phase, file, bytes done, byte
 
 
 class Built(Struct, frozen=True, kw_only=True):
-    records: list[FileRecord]
-    fetched_bytes: int
-    reused_bytes: int
-    written_bytes: int
-    shared_bytes: int
+    records: list[FileRecord] = []
+    fetched_bytes: int = 0
+    reused_bytes: int = 0
+    written_bytes: int = 0
+    shared_bytes: int = 0
+    sources: tuple[str, ...] = ()  # the origins that gave bytes
 
 
 class Builder:
@@ -54,103 +55,118 @@ class Builder:
         self, artifact: Artifact, origins: Sequence[Origin], tree: Path, sharing: Sharing, report: Report
     ) -> Built:
         """Fill the empty directory `tree`. Of several origins, one that sends something else gives way to the next."""
+        told = _steady(report)
         async with self._blobs.use(artifact.layers):
-            for turn in range(len(origins)):
+            left = list(origins)
+            while True:
+                pull = _Pull(artifact=artifact, origins=left, tree=tree, sharing=sharing)
                 try:
-                    return await self._attempt(artifact, origins[turn:], tree, sharing, report)
+                    return await self._attempt(pull, told)
                 except Hopeless as error:
-                    if error.code != "digest_mismatch" or turn == len(origins) - 1:
+                    if error.code != "digest_mismatch":
                         raise
-                    await in_thread(_empty, tree)
-        raise Hopeless(f"cannot install {artifact.uri}: there is no place to fetch it from", code="invalid_uri")
+                    # What was kept here may have been damaged here: then nobody else is to blame, and it is gone now.
+                    if pull.spoilt not in pull.kept:
+                        left = left[1:]
+                    if not left:
+                        raise
+                await in_thread(_empty, tree)
 
-    async def _attempt(
-        self, artifact: Artifact, origins: Sequence[Origin], tree: Path, sharing: Sharing, report: Report
-    ) -> Built:
+    async def _attempt(self, pull: _Pull, report: Report) -> Built:
         async with contextlib.AsyncExitStack() as opened:
-            followings: list[Following] = []
-            targets: list[Target] = []
-            for layer in artifact.layers:
-                following, target = await in_thread(self._open, layer, origins)
-                opened.callback(following.close)
-                followings.append(following)
-                if target is not None:
-                    opened.callback(target.partial.close)
-                    targets.append(target)
-            return await self._pull(artifact, _Pull(followings, targets, origins), tree, sharing, report)
+            await in_thread(self._open, pull, opened)
+            return await self._pull(pull, report)
 
-    def _open(self, layer: Layer, origins: Sequence[Origin]) -> tuple[Following, Target | None]:
-        """Where the bytes of a layer are or will be. Blocks."""
-        for origin in origins:
+    def _open(self, pull: _Pull, opened: contextlib.AsyncExitStack) -> None:
+        """Where the bytes of each layer are or will be; a layer that occurs twice is fetched once. Blocks."""
+        for layer in pull.artifact.layers:
+            target = pull.targets.get(layer.digest)
+            complete = None if target is not None else self._complete(layer, pull)
+            if complete is None and target is None:
+                partial = Partial(self._blobs.partial_of(layer.digest), layer.size_bytes)
+                opened.callback(partial.close)
+                if partial.resumed_bytes:
+                    pull.kept.add(layer.digest)
+                target = Target(layer=layer, partial=partial, followings=[], lock=asyncio.Lock())
+                pull.targets[layer.digest] = target
+            path, offset = complete or (self._blobs.partial_of(layer.digest), 0)
+            following = Following(path, offset, layer.size_bytes)
+            opened.callback(following.close)
+            pull.followings.append(following)
+            if complete is not None:
+                following.complete()
+            elif target is not None:
+                target.followings.append(following)
+
+    def _complete(self, layer: Layer, pull: _Pull) -> tuple[Path, int] | None:
+        for origin in pull.origins:
             local = origin.local(layer)
             if local is not None:
-                following = Following(local.path, local.offset_bytes, layer.size_bytes)
-                following.complete()
-                return following, None
-        if self._blobs.has(layer):
-            self._blobs.touch(layer)
-            following = Following(self._blobs.path_of(layer.digest), 0, layer.size_bytes)
-            following.complete()
-            return following, None
-        partial = Partial(self._blobs.partial_of(layer.digest), layer.size_bytes)
-        following = Following(partial.path, 0, layer.size_bytes)
-        return following, Target(layer=layer, partial=partial, following=following, lock=asyncio.Lock())
+                return local.path, local.offset_bytes
+        if not self._blobs.has(layer):
+            return None
+        self._blobs.touch(layer)
+        pull.kept.add(layer.digest)
+        return self._blobs.path_of(layer.digest), 0
 
-    async def _pull(self, artifact: Artifact, pull: _Pull, tree: Path, sharing: Sharing, report: Report) -> Built:
-        held = artifact.size_bytes - sum(target.partial.size_bytes for target in pull.targets)
-        resumed = sum(target.partial.done_bytes for target in pull.targets)
+    async def _pull(self, pull: _Pull, report: Report) -> Built:
+        uri, total = pull.artifact.uri, pull.artifact.size_bytes
+        partials = [target.partial for target in pull.targets.values()]
+        held = total - sum(partial.size_bytes for partial in partials)
+        shared_before = pull.sharing.shared_bytes
+        fetch = Fetch(list(pull.targets.values()), pull.origins, self._patience)
         stopped = threading.Event()
 
         def heard() -> None:
-            done = held + sum(target.partial.done_bytes for target in pull.targets)
-            phase: Phase = "downloading" if done < artifact.size_bytes else "extracting"
-            report(phase, artifact.uri, done, artifact.size_bytes)
+            done = held + sum(partial.done_bytes for partial in partials)
+            report("downloading" if done < total else "extracting", uri, done, total)
+
+        def fail(error: EnginehouseError | OSError) -> None:
+            for following in pull.followings:
+                following.fail(error)
 
         def stop() -> None:
             stopped.set()
-            for following in pull.followings:
-                following.fail(Unavailable("cannot go on unpacking: it was cancelled", code="cancelled"))
+            fail(Unavailable("cannot go on unpacking: it was cancelled", code="cancelled"))
 
-        async def fetch() -> None:
+        async def run() -> None:
             try:
-                await Fetch(pull.targets, pull.origins, self._patience).run(heard)
-            except* EnginehouseError as group:
-                error = _first(group)
-                for following in pull.followings:
-                    following.fail(error)
+                await fetch.run(heard)
+            except* (EnginehouseError, OSError) as group:
+                # Heard by whoever waits for the bytes, so that there is one error and one place it comes from.
+                fail(_first(group))
 
         heard()
+        failure: EnginehouseError | OSError | None = None
         async with asyncio.TaskGroup() as group:
-            fetching = group.create_task(fetch())
+            fetching = group.create_task(run())
             try:
-                unpacked = await in_own_thread(
-                    lambda: self._unpack(artifact, pull.followings, tree, sharing, stopped.is_set), stop
-                )
+                unpacked = await in_own_thread(lambda: self._unpack(pull, stopped.is_set), stop)
+            except (EnginehouseError, OSError) as error:
+                failure = error
             finally:
                 fetching.cancel()  # it has ended, or what it brings is no longer wanted
+        if failure is not None:
+            raise failure
+        resumed = sum(partial.resumed_bytes for partial in partials)
         return Built(
             records=list(unpacked.records.values()),
-            fetched_bytes=artifact.size_bytes - held - resumed,
+            fetched_bytes=total - held - resumed,
             reused_bytes=held + resumed,
             written_bytes=unpacked.written_bytes,
-            shared_bytes=sharing.shared_bytes,
+            shared_bytes=pull.sharing.shared_bytes - shared_before,
+            sources=tuple(fetch.sources),
         )
 
-    def _unpack(
-        self,
-        artifact: Artifact,
-        followings: Sequence[Following],
-        tree: Path,
-        sharing: Sharing,
-        is_stopped: Callable[[], bool],
-    ) -> Unpacker:
+    def _unpack(self, pull: _Pull, is_stopped: Callable[[], bool]) -> Unpacker:
         left = self._limits.total_bytes
-        with Unpacker(tree, sharing, self._limits) as unpacker:
-            for layer, following in zip(artifact.layers, followings, strict=True):
+        with Unpacker(pull.tree, pull.sharing, self._limits) as unpacker:
+            for layer, following in zip(pull.artifact.layers, pull.followings, strict=True):
                 try:
                     left -= self._apply(layer, following, unpacker, left, is_stopped)
                 except Hopeless as error:
                     if error.code == "digest_mismatch":
+                        pull.spoilt = layer.digest
                         self._blobs.discard(layer)
                     raise
                 self._blobs.promote(layer)
@@ -178,13 +194,32 @@ class Builder:
             return inflating.plain_bytes
 
 
-class _Pull(Struct, frozen=True):
-    followings: Sequence[Following]
-    targets: Sequence[Target]
+class _Pull(Struct, kw_only=True):
+    """One attempt: what is wanted, from where, and what of it was here before."""
+
+    artifact: Artifact
     origins: Sequence[Origin]
+    tree: Path
+    sharing: Sharing
+    followings: list[Following] = []
+    targets: dict[str, Target] = {}
+    kept: set[str] = set()
+    spoilt: str = ""  # the blob that turned out to be something else
 
 
-def _first(group: BaseExceptionGroup[EnginehouseError]) -> EnginehouseError:
+def _steady(report: Report) -> Report:
+    """Numbers that never fall and phases that never go back, also when a blob has to be fetched once more."""
+    most, is_over = 0, False
+
+    def told(phase: Phase, file: str, done: int, total: int) -> None:
+        nonlocal most, is_over
+        most, is_over = max(most, done), is_over or phase == "extracting"
+        report("extracting" if is_over else phase, file, most, total)
+
+    return told
+
+
+def _first(group: BaseExceptionGroup[EnginehouseError | OSError]) -> EnginehouseError | OSError:
     for error in group.exceptions:
         return _first(error) if isinstance(error, BaseExceptionGroup) else error
     raise AssertionError("a group has at least one exception")
@@ -192,7 +227,4 @@ def _first(group: BaseExceptionGroup[EnginehouseError]) -> EnginehouseError:
 
 def _empty(tree: Path) -> None:
     for path in tree.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        disk.remove_tree(path)

@@ -1,8 +1,8 @@
 """Messages from the bus as Actions, and outcomes as replies: LocalAI's shapes with our additive fields.
 
-A message of ours carries its intent and the resolved build, which is obeyed. One of a Go frontend carries only names:
-those are looked up in the built-in gallery for this machine. The bus is not trusted, so every name is checked here,
-before anything acts on it.
+A message of ours carries its intent and the resolved build, which is obeyed. One of a Go frontend carries only names,
+looked up for this machine in the galleries it names, or the address of an image. The bus is not trusted, so every name
+is checked here, before anything acts on it, and files of this machine are never what is installed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from msgspec import Struct
 
 from enginehouse.core import wire
 from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBackend, StartReplica, StopReplica
-from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.backend import InstalledBackend, Resolved, package_digest
 from enginehouse.core.errors import EnginehouseError, Invalid, NotFound, can_heal
-from enginehouse.core.gallery import resolve
+from enginehouse.core.gallery import Gallery, resolve
 from enginehouse.core.installation import check_directory, directory_behind
 from enginehouse.core.intent import Outcome
 from enginehouse.core.name import check_model_name
+from enginehouse.core.reference import parse_uri, shown_uri
 from enginehouse.core.replica import parse_process_key, process_key
 from enginehouse.fetch.galleries import load_builtin
 from enginehouse.host import hardware
@@ -38,18 +39,31 @@ class Work(Struct, frozen=True, kw_only=True):
     expected_address: str = ""  # of a stop: only the process there is meant
 
 
-def decode(verb: str, payload: bytes, installed: Sequence[InstalledBackend]) -> Work:
+class Known(Struct, frozen=True, kw_only=True):
+    """What a name can mean here."""
+
+    installed: Sequence[InstalledBackend] = ()
+    galleries: Sequence[Gallery] = ()
+
+
+def galleries_wanted(verb: str, payload: bytes) -> str | None:
+    """The list of galleries that a message's name has to be looked up in; None where it has not."""
+    if verb not in (wire.INSTALL, wire.UPGRADE):
+        return None
+    request = wire.decode(payload, wire.BackendInstallRequest, "the request")
+    return None if request.resolved or request.uri or request.model_id else request.backend_galleries
+
+
+def decode(verb: str, payload: bytes, known: Known) -> Work:
     """The work that a message asks for; raises one of our errors for anything else."""
+    installed = known.installed
     match verb:
         case wire.INSTALL:
-            return _install(wire.decode(payload, wire.BackendInstallRequest, "the install request"), installed)
+            return _install(wire.decode(payload, wire.BackendInstallRequest, "the install request"), known)
         case wire.UPGRADE:
             upgrade = wire.decode(payload, wire.BackendUpgradeRequest, "the upgrade request")
-            _refuse_external(upgrade.uri)
             return Work(
-                action=InstallBackend(
-                    backend=upgrade.backend, resolved=upgrade.resolved or _resolve(upgrade.backend), upgrade=True
-                ),
+                action=InstallBackend(backend=upgrade.backend, resolved=_resolved(upgrade, known), upgrade=True),
                 op_id=upgrade.op_id,
                 about=upgrade.backend,
                 command=upgrade.command,
@@ -76,11 +90,10 @@ def decode(verb: str, payload: bytes, installed: Sequence[InstalledBackend]) -> 
             raise Invalid(f"cannot do {verb!r}: this worker does not know it", code="unsupported")
 
 
-def _install(request: wire.BackendInstallRequest, installed: Sequence[InstalledBackend]) -> Work:
-    _refuse_external(request.uri)
+def _install(request: wire.BackendInstallRequest, known: Known) -> Work:
     if not request.model_id:
         action: Action = InstallBackend(
-            backend=request.backend, resolved=request.resolved or _resolve(request.backend), force=request.force
+            backend=request.backend, resolved=_resolved(request, known), force=request.force
         )
         return Work(action=action, op_id=request.op_id, about=request.backend, command=request.command)
     check_model_name(request.model_id)
@@ -96,7 +109,7 @@ def _install(request: wire.BackendInstallRequest, installed: Sequence[InstalledB
     action = StartReplica(
         model=request.model.model,
         slot=request.replica_index,
-        directory=_directory(request.backend, installed, True),
+        directory=_directory(request.backend, known.installed, True),
         key=request.model.key,
     )
     return Work(action=action, op_id=request.op_id, about=request.model_id, command=request.command)
@@ -120,15 +133,35 @@ def _check_slot(slot: int) -> None:
         raise Invalid(f"cannot use {slot} as a replica index: it must be 0 to {MAX_SLOT - 1}", code="invalid_name")
 
 
-def _refuse_external(uri: str) -> None:
-    if uri:
-        raise Invalid(f"cannot install from {uri[:80]!r}: this worker installs from its gallery", code="unsupported")
+def _resolved(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: Known) -> Resolved:
+    if request.resolved is not None:
+        return request.resolved
+    if request.uri:
+        return _external(request.uri, request.name or request.backend, request.alias)
+    # `gallery@name` chooses among the frontend's galleries, which are these.
+    return _resolve(request.backend, known.galleries or (load_builtin(),))
 
 
-def _resolve(name: str) -> Resolved:
-    # `gallery@name` chooses among the frontend's galleries; here there is one.
-    plain = name.rpartition("@")[2]
-    return resolve((load_builtin(),), plain, hardware.capability(), hardware.platform())
+def _external(uri: str, name: str, alias: str) -> Resolved:
+    source = parse_uri(uri)
+    if source.kind in ("directory", "ocifile"):
+        raise Invalid(
+            f"cannot install from {shown_uri(uri)}: files of this machine are installed with `enginehouse local`",
+            code="uri_not_allowed",
+            param="uri",
+        )
+    digest = package_digest(uri, (), "", "") if source.kind == "package" else ""
+    return Resolved(directory=check_directory(name), uri=uri, digest=digest, alias=alias)
+
+
+def _resolve(name: str, galleries: Sequence[Gallery]) -> Resolved:
+    try:
+        return resolve(galleries, name, hardware.capability(), hardware.platform())
+    except NotFound:
+        if "@" not in name:
+            raise
+        # A frontend calls its galleries what it likes; the entry is what was meant.
+        return resolve(galleries, name.rpartition("@")[2], hardware.capability(), hardware.platform())
 
 
 def _directory(name: str, installed: Sequence[InstalledBackend], may_be_absent: bool) -> str:
@@ -140,7 +173,7 @@ def _directory(name: str, installed: Sequence[InstalledBackend], may_be_absent: 
     if not may_be_absent:
         raise NotFound(f"cannot find a backend named {plain!r} on this node", code="not_found")
     try:
-        return _resolve(plain).directory
+        return _resolve(plain, (load_builtin(),)).directory
     except EnginehouseError:
         return check_directory(plain)
 

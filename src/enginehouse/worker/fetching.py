@@ -2,26 +2,29 @@
 
 What breaks off is asked for again from the byte where it broke; an origin that keeps failing gives way to the next
 one. Safe because blobs are named by their digest: whatever an origin sent, a wrong byte is found before anything of it
-can be seen. No bytes for `stall_seconds` end a read (the client's rule), not the fetch.
+can be seen. No bytes for `stall_seconds` end a read (the client's rule); when no connection heard anything meanwhile,
+they end the fetch.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from msgspec import Struct
 
 from enginehouse.core.artifact import Layer
-from enginehouse.core.errors import EnginehouseError, NotFound, Upstream, can_heal
+from enginehouse.core.errors import EnginehouseError, Upstream, can_heal
+from enginehouse.core.reference import shown_uri
 from enginehouse.fetch.origins import Origin
 from enginehouse.fetch.patience import Patience
-from enginehouse.worker.partial import PART_BYTES, Following, Partial
+from enginehouse.worker.partial import Following, Partial
 from enginehouse.worker.threads import in_thread
 
 CONNECTIONS = 4  # to one server: more gain nothing on a fast link and are unfair on a slow one
 WRITE_BYTES = 1024 * 1024  # what is gathered before a thread writes it
+WRITE_SECONDS = 0.25  # on a slow link nothing is held back for longer: what is not written is lost to a kill
 
 
 class Target(Struct, kw_only=True):
@@ -29,13 +32,18 @@ class Target(Struct, kw_only=True):
 
     layer: Layer
     partial: Partial
-    following: Following
-    is_whole: bool = False  # its server sends no ranges: one stream from the beginning
-    lock: asyncio.Lock
+    followings: list[Following]
+    lock: asyncio.Lock  # of the one stream from the beginning, where a server sends no ranges
+
+
+class _Read(Struct):
+    """One request; when the last byte of it came, or when it began."""
+
+    heard_at: float
 
 
 class Fetch:
-    """One fetch of some blobs from one or more origins that have them all."""
+    """One fetch of some blobs from one or more origins that have them all. `sources` are those that gave bytes."""
 
     def __init__(self, targets: Sequence[Target], origins: Sequence[Origin], patience: Patience) -> None:
         self._targets = targets
@@ -43,11 +51,13 @@ class Fetch:
         self._patience = patience
         self._waiting = deque((target, part) for target in targets for part in target.partial.missing())
         self._preferred = 0  # the origin that answered last
+        self._heard_at = 0.0
+        self.sources: dict[str, None] = {}
 
     async def run(self, heard: Callable[[], None]) -> None:
         """Returns when every byte is on disk; `heard` is called as they come."""
         for target in self._targets:
-            target.following.follow(target.partial, 0)
+            _tell(target)
         count = min(CONNECTIONS, len(self._waiting))
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
@@ -60,52 +70,66 @@ class Fetch:
 
     async def _persist(self, target: Target, part: int, heard: Callable[[], None]) -> None:
         """One part, whatever it takes: the same origin again after a pause, then the next one."""
-        failures = 0
+        told: EnginehouseError | None = None
         first = self._preferred
         for turn in range(len(self._origins)):
             index = (first + turn) % len(self._origins)
-            for attempt in range(self._patience.tries):
-                before = target.partial.done_bytes
+            is_last = turn == len(self._origins) - 1
+            failures = 0
+            while failures < self._patience.tries:
+                origin, before = self._origins[index], _progress(self._origins[index], target, part)
+                read = _Read(asyncio.get_running_loop().time())
                 try:
-                    await self._fetch(self._origins[index], target, part, heard)
+                    await self._fetch(origin, target, part, read, heard)
                     self._preferred = index
                     return
-                except (Upstream, NotFound) as error:
-                    last: EnginehouseError = error
-                    failures = 0 if target.partial.done_bytes > before else failures + 1
-                    if not can_heal(error) or failures >= self._patience.tries:
+                except EnginehouseError as error:
+                    # Whatever may heal is worth more to whoever decides about the next attempt.
+                    told = error if told is None or can_heal(error) or not can_heal(told) else told
+                    # What moves is not given up, however often it breaks off, unless another place may be better.
+                    has_moved = _progress(origin, target, part) > before
+                    failures = 0 if has_moved and is_last else failures + 1
+                    if not isinstance(error, Upstream) or self._gives_up(error, read, is_last):
                         break
-                    if isinstance(error, Upstream) and error.code != "no_ranges":
-                        await asyncio.sleep(self._patience.pause_seconds(min(failures, attempt), error))
-        raise last
+                    await asyncio.sleep(self._patience.pause_seconds(failures, error))
+        assert told is not None
+        raise told
 
-    async def _fetch(self, origin: Origin, target: Target, part: int, heard: Callable[[], None]) -> None:
+    def _gives_up(self, error: Upstream, read: _Read, is_last: bool) -> bool:
+        """Silence of one connection may be its own; silence of all of them is the origin's, and was long enough."""
+        return error.code == "stalled" and (self._heard_at <= read.heard_at or not is_last)
+
+    async def _fetch(self, origin: Origin, target: Target, part: int, read: _Read, heard: Callable[[], None]) -> None:
         partial = target.partial
-        if not target.is_whole:
-            start = partial.start_of(part) + partial.written[part]
-            if start >= partial.end_of(part):
-                return
+        if origin.supports_ranges:
             try:
-                await self._copy(origin, target, start, partial.end_of(part), heard)
-                return
+                start = partial.start_of(part) + partial.written[part]
+                await self._copy(origin.read(target.layer, start, partial.end_of(part)), target, start, read, heard)
             except Upstream as error:
                 if error.code != "no_ranges":
                     raise
-                target.is_whole = True
-        async with target.lock:
-            if partial.missing():
-                await self._copy(origin, target, 0, partial.size_bytes, heard)
+        if not origin.supports_ranges:
+            async with target.lock:
+                if partial.missing():
+                    await self._copy(origin.read(target.layer, 0, None), target, 0, read, heard)
+        if partial.is_missing(part):
+            raise Upstream(f"cannot get all of {target.layer.digest[:19]} from {shown_uri(origin.uri)}: it ended early")
+        self.sources[origin.uri] = None
 
-    async def _copy(self, origin: Origin, target: Target, start: int, end: int, heard: Callable[[], None]) -> None:
-        position, gathered, size = start, [], 0
-        stream = origin.read(target.layer, start, end)
+    async def _copy(
+        self, stream: AsyncIterator[bytes], target: Target, position: int, read: _Read, heard: Callable[[], None]
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        gathered: list[bytes] = []
+        size, written_at = 0, clock()
         try:
             async for piece in stream:
+                read.heard_at = self._heard_at = clock()
                 gathered.append(piece)
                 size += len(piece)
-                if size >= WRITE_BYTES:
+                if size >= WRITE_BYTES or read.heard_at - written_at >= WRITE_SECONDS:
                     await self._write(target, position, gathered)
-                    position, gathered, size = position + size, [], 0
+                    position, gathered, size, written_at = position + size, [], 0, clock()
                     heard()
         finally:
             # What came before a break is kept: it need not come again.
@@ -115,19 +139,14 @@ class Fetch:
             await stream.aclose()  # type: ignore[attr-defined]
 
     async def _write(self, target: Target, position: int, pieces: list[bytes]) -> None:
-        """Into the parts they belong to, leaving out what is there already."""
-        content = pieces if position // PART_BYTES == (position + sum(map(len, pieces)) - 1) // PART_BYTES else None
-        partial = target.partial
-        if content is not None and position == partial.start_of(part := position // PART_BYTES) + partial.written[part]:
-            await in_thread(partial.write, part, pieces)
-            target.following.follow(partial, part)
-            return
-        joined = b"".join(pieces)
-        while joined:
-            part = position // PART_BYTES
-            here, joined = joined[: partial.end_of(part) - position], joined[partial.end_of(part) - position :]
-            new = here[max(0, partial.start_of(part) + partial.written[part] - position) :]
-            if new:
-                await in_thread(partial.write, part, [new])
-                target.following.follow(partial, part)
-            position += len(here)
+        await in_thread(target.partial.write, position, pieces)
+        _tell(target)
+
+
+def _progress(origin: Origin, target: Target, part: int) -> int:
+    return target.partial.written[part] if origin.supports_ranges else target.partial.done_bytes
+
+
+def _tell(target: Target) -> None:
+    for following in target.followings:
+        following.follow(target.partial)

@@ -6,6 +6,7 @@ The digests are known only at the end, so whoever unpacks must not show the resu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import queue
@@ -19,6 +20,7 @@ from isal import igzip_lib
 from enginehouse.core.archive import ArchiveLimits, too_large, unsafe
 from enginehouse.core.artifact import Compression, Layer
 from enginehouse.core.errors import EnginehouseError, Hopeless
+from enginehouse.worker.frames import Frames
 
 READ_BYTES = 512 * 1024
 BUFFER_BYTES = 1024 * 1024
@@ -88,13 +90,29 @@ def _gunzip(source: Hashed) -> Iterator[bytes]:
             content = more.lstrip(b"\0")
 
 
+class _Framed:
+    """A source whose zstd frames are followed as it is read."""
+
+    def __init__(self, source: Hashed) -> None:
+        self._source = source
+        self.frames = Frames()
+
+    def read(self, size: int = -1, /) -> bytes:
+        content = self._source.read(size)
+        self.frames.feed(content)
+        return content
+
+
 def _unzstd(source: Hashed) -> Iterator[bytes]:
+    framed = _Framed(source)
     try:
         reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(
-            cast(IO[bytes], source), read_size=READ_BYTES, read_across_frames=True, closefd=False
+            cast(IO[bytes], framed), read_size=READ_BYTES, read_across_frames=True, closefd=False
         )
         while plain := reader.read(BUFFER_BYTES):
             yield plain
+        if not framed.frames.is_whole:
+            raise unsafe("its zstd stream is cut off")
     except zstandard.ZstdError as error:
         if "memory" in str(error).lower() or "window" in str(error).lower():
             raise too_large(f"its zstd window is larger than {_MAX_WINDOW_BYTES // 2**20} MiB") from None
@@ -120,7 +138,9 @@ class Inflating:
         self._allowed_bytes = allowed_bytes
         self._queue: queue.Queue[bytes | BaseException] = queue.Queue(QUEUED)
         self._stopped = threading.Event()
+        self._skipped = threading.Event()
         self._sha256 = hashlib.sha256()
+        self._is_over = False
         self.plain_bytes = 0
         self._thread = threading.Thread(target=self._run, name="inflate", daemon=True)
 
@@ -132,10 +152,10 @@ class Inflating:
         self._stopped.set()
         while self._thread.is_alive():
             # It may be waiting to hand over a buffer that nobody wants any more.
-            try:
-                self._queue.get(timeout=0.05)
-            except queue.Empty:
-                self._thread.join(0.05)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._queue.get_nowait()
+            self._thread.join(0.005)
 
     def next_buffer(self) -> bytes:
         while True:
@@ -153,19 +173,18 @@ class Inflating:
         return item
 
     def skip(self) -> None:
-        """Read to the end without looking: for a digest that is wanted although the contents were refused."""
-        try:
+        """Read to the end without inflating: for a digest that is wanted although the contents were refused."""
+        self._skipped.set()
+        with contextlib.suppress(Hopeless):
             while self.next_buffer():
                 pass
-        except Hopeless as error:
-            if error.code == "archive_too_large":
-                raise
 
     def check(self) -> None:
-        """Raises where the bytes read or the bytes they became are not those that were asked for."""
+        """Raises where the bytes read or the bytes they became are not those that were asked for; after `skip` only
+        the bytes read are known."""
         check_digest(self._layer, self._source.digest(), self._source.read_bytes)
         plain = "sha256:" + self._sha256.hexdigest()
-        if self._layer.diff_id and plain != self._layer.diff_id:
+        if self._layer.diff_id and plain != self._layer.diff_id and not self._skipped.is_set():
             raise unsafe(f"a layer unpacks to {plain[:19]}…, its image says {self._layer.diff_id[:19]}…")
 
     def _run(self) -> None:
@@ -176,26 +195,36 @@ class Inflating:
                 self._queue.put(plain)
                 if self._stopped.is_set():
                     return
-            while self._source.read(READ_BYTES):
-                pass
+                if self._skipped.is_set():
+                    break
+            self._read_rest()
             self._queue.put(b"")
         except (EnginehouseError, OSError) as error:
             self._queue.put(self._judged(error))
 
     def _judged(self, error: EnginehouseError | OSError) -> EnginehouseError | OSError:
-        """Bytes changed on their way look like a broken stream: the rest is read, so that `check` can tell."""
-        if isinstance(error, Hopeless) and error.code == "unsafe_archive":
+        """Bytes changed on their way look like a broken stream: the rest is read, because the digest tells which it
+        is. Not where a limit was reached: a stream that inflates so far is what it was meant to be."""
+        if isinstance(error, Hopeless) and not self._is_over:
             try:
-                while not self._stopped.is_set() and self._source.read(READ_BYTES):
-                    pass
+                self._read_rest()
+                check_digest(self._layer, self._source.digest(), self._source.read_bytes)
             except (EnginehouseError, OSError) as worse:
                 return worse
         return error
 
+    def _read_rest(self) -> None:
+        # One byte too many is enough to know that it is another blob.
+        while self._source.read_bytes <= self._layer.size_bytes and self._source.read(READ_BYTES):
+            if self._stopped.is_set():
+                return
+
     def _count(self, size: int) -> None:
         self.plain_bytes += size
-        if self.plain_bytes > self._allowed_bytes:
-            raise too_large(f"it holds more than {self._limits.total_bytes / 2**30:.1f} GiB")
         free, ratio = self._limits.ratio_free_bytes, self._limits.ratio
-        if self.plain_bytes > free and self.plain_bytes > ratio * self._source.read_bytes:
+        self._is_over = self.plain_bytes > self._allowed_bytes
+        if self._is_over:
+            raise too_large(f"it holds more than {self._limits.total_bytes / 2**30:.1f} GiB")
+        self._is_over = self.plain_bytes > free and self.plain_bytes > ratio * self._source.read_bytes
+        if self._is_over:
             raise too_large(f"it grows to more than {ratio} times its compressed size")

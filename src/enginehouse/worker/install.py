@@ -17,14 +17,16 @@ from msgspec import Struct
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.backend import Resolved, check_resolved
-from enginehouse.core.errors import Hopeless, Unavailable
+from enginehouse.core.errors import Unavailable
 from enginehouse.core.installation import (
     METADATA_FILE,
-    RUN_FILE,
     Metadata,
     Version,
     check_directory,
+    described_by,
     encode_metadata,
+    is_same,
+    is_wanted,
     metadata_for,
 )
 from enginehouse.core.reference import parse_uri
@@ -33,11 +35,12 @@ from enginehouse.host import disk
 from enginehouse.worker.blobs import DEFAULT_CAP_BYTES, Blobs, Collected
 from enginehouse.worker.building import Builder, Built, Report
 from enginehouse.worker.copying import DirectoryEntries
+from enginehouse.worker.looking import check_run_file, now
 from enginehouse.worker.packages import Packages, check_described
 from enginehouse.worker.sharing import FileRecord, Manifests, Sharing
 from enginehouse.worker.suppliers import Suppliers
 from enginehouse.worker.threads import in_thread
-from enginehouse.worker.trees import Trees, now
+from enginehouse.worker.trees import Trees
 from enginehouse.worker.unpack import SPARE_BYTES, Unpacker
 
 log = logging.getLogger(__name__)
@@ -77,7 +80,7 @@ class Storage(Struct, frozen=True, kw_only=True):
 class _Made(Struct, frozen=True, kw_only=True):
     metadata: Metadata
     blobs: tuple[str, ...] = ()
-    built: Built | None = None
+    built: Built = Built()
 
 
 class Installer:
@@ -94,8 +97,8 @@ class Installer:
         try:
             self._trees.check_pointer(resolved)
             known = await in_thread(self._trees.metadata_of, resolved.directory)
-            if known is not None and not wish.force and _is_wanted(known, resolved, wish.upgrade):
-                return await self._keep(wish, known)
+            if known is not None and not wish.force and is_wanted(known, resolved, wish.upgrade):
+                return await self._keep(wish, known, known)
             return await self._replace(wish, known, report, swapped)
         except OSError as error:
             raise disk.storage_error(error, f"install {resolved.directory}") from error
@@ -129,83 +132,97 @@ class Installer:
             self._protected(), self._storage.cap_bytes if cap_bytes is None else cap_bytes
         )
 
-    async def _keep(self, wish: InstallWish, known: Metadata) -> Installed:
-        await in_thread(self._trees.note, wish.resolved.directory, wish.generation)
+    async def _keep(self, wish: InstallWish, known: Metadata, seen: Metadata) -> Installed:
+        """What is there is what is asked for; what is written about it may be less than what was seen."""
+        fresh = msgspec.structs.replace(seen, generation=max(known.generation, wish.generation))
+        if fresh != known:
+            await in_thread(self._trees.note, wish.resolved.directory, fresh)
         await in_thread(self._trees.point, wish.resolved)
-        return Installed(digest=known.digest, changed=False)
+        return Installed(digest=fresh.digest, changed=False)
 
     async def _replace(self, wish: InstallWish, known: Metadata | None, report: Report, swapped: Swapped) -> Installed:
         resolved, directory = wish.resolved, wish.resolved.directory
-        staging = self._trees.staging_of(directory)
-        report("resolving", "", 0, resolved.size_bytes)
-        await in_thread(self._trees.make_directories)
         kind = parse_uri(resolved.uri).kind
+        report("resolving", "", 0, resolved.size_bytes if kind == "package" else 0)
+        await in_thread(self._trees.make_directories)
         try:
             if kind == "package":
-                made = await self._from_package(wish, staging, report)
+                made = await self._from_package(wish, report)
             elif kind == "directory":
-                made = await self._from_directory(wish, staging, report)
+                made = await self._from_directory(wish, report)
             else:
                 artifact, origins = await self._suppliers.resolve(resolved)
-                if known is not None and not wish.force and _is_same(known, artifact):
-                    return await self._keep(wish, known)
+                if known is not None and not wish.force and is_same(known, artifact):
+                    return await self._keep(wish, known, described_by(known, artifact))
                 made = await self._from_artifact(wish, artifact, origins, report)
-            await in_thread(self._stage, directory, made, resolved)
-            await in_thread(self._trees.swap_in, directory)
-            await in_thread(self._trees.point, resolved)
-            await in_thread(self._trees.reach, directory, "swapped")
-            await swapped()
-            await in_thread(self._clean, directory)
+            await self._switch(directory, made, resolved, swapped)
         finally:
             await in_thread(self._trees.discard, directory)
-        return _told(made)
+        built = made.built
+        return Installed(
+            digest=made.metadata.digest,
+            fetched_bytes=built.fetched_bytes,
+            reused_bytes=built.reused_bytes,
+            written_bytes=built.written_bytes,
+            shared_bytes=built.shared_bytes,
+        )
+
+    async def _switch(self, directory: str, made: _Made, resolved: Resolved, swapped: Swapped) -> None:
+        try:
+            await in_thread(self._put_in_place, directory, made, resolved)
+        finally:
+            # Past the swap there is no way back: whoever cancels now hears of it when all is in order.
+            if await in_thread(self._trees.is_in_place, directory):
+                await swapped()
+                await in_thread(self._clean, directory)
+
+    def _put_in_place(self, directory: str, made: _Made, resolved: Resolved) -> None:
+        self._stage(directory, made, resolved)
+        self._trees.swap_in(directory)
+        self._trees.point(resolved)
+        self._trees.reach(directory, "swapped")
 
     async def _from_artifact(
         self, wish: InstallWish, artifact: Artifact, origins: list[Origin], report: Report
     ) -> _Made:
         resolved, directory = wish.resolved, wish.resolved.directory
+        own = {layer.digest: layer for layer in artifact.layers}
         missing = sum(
             layer.size_bytes - self._storage.blobs.held_bytes(layer)
-            for layer in artifact.layers
+            for layer in own.values()
             if not any(origin.local(layer) for origin in origins)
         )
         # A tree is at least as large as what it is packed into; more is found out on the way.
-        await in_thread(self._make_room, directory, missing + max(artifact.size_bytes, resolved.size_bytes))
+        needed = missing + max(artifact.size_bytes, resolved.size_bytes)
+        await in_thread(self._make_room, directory, needed, set(own))
         await in_thread(self._begin, directory)
         sharing = await in_thread(self._relatives, directory)
         staging = self._trees.staging_of(directory)
         built = await self._builder.build(artifact, origins, staging, sharing, report)
         await in_thread(self._trees.reach, directory, "verified")
-        await in_thread(_check_run_file, staging, resolved)
-        metadata = msgspec.structs.replace(
-            metadata_for(resolved, wish.generation, now()),
-            digest=artifact.digest,
-            index_digest=artifact.index_digest if artifact.index_digest != artifact.digest else "",
-            platform=artifact.platform or resolved.platform,
-            fetched_from=artifact.uri if artifact.uri.partition("@")[0] != resolved.uri.partition("@")[0] else "",
-        )
-        blobs = tuple(layer.digest for layer in artifact.layers)
-        return _Made(metadata=metadata, blobs=blobs, built=built)
+        await in_thread(check_run_file, staging, resolved)
+        metadata = described_by(metadata_for(resolved, wish.generation, now()), artifact)
+        places = [_place(uri) for uri in (artifact.uri, *built.sources)]
+        elsewhere = next((place for place in reversed(places) if place != _place(resolved.uri)), "")
+        return _Made(metadata=msgspec.structs.replace(metadata, fetched_from=elsewhere), blobs=tuple(own), built=built)
 
-    async def _from_package(self, wish: InstallWish, staging: Path, report: Report) -> _Made:
+    async def _from_package(self, wish: InstallWish, report: Report) -> _Made:
         directory = wish.resolved.directory
-        await in_thread(self._make_room, directory, wish.resolved.size_bytes)
+        await in_thread(self._make_room, directory, wish.resolved.size_bytes, set())
         await in_thread(self._begin, directory)
-        await self._packages.build(wish.resolved, staging, report)
+        await self._packages.build(wish.resolved, self._trees.staging_of(directory), report)
         return _Made(metadata=metadata_for(wish.resolved, wish.generation, now()))
 
-    async def _from_directory(self, wish: InstallWish, staging: Path, report: Report) -> _Made:
-        directory = wish.resolved.directory
+    async def _from_directory(self, wish: InstallWish, report: Report) -> _Made:
+        directory, staging = wish.resolved.directory, self._trees.staging_of(wish.resolved.directory)
         await in_thread(self._begin, directory)
         sharing = await in_thread(self._relatives, directory)
         report("extracting", wish.resolved.uri, 0, 0)
         entries = DirectoryEntries(Path(parse_uri(wish.resolved.uri).path), self._storage.limits.total_bytes)
         records, written = await in_thread(self._copy, entries, staging, sharing)
-        await in_thread(_check_run_file, staging, wish.resolved)
+        await in_thread(check_run_file, staging, wish.resolved)
         metadata = metadata_for(wish.resolved, wish.generation, now())
-        built = Built(
-            records=records, fetched_bytes=0, reused_bytes=0, written_bytes=written, shared_bytes=sharing.shared_bytes
-        )
+        built = Built(records=records, written_bytes=written, shared_bytes=sharing.shared_bytes)
         return _Made(metadata=msgspec.structs.replace(metadata, digest=entries.digest()), built=built)
 
     def _copy(self, entries: DirectoryEntries, staging: Path, sharing: Sharing) -> tuple[list[FileRecord], int]:
@@ -216,6 +233,7 @@ class Installer:
 
     def _begin(self, directory: str) -> None:
         staging = self._trees.staging_of(directory)
+        self._trees.settle(directory)
         disk.remove_tree(staging)
         self._trees.reach(directory, "fetching")
         staging.mkdir(mode=0o750)
@@ -227,7 +245,7 @@ class Installer:
         disk.remove_tree(staging / METADATA_FILE)
         (staging / METADATA_FILE).write_bytes(encode_metadata(made.metadata))
         (staging / METADATA_FILE).chmod(0o644)
-        if made.built is not None:
+        if made.built.records:
             self._storage.manifests.write(staging, made.built.records)
         disk.sync_files(staging)
         version = Version(inode=staging.stat().st_ino, digest=made.metadata.digest, blobs=made.blobs)
@@ -246,13 +264,13 @@ class Installer:
             sharing.add(tree, self._storage.manifests.read(tree))
         return sharing
 
-    def _make_room(self, directory: str, needed_bytes: int) -> None:
-        free = disk.free_bytes(self._trees.backends)
-        if free < needed_bytes + SPARE_BYTES:
-            # Blobs are only a convenience for the next version: rather than refuse, let go of them.
-            self._storage.blobs.collect((), max(0, free - needed_bytes - SPARE_BYTES))
+    def _make_room(self, directory: str, needed_bytes: int, own: set[str]) -> None:
+        """Blobs are only a convenience for the next version: rather than refuse, let go of them."""
+        free, wanted = disk.free_bytes(self._trees.backends), needed_bytes + SPARE_BYTES
+        if free < wanted:
+            self._storage.blobs.make_room(wanted - free, (self._protected() | own, own))
             free = disk.free_bytes(self._trees.backends)
-        if free < needed_bytes + SPARE_BYTES:
+        if free < wanted:
             raise Unavailable(
                 f"cannot install {directory}: it needs {needed_bytes // 2**20 + 1} MiB and "
                 f"{free // 2**20} MiB are free; free some, it goes on by itself",
@@ -278,37 +296,5 @@ def _checked(resolved: Resolved) -> Resolved:
     return resolved
 
 
-def _is_wanted(known: Metadata, resolved: Resolved, upgrade: bool) -> bool:
-    """Whether what is installed is what is asked for, as far as can be told without asking anybody."""
-    if resolved.digest:
-        return resolved.digest in (known.digest, known.index_digest)
-    return not upgrade and known.uri == resolved.uri and parse_uri(resolved.uri).kind != "directory"
-
-
-def _is_same(known: Metadata, artifact: Artifact) -> bool:
-    # LocalAI records the digest of the index, we that of the platform's manifest.
-    return bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
-
-
-def _check_run_file(staging: Path, resolved: Resolved) -> None:
-    run_file = staging / RUN_FILE
-    if run_file.is_symlink() or not run_file.is_file() or not run_file.stat().st_size:
-        raise Hopeless(
-            f"cannot install {resolved.directory}: {resolved.uri} has no {RUN_FILE}; it is not the image of a backend",
-            code="unsupported",
-        )
-    if not run_file.stat().st_mode & 0o111:
-        run_file.chmod(0o700)  # as LocalAI does before it starts one
-
-
-def _told(made: _Made) -> Installed:
-    built = made.built
-    if built is None:
-        return Installed(digest=made.metadata.digest)
-    return Installed(
-        digest=made.metadata.digest,
-        fetched_bytes=built.fetched_bytes,
-        reused_bytes=built.reused_bytes,
-        written_bytes=built.written_bytes,
-        shared_bytes=built.shared_bytes,
-    )
+def _place(uri: str) -> str:
+    return uri.partition("@sha256:")[0]

@@ -15,7 +15,7 @@ from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.host import disk
 from enginehouse.ports import Bus, Message
 from enginehouse.worker.actions import Actions, Parts
-from enginehouse.worker.commands import decode, encode_reply, outcome_of
+from enginehouse.worker.commands import Known, decode, encode_reply, galleries_wanted, outcome_of
 from enginehouse.worker.progress import Told, publishing
 from enginehouse.worker.threads import in_thread
 
@@ -75,14 +75,17 @@ class Listener:
             installed = await in_thread(self._parts.trees.list_installed)
             if verb == wire.LIST:
                 return wire.encode(wire.BackendListReply(backends=installed))
-            work = await in_thread(decode, verb, message.payload, installed)
+            named = galleries_wanted(verb, message.payload)
+            galleries = await self._parts.look_up(named) if named is not None else ()
+            known = Known(installed=installed, galleries=galleries)
+            work = await in_thread(decode, verb, message.payload, known)
         except EnginehouseError as error:
             return encode_reply(verb, outcome_of(error), None)
         except OSError as error:
-            known = disk.storage_error(error, "read what is installed")
+            failure = disk.storage_error(error, "read what is installed")
             if verb == wire.LIST:
-                return wire.encode(wire.BackendListReply(backends=None, error=known.message))
-            return encode_reply(verb, outcome_of(known), None)
+                return wire.encode(wire.BackendListReply(backends=None, error=failure.message))
+            return encode_reply(verb, outcome_of(failure), None)
         command = work.command
         told = Told(
             node_id=self._node_id,

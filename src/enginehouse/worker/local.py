@@ -102,9 +102,8 @@ class Local:
 
     def directory_of(self, name: str) -> str:
         """The directory that a name of the listing means."""
-        check_name(name, "backend")
         found = directory_behind(self._assembled.trees.list_installed(), name)
-        if found is None and self._assembled.trees.previous_metadata(name) is not None:
+        if found is None and self._assembled.trees.previous_metadata(check_name(name, "backend")) is not None:
             found = name
         if found is None:
             raise NotFound(

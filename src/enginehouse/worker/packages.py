@@ -17,7 +17,7 @@ from enginehouse.core.errors import Hopeless, Invalid, Unavailable
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.core.name import check_name
 from enginehouse.fetch.galleries import builtin_directory
-from enginehouse.fetch.pypi import Python, check_package
+from enginehouse.fetch.pypi import Python, check_package, check_requirement
 from enginehouse.host import processes
 from enginehouse.worker.building import Report
 from enginehouse.worker.threads import in_thread
@@ -100,6 +100,9 @@ class Packages:
 def check_described(resolved: Resolved) -> None:
     """The bus is not trusted: what is asked for must be what its digest says, and nothing but a package."""
     check_package(_package(resolved))
+    if resolved.requirements or resolved.sha256:
+        for line in requirements_of(resolved):
+            check_requirement(line)
     digest = package_digest(resolved.uri, resolved.requirements, resolved.launcher, resolved.version)
     if digest != resolved.digest:
         raise Hopeless(
@@ -114,8 +117,8 @@ def requirements_of(resolved: Resolved) -> tuple[str, ...]:
     """Pinned and hashed lines where the gallery has them, else the package itself."""
     if resolved.requirements:
         return resolved.requirements
-    package = _package(resolved)
-    return (f"{package} --hash=sha256:{resolved.sha256}",) if resolved.sha256 else (package,)
+    package, sha256 = _package(resolved), resolved.sha256.removeprefix("sha256:").lower()
+    return (f"{package} --hash=sha256:{sha256}",) if sha256 else (package,)
 
 
 def _package(resolved: Resolved) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from isal import isal_zlib
@@ -19,22 +19,26 @@ from isal import isal_zlib
 from enginehouse.core.errors import EnginehouseError
 
 PART_BYTES = 8 * 1024 * 1024  # one request: long enough for a far server, short enough to share among connections
-_RECORD = struct.Struct("<III")  # bytes written, checksum of them, checksum of the record
+_BODY, _CHECK = struct.Struct("<II"), struct.Struct("<I")  # bytes written, checksum of them; checksum of the two
+_RECORD_BYTES = _BODY.size + _CHECK.size
+_MOST_PIECES = 512  # the system takes 1024 in one call
 _READ_BYTES = 1024 * 1024
 
 
 class Partial:
-    """The file and its journal. `write` is called from threads, one at a time per part."""
+    """The file and its journal. `write` is called from threads."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path = path
         self.size_bytes = size_bytes
-        self.count = max(1, -(-size_bytes // PART_BYTES))
+        self.count = _count(size_bytes)
         self.written = [0] * self.count
         self._checksums = [0] * self.count
+        self._locks = [threading.Lock() for _ in range(self.count)]
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._journal = os.open(journal_of(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._resume()
+        self.resumed_bytes = self.done_bytes
 
     def start_of(self, part: int) -> int:
         return part * PART_BYTES
@@ -43,45 +47,65 @@ class Partial:
         return min(self.size_bytes, (part + 1) * PART_BYTES)
 
     def missing(self) -> list[int]:
-        return [part for part in range(self.count) if self.start_of(part) + self.written[part] < self.end_of(part)]
+        return [part for part in range(self.count) if self.is_missing(part)]
+
+    def is_missing(self, part: int) -> bool:
+        return self.start_of(part) + self.written[part] < self.end_of(part)
 
     @property
     def done_bytes(self) -> int:
         return sum(self.written)
 
-    def write(self, part: int, pieces: Sequence[bytes]) -> None:
-        """Append to a part. Blocks."""
-        at = self.start_of(part) + self.written[part]
-        size, summed = 0, self._checksums[part]
-        for piece in pieces:
-            size += len(piece)
-            summed = isal_zlib.crc32(piece, summed)
-        if at + size > self.end_of(part):
-            raise ValueError("more bytes than the part has")
-        written = os.pwritev(self._file, pieces, at)
-        while written < size:
-            written += os.pwrite(self._file, b"".join(pieces)[written:], at + written)
-        self._checksums[part] = summed
-        self._note(part, self.written[part] + size)
-        self.written[part] += size
+    def write(self, position: int, pieces: Sequence[bytes]) -> None:
+        """The bytes of the blob from `position` on, into the parts they belong to. Blocks.
+
+        What is there already is left alone: two connections may bring the same bytes, one of them a stream from the
+        beginning because its server sends no ranges, and neither may write at a place that the other has moved.
+        """
+        size = sum(map(len, pieces))
+        part = position // PART_BYTES
+        if size and position + size <= self.end_of(part) and len(pieces) <= _MOST_PIECES:
+            self._append(part, position, pieces)
+            return
+        joined = memoryview(b"".join(pieces))
+        while joined:
+            part = position // PART_BYTES
+            here = joined[: self.end_of(part) - position]
+            self._append(part, position, [here])
+            position, joined = position + len(here), joined[len(here) :]
 
     def close(self) -> None:
         os.close(self._file)
         os.close(self._journal)
 
+    def _append(self, part: int, position: int, pieces: Sequence[bytes | memoryview]) -> None:
+        with self._locks[part]:
+            at = self.start_of(part) + self.written[part]
+            if at != position:
+                pieces = [memoryview(b"".join(pieces))[max(0, at - position) :]]
+            size = sum(map(len, pieces))
+            if not size or position > at:
+                return
+            summed = self._checksums[part]
+            for piece in pieces:
+                summed = isal_zlib.crc32(piece, summed)
+            written = os.pwritev(self._file, pieces, at)
+            while written < size:
+                written += os.pwrite(self._file, memoryview(b"".join(pieces))[written:], at + written)
+            self._checksums[part] = summed
+            self._note(part, self.written[part] + size)
+            self.written[part] += size
+
     def _note(self, part: int, written: int) -> None:
-        record = struct.pack("<II", written, self._checksums[part])
-        os.pwrite(self._journal, _RECORD.pack(written, self._checksums[part], isal_zlib.crc32(record, part)), part * 12)
+        record = _BODY.pack(written, self._checksums[part])
+        os.pwrite(self._journal, record + _CHECK.pack(isal_zlib.crc32(record, part)), part * _RECORD_BYTES)
 
     def _resume(self) -> None:
         """Take over what an earlier run left, as far as its checksums hold."""
-        journal = os.pread(self._journal, self.count * _RECORD.size, 0)
-        for part in range(len(journal) // _RECORD.size):
-            written, summed, check = _RECORD.unpack_from(journal, part * _RECORD.size)
-            if check != isal_zlib.crc32(struct.pack("<II", written, summed), part):
-                continue
-            start = self.start_of(part)
-            if 0 < written <= self.end_of(part) - start and self._sum(start, written) == summed:
+        if os.fstat(self._file).st_size > self.size_bytes:
+            os.ftruncate(self._file, self.size_bytes)
+        for part, (written, summed) in enumerate(_records(self._journal, self.size_bytes)):
+            if written and self._sum(self.start_of(part), written) == summed:
                 self.written[part], self._checksums[part] = written, summed
 
     def _sum(self, start: int, size: int) -> int | None:
@@ -93,6 +117,34 @@ class Partial:
             summed = isal_zlib.crc32(content, summed)
             done += len(content)
         return summed
+
+
+def journalled_bytes(path: Path, size_bytes: int) -> int:
+    """How much of a partial blob its journal says is there: for plans, so the bytes themselves are not read."""
+    try:
+        journal = os.open(journal_of(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return sum(written for written, _ in _records(journal, size_bytes)) if path.exists() else 0
+    finally:
+        os.close(journal)
+
+
+def _records(journal: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Per part the bytes written and their checksum; zeros for a record that was torn or is impossible."""
+    content = os.pread(journal, _count(size_bytes) * _RECORD_BYTES, 0)
+    for part in range(len(content) // _RECORD_BYTES):
+        record = content[part * _RECORD_BYTES : (part + 1) * _RECORD_BYTES]
+        written, summed = _BODY.unpack_from(record)
+        (check,) = _CHECK.unpack_from(record, _BODY.size)
+        room = min(PART_BYTES, size_bytes - part * PART_BYTES)
+        is_sound = check == isal_zlib.crc32(record[: _BODY.size], part) and written <= room
+        yield (written, summed) if is_sound else (0, 0)
+
+
+def _count(size_bytes: int) -> int:
+    return max(1, -(-size_bytes // PART_BYTES))
 
 
 def journal_of(path: Path) -> Path:
@@ -112,7 +164,7 @@ class Following:
         self._size_bytes = size_bytes
         self._position = 0
         self._ready_bytes = 0
-        self._error: EnginehouseError | None = None
+        self._error: EnginehouseError | OSError | None = None
         self._changed = threading.Condition()
 
     def complete(self) -> None:
@@ -124,10 +176,8 @@ class Following:
             self._ready_bytes = max(self._ready_bytes, ready_bytes)
             self._changed.notify_all()
 
-    def follow(self, partial: Partial, part: int) -> None:
-        """`moved` up to the first hole, as seen from a part that has grown."""
-        if partial.start_of(part) > self._ready_bytes:
-            return
+    def follow(self, partial: Partial) -> None:
+        """`moved` up to the first hole."""
         ready = self._ready_bytes
         index = min(ready // PART_BYTES, partial.count - 1)
         while index < partial.count:
@@ -137,7 +187,7 @@ class Following:
             index += 1
         self.moved(ready)
 
-    def fail(self, error: EnginehouseError) -> None:
+    def fail(self, error: EnginehouseError | OSError) -> None:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()

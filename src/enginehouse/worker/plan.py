@@ -55,7 +55,7 @@ async def plan(assembled: Assembled, resolved: Resolved) -> Plan:
         return _plain_plan(resolved, known, tree_bytes, free)
     artifact, origins = await assembled.suppliers.resolve(resolved)
     held = {layer.digest: _held(assembled, layer, origins) for layer in artifact.layers}
-    fetch = sum(layer.size_bytes - held[layer.digest] for layer in artifact.layers)
+    fetch = sum({layer.digest: layer.size_bytes for layer in artifact.layers}.values()) - sum(held.values())
     unpacked = await _unpacked_bytes(artifact, origins[0], assembled)
     is_current = known is not None and bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
     return Plan(

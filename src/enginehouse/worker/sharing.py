@@ -3,27 +3,36 @@
 Images of engines usually have one layer, so whole layers are rarely the same while most of their files are. The trees
 that are installed are the pool: each has a manifest of its files beside it, and a candidate is compared byte by byte
 before it is used, so a file that was changed in place is never taken for what it was. A clone (reflink) where the file
-system has them; else a hard link, but not for files that engines are known to rewrite where they stand.
+system has them; else a hard link, but not for files that engines are known to rewrite where they stand. A file that
+was there before is only ever read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import os
-from collections.abc import Iterator
+import stat
+import sys
+import time
 from pathlib import Path
 
 import msgspec
 from isal import isal_zlib
 from msgspec import Struct
 
+from enginehouse.core.archive import TarEntry
+
 SMALLEST_BYTES = 4096  # below a block nothing is saved
 HELD_BYTES = 1024 * 1024  # files up to this are compared in memory, larger ones as they stream by
 MAX_RECORDS = 200_000  # of all trees together: what an index may take of our memory
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_COMPARED = 4  # large files of one size that are read beside the new one; shards of a model may be many
 _SCRIPT_BYTES = 64 * 1024
+_MOST_LINKS = 1000  # far from the 65,000 of ext4, so that an image can still link to the file itself
 _FICLONE = 0x40049409
 _REWRITTEN = (".cfg", ".sh", ".json", ".pth")  # LocalAI's engines edit such files at every start
+_YOUNG_SECONDS = 3600.0  # an install may be at work on the tree of such a manifest
 
 
 class FileRecord(Struct, frozen=True, array_like=True):
@@ -40,6 +49,19 @@ class Candidate(Struct, frozen=True):
     mtime_ns: int
 
 
+class Opened(Struct, frozen=True):
+    """A file that is there, open for reading, and the path it was opened by."""
+
+    descriptor: int
+    path: Path
+
+    def holds(self, content: bytes | memoryview, offset_bytes: int) -> bool:
+        return os.pread(self.descriptor, len(content), offset_bytes) == bytes(content)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
 class Manifests:
     """One file per tree, named after the tree's inode, so that it stays right when the tree is renamed."""
 
@@ -48,29 +70,29 @@ class Manifests:
 
     def write(self, tree: Path, records: list[FileRecord]) -> None:
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        kept = [record for record in records if record.size_bytes >= SMALLEST_BYTES]
-        path = self._directory / str(tree.stat().st_ino)
-        # Not synced and not journalled: a lost one costs shared space, a wrong one is found out by comparing.
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.msgpack.encode(kept))
-        temporary.replace(path)
+        kept = [record for record in records if record.size_bytes >= SMALLEST_BYTES and _is_text(record.path)]
+        # Not synced, journalled or moved into place: a lost one costs shared space, a torn one cannot be read, a wrong
+        # one is found out by comparing.
+        self._path_of(tree).write_bytes(msgspec.msgpack.encode(kept))
 
     def read(self, tree: Path) -> list[FileRecord]:
         try:
-            return msgspec.msgpack.decode(
-                (self._directory / str(tree.stat().st_ino)).read_bytes(), type=list[FileRecord]
-            )
+            return msgspec.msgpack.decode(self._path_of(tree).read_bytes(), type=list[FileRecord])
         except (OSError, msgspec.DecodeError):
             return []
 
     def prune(self, trees: list[Path]) -> None:
-        """Forget the trees that are gone."""
+        """Forget the trees that are gone, but not those that are about to be."""
         if not self._directory.is_dir():
             return
         known = {str(tree.stat().st_ino) for tree in trees if tree.is_dir()}
-        for path in self._directory.iterdir():
-            if path.name not in known:
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._directory.iterdir():
+                if path.name not in known and path.stat().st_mtime < time.time() - _YOUNG_SECONDS:
+                    path.unlink(missing_ok=True)
+
+    def _path_of(self, tree: Path) -> Path:
+        return self._directory / str(tree.stat().st_ino)
 
 
 class Sharing:
@@ -80,13 +102,12 @@ class Sharing:
         self._small: dict[tuple[int, int, int], Candidate] = {}
         self._large: dict[tuple[int, int], list[Candidate]] = {}
         self._records = 0
-        self._can_clone = True
-        self._can_link = True
+        self._can_clone = sys.platform == "linux"
         self.shared_bytes = 0
 
     def add(self, tree: Path, records: list[FileRecord]) -> None:
         """The nearest relatives first: of two candidates for one file the earlier one is kept."""
-        for record in records[: MAX_RECORDS - self._records]:
+        for record in records[: max(0, MAX_RECORDS - self._records)]:
             candidate = Candidate(tree, record.path, record.mtime_ns)
             if record.size_bytes > HELD_BYTES:
                 self._large.setdefault((record.size_bytes, record.mode), []).append(candidate)
@@ -94,81 +115,122 @@ class Sharing:
                 self._small.setdefault((record.size_bytes, record.mode, record.checksum), candidate)
         self._records += len(records)
 
-    def small(self, content: bytes | memoryview, path: str, mode: int, mtime_ns: int) -> int | None:
+    def small(self, entry: TarEntry, content: bytes | memoryview, checksum_of_it: int) -> Opened | None:
         """An open file with exactly this content, or None."""
-        if not self._small or not self._is_fit(path, len(content), mode):
+        if not self._small or not self._is_fit(entry):
             return None
-        candidate = self._small.get((len(content), mode, isal_zlib.crc32(content)))
-        if candidate is None or not _same_time(path, candidate, mtime_ns):
-            return None
-        opened = _open(candidate, len(content), mode)
-        if opened is None:
-            return None
-        if os.read(opened, len(content) + 1) == bytes(content):
+        candidate = self._small.get((len(content), entry.mode, checksum_of_it))
+        opened = _open(candidate, entry) if candidate is not None else None
+        if opened is None or opened.holds(content, 0):
             return opened
-        os.close(opened)
+        opened.close()
         return None
 
-    def large(self, path: str, size_bytes: int, mode: int, mtime_ns: int) -> Iterator[int]:
+    def large(self, entry: TarEntry) -> list[Opened]:
         """Open files that may turn out to be equal."""
-        if self._is_fit(path, size_bytes, mode):
-            for candidate in self._large.get((size_bytes, mode), ()):
-                if _same_time(path, candidate, mtime_ns):
-                    opened = _open(candidate, size_bytes, mode)
-                    if opened is not None:
-                        yield opened
+        if not self._large or not self._is_fit(entry):
+            return []
+        found: list[Opened] = []
+        for candidate in self._large.get((entry.size_bytes, entry.mode), ()):
+            opened = _open(candidate, entry)
+            if opened is not None:
+                found.append(opened)
+            if len(found) == _COMPARED:
+                break
+        return found
 
-    def place(self, source: int, name: str, directory: int) -> int | None:
-        """Put the open file `source` at `name`: 0 for a hard link, the new file's descriptor for a clone, None where
-        the file system does neither."""
-        size = os.fstat(source).st_size
-        if self._can_clone:
-            made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
-            try:
-                fcntl.ioctl(made, _FICLONE, source)
-                self.shared_bytes += size
-                return made
-            except OSError:
-                self._can_clone = False
-                os.close(made)
-                os.unlink(name, dir_fd=directory)
-        if self._can_link and self._is_linkable(name, size, os.fstat(source).st_mode):
-            try:
-                # By the descriptor: exactly the file that was compared, whatever its name means by now.
-                os.link(f"/proc/self/fd/{source}", name, dst_dir_fd=directory, follow_symlinks=True)
-                self.shared_bytes += size
-                return 0
-            except OSError as error:
-                if error.errno != errno.EMLINK:
-                    self._can_link = False
-        return None
+    def place(self, source: Opened, entry: TarEntry, name: str, directory: int) -> bool:
+        """Put a file that was found equal at `name`, where nothing is; False where the file system cannot."""
+        if self._can_clone and self._clone(source, entry, name, directory):
+            self.shared_bytes += entry.size_bytes
+            return True
+        if _is_linkable(entry) and _link(source, name, directory):
+            self.shared_bytes += entry.size_bytes
+            return True
+        return False
 
-    def _is_fit(self, path: str, size_bytes: int, mode: int) -> bool:
-        if size_bytes < SMALLEST_BYTES or not (self._can_clone or self._can_link):
+    def _clone(self, source: Opened, entry: TarEntry, name: str, directory: int) -> bool:
+        made = os.open(name, NEW_FILE, 0o600, dir_fd=directory)
+        try:
+            _ficlone(made, source.descriptor)
+            settle(made, entry)
+            return True
+        except OSError as error:
+            os.unlink(name, dir_fd=directory)
+            if error.errno not in (errno.EXDEV, errno.ENOSPC, errno.EDQUOT):
+                self._can_clone = False  # not here: making and removing a file for each would be a waste
             return False
-        return self._can_clone or self._is_linkable(path, size_bytes, mode)
+        finally:
+            os.close(made)
 
-    def _is_linkable(self, path: str, size_bytes: int, mode: int) -> bool:
-        """Two names of one file change together, so nothing that is likely to be edited in place."""
-        return not path.endswith(_REWRITTEN) and not (mode & 0o111 and size_bytes < _SCRIPT_BYTES)
+    def _is_fit(self, entry: TarEntry) -> bool:
+        return entry.size_bytes >= SMALLEST_BYTES and (self._can_clone or _is_linkable(entry))
 
 
 def checksum(content: bytes | memoryview, before: int = 0) -> int:
     return isal_zlib.crc32(content, before)
 
 
-def _same_time(path: str, candidate: Candidate, mtime_ns: int) -> bool:
-    # Compiled Python beside a source records its time; under another one it would be compiled at every start.
-    return not path.endswith(".py") or candidate.mtime_ns == mtime_ns
+def settle(made: int, entry: TarEntry) -> None:
+    """Mode and time of a file that was just made."""
+    os.fchmod(made, entry.mode)
+    os.utime(made, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def _open(candidate: Candidate, size_bytes: int, mode: int) -> int | None:
+def _is_linkable(entry: TarEntry) -> bool:
+    """Two names of one file change together, so nothing that is likely to be edited in place."""
+    return not entry.path.endswith(_REWRITTEN) and not (entry.mode & 0o111 and entry.size_bytes < _SCRIPT_BYTES)
+
+
+def _link(source: Opened, name: str, directory: int) -> bool:
+    status = os.fstat(source.descriptor)
+    if not 0 < status.st_nlink < _MOST_LINKS:
+        return False
     try:
-        opened = os.open(candidate.tree / candidate.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if sys.platform == "linux":
+            # By the descriptor: exactly the file that was compared, whatever its name means by now.
+            os.link(f"/proc/self/fd/{source.descriptor}", name, dst_dir_fd=directory, follow_symlinks=True)
+            return True
+        os.link(source.path, name, dst_dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False  # another file system, one without links, a file that is not ours, no /proc: it is written
+    made = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if (made.st_dev, made.st_ino) == (status.st_dev, status.st_ino):
+        return True
+    os.unlink(name, dir_fd=directory)
+    return False
+
+
+def _ficlone(made: int, source: int) -> None:
+    import fcntl  # not on every system
+
+    fcntl.ioctl(made, _FICLONE, source)
+
+
+def _open(candidate: Candidate, entry: TarEntry) -> Opened | None:
+    # Compiled Python beside a source records its time; under another one it would be compiled at every start.
+    if entry.path.endswith(".py") and candidate.mtime_ns != entry.mtime_ns:
+        return None
+    path = candidate.tree / candidate.path
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    status = os.fstat(opened)
-    if status.st_size == size_bytes and status.st_mode & 0o7777 == mode and status.st_mode & 0o170000 == 0o100000:
-        return opened
-    os.close(opened)
+    status = os.fstat(descriptor)
+    if (
+        stat.S_ISREG(status.st_mode)
+        and status.st_size == entry.size_bytes
+        and stat.S_IMODE(status.st_mode) == entry.mode
+    ):
+        return Opened(descriptor, path)
+    os.close(descriptor)
     return None
+
+
+def _is_text(path: str) -> bool:
+    """Names need not be text; those that are not cannot be written down, and share nothing."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -10,7 +10,7 @@ import logging
 
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import EnginehouseError, Invalid, NotFound, Upstream, can_heal
+from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Invalid, NotFound, Upstream, can_heal
 from enginehouse.core.reference import is_digest, parse_uri
 from enginehouse.fetch.client import Client
 from enginehouse.fetch.origins import Origin, open_origin
@@ -51,7 +51,10 @@ class Suppliers:
             try:
                 artifact = await origin.resolve(resolved.platform or self._platform)
                 return artifact, [origin, *origins[:position], *origins[position + 1 :]]
-            except (Upstream, NotFound) as error:
+            except (Upstream, NotFound, Denied, Hopeless) as error:
+                # A mirror is the same thing, so what is wrong with the thing itself is wrong there too.
+                if isinstance(error, Hopeless) and error.code != "digest_mismatch":
+                    raise
                 failures.append(error)
         raise _worst(failures)
 

@@ -8,8 +8,7 @@ by inode. Everything blocks; callers hold the lock of the directory.
 
 from __future__ import annotations
 
-import contextlib
-from datetime import datetime
+import os
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,6 @@ from enginehouse.core.installation import (
     HOUSE,
     METADATA_FILE,
     RUN_FILE,
-    Found,
     InstallRecord,
     Metadata,
     Step,
@@ -34,6 +32,7 @@ from enginehouse.core.installation import (
     target_of,
 )
 from enginehouse.host import disk
+from enginehouse.worker.looking import directories, inode, look, now
 
 
 class Trees:
@@ -61,16 +60,16 @@ class Trees:
 
     def list_installed(self) -> tuple[InstalledBackend, ...]:
         """What is there; a directory that cannot be read hides nothing but itself."""
-        system = [look(path) for path in _directories(self._system)] if self._system is not None else []
+        system = [look(path) for path in directories(self._system)] if self._system is not None else []
         return listing([look(path) for path in self._installed()], system)
 
     def every_tree(self) -> list[Path]:
         """All complete versions: installed ones, then previous ones."""
-        return [*self._installed(), *_directories(self.house / "previous")]
+        return [*self._installed(), *directories(self.house / "previous")]
 
     def inode_of(self, directory: str) -> int | None:
         """What tells a tree from the one that replaced it under the same name."""
-        return _inode(self.path_of(directory))
+        return inode(self.path_of(directory))
 
     def metadata_of(self, directory: str) -> Metadata | None:
         """Of a backend that could be started; None where there is none."""
@@ -81,12 +80,9 @@ class Trees:
         found = look(self.previous_of(directory))
         return (decode_metadata(found.metadata or b"{}") or Metadata()) if found.has_run_file else None
 
-    def note(self, directory: str, generation: int) -> None:
-        """A wish of this generation found what it wanted."""
-        path = self.path_of(directory) / METADATA_FILE
-        metadata = decode_metadata(path.read_bytes())
-        if metadata is not None and metadata.generation < generation:
-            disk.write_atomic(path, encode_metadata(msgspec.structs.replace(metadata, generation=generation)))
+    def note(self, directory: str, metadata: Metadata) -> None:
+        """A wish found what it wanted, and what is known of it has changed."""
+        disk.write_atomic(self.path_of(directory) / METADATA_FILE, encode_metadata(metadata))
 
     def forget_generations(self) -> None:
         """For a worker that has become another node: what was applied was counted by another house."""
@@ -128,9 +124,7 @@ class Trees:
     def reach(self, directory: str, step: Step) -> None:
         """Write down that an install has come so far."""
         known = self.record(directory)
-        alive = {_inode(path) for path in (self.path_of(directory), self.previous_of(directory))}
-        if step == "swapped":
-            alive.add(_inode(self._replaced_of(directory)))
+        alive = {inode(place(directory)) for place in (self.path_of, self.previous_of, self._replaced_of)}
         versions = tuple(one for one in known.versions if one.inode in alive)
         attempt = known.attempt_inode if step == "swapped" else 0
         pointer = known.pointer if step == "swapped" else None
@@ -154,7 +148,7 @@ class Trees:
         """Put the finished staging tree in place. The old one stays beside until `retire`."""
         current, staging, old = self.path_of(directory), self.staging_of(directory), self._replaced_of(directory)
         disk.remove_tree(old)
-        if not current.exists():
+        if not os.path.lexists(current):
             staging.rename(current)
         elif disk.exchange(staging, current):
             staging.rename(old)
@@ -167,6 +161,11 @@ class Trees:
                 old.rename(current)
                 raise
         disk.sync_directory(self.backends)
+
+    def is_in_place(self, directory: str) -> bool:
+        """Whether the tree of the install under way has been swapped in."""
+        attempt = self.record(directory).attempt_inode
+        return attempt != 0 and attempt == self.inode_of(directory)
 
     def retire(self, directory: str) -> None:
         """The tree that was replaced becomes the previous version, unless it could not be started anyway."""
@@ -184,7 +183,7 @@ class Trees:
         metadata = self.previous_metadata(directory)
         if metadata is None:
             raise NotFound(f"cannot roll {directory} back: no previous version of it is kept", code="not_found")
-        if not current.exists():
+        if not os.path.lexists(current):
             previous.rename(current)
         elif not disk.exchange(previous, current):
             old = self._replaced_of(directory)
@@ -196,11 +195,11 @@ class Trees:
         return metadata
 
     def discard(self, directory: str) -> None:
-        """What an attempt leaves that did not get as far as the swap."""
-        disk.remove_tree(self.staging_of(directory))
-        with contextlib.suppress(FileNotFoundError):
-            if self.record(directory).step not in ("swapped", "cleaned"):
-                self.reach(directory, "cleaned")
+        """What an attempt leaves: finished if it got as far as the swap, else undone."""
+        if not self.is_in_place(directory):
+            # First, because on a full disk there is no room for the record before it.
+            disk.remove_tree(self.staging_of(directory))
+        self.settle(directory)
 
     def remove(self, directory: str) -> None:
         """A backend, its previous version and the meta names that point to it; nothing there is fine."""
@@ -214,7 +213,7 @@ class Trees:
         target, going = self.path_of(directory), self.staging_of(directory)
         self.make_directories()
         disk.remove_tree(going)
-        if target.exists():
+        if os.path.lexists(target):
             target.rename(going)
             disk.sync_directory(self.backends)
             disk.remove_tree(going)
@@ -225,37 +224,44 @@ class Trees:
     def recover(self) -> None:
         """Finish or undo what a killed worker left: afterwards nothing is in staging."""
         self.make_directories()
-        for path in _directories(self.backends):
+        for path in directories(self.backends):
             belongs = target_of(path.name)
             if belongs is not None and belongs[1] in BACKUPS:
                 self._put_back(path, self.backends / belongs[0])
-        for path in _directories(self.backends):
+        for path in directories(self.backends):
             if target_of(path.name) is not None:
                 disk.remove_tree(path)
         for path in (self.house / "state").glob("*.json"):
-            self._finish(path.stem)
-        for path in _directories(self.house / "replaced"):
+            self.settle(path.stem)
+        for path in directories(self.house / "replaced"):
             self._put_back(path, self.path_of(path.name))
-        for path in _directories(self.house / "replaced"):
+        for path in directories(self.house / "replaced"):
             self.retire(path.name)
-        for path in _directories(self.house / "staging"):
+        for path in directories(self.house / "staging"):
             disk.remove_tree(path)
+        self._remove_halves()
         disk.sync_directory(self.backends)
 
-    def _finish(self, directory: str) -> None:
-        """What was swapped is finished; of anything less the staging tree is left, which is removed."""
+    def settle(self, directory: str) -> None:
+        """What was swapped is finished; of anything less the staging tree is left, which nobody needs."""
         record = self.record(directory)
-        if record.attempt_inode and self.inode_of(directory) == record.attempt_inode:
+        if self.is_in_place(directory):
             staging = self.staging_of(directory)
-            if staging.exists():  # killed between the exchange and the move: this is the tree that was replaced
+            if os.path.lexists(staging):  # killed between the exchange and the move: this is the tree that was replaced
                 disk.remove_tree(self._replaced_of(directory))
                 staging.rename(self._replaced_of(directory))
             if record.pointer is not None:
                 self._write_pointer(record.pointer)
-            if self._replaced_of(directory).exists():
+            if os.path.lexists(self._replaced_of(directory)):
                 self.retire(directory)
         if record.step != "cleaned":
             self.reach(directory, "cleaned")
+
+    def _remove_halves(self) -> None:
+        """Files that were being written when a worker was killed, beside those they were to replace."""
+        for path in (self.house / "state", *self._installed(), *directories(self.house / "previous")):
+            for half in path.glob(".*.json.*.tmp"):
+                half.unlink(missing_ok=True)
 
     def _put_back(self, path: Path, target: Path) -> None:
         """A replaced tree whose replacement did not get into place."""
@@ -270,39 +276,4 @@ class Trees:
         return self.house / "state" / f"{directory}.json"
 
     def _installed(self) -> list[Path]:
-        return [path for path in _directories(self.backends) if path.name != HOUSE and target_of(path.name) is None]
-
-
-def now() -> str:
-    """RFC 3339, as LocalAI's metadata has it. For people: nothing is decided by it."""
-    return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def look(path: Path) -> Found:
-    metadata: bytes | None
-    try:
-        metadata = (path / METADATA_FILE).read_bytes()
-    except FileNotFoundError:
-        metadata = None
-    except OSError:
-        metadata = b""
-    try:
-        status = (path / RUN_FILE).stat()
-        has_run_file = (path / RUN_FILE).is_file() and status.st_size > 0 and status.st_mode & 0o111 != 0
-    except OSError:
-        has_run_file = False
-    return Found(name=path.name, metadata=metadata, has_run_file=has_run_file)
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat(follow_symlinks=False).st_ino
-    except OSError:
-        return None
-
-
-def _directories(path: Path) -> list[Path]:
-    try:
-        return [one for one in sorted(path.iterdir()) if one.is_dir() and not one.is_symlink()]
-    except FileNotFoundError:
-        return []
+        return [path for path in directories(self.backends) if path.name != HOUSE and target_of(path.name) is None]

@@ -7,11 +7,12 @@ has to be unpacked before the digest was checked. Limits are counted while readi
 from __future__ import annotations
 
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import IO
+from typing import IO, cast
 
 from enginehouse.core.archive import (
     MAX_PATH,
@@ -24,11 +25,16 @@ from enginehouse.core.archive import (
     unsafe,
 )
 from enginehouse.core.artifact import Layer
+from enginehouse.core.name import shown
 from enginehouse.worker.inflate import READ_BYTES, Hashed, check_digest
 from enginehouse.worker.partial import Following
 from enginehouse.worker.unpack import Unpacker
 
 _PIECE_BYTES = 1024 * 1024
+_MAX_TABLE_BYTES = 32 * 1024 * 1024  # 100,000 entries with long names
+_ENTRY_MARK = b"PK\x01\x02"
+# What the library inflates piece by piece; the other methods it would inflate whole, however large.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def unzip(
@@ -39,13 +45,45 @@ def unzip(
     while hashed.read(READ_BYTES):
         pass
     check_digest(layer, hashed.digest(), hashed.read_bytes)
-    try:
-        with zipfile.ZipFile(source.path) as archive:
-            entries = _ZipEntries(archive, limits, layer.size_bytes)
-            unpacker.apply(entries, is_stopped)
-            return entries.plain_bytes
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise unsafe(f"it is no zip that can be read ({error})") from None
+    with source.path.open("rb") as opened:
+        try:
+            with zipfile.ZipFile(cast(IO[bytes], _Table(opened, limits.entries))) as archive:
+                entries = _ZipEntries(archive, limits, layer.size_bytes)
+                unpacker.apply(entries, is_stopped)
+                return entries.plain_bytes
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            struct.error,
+            EOFError,
+            NotImplementedError,
+            RuntimeError,
+            ValueError,
+        ) as error:
+            raise unsafe(f"it is no zip that can be read ({error})") from None
+
+
+class _Table:
+    """The file of a zip, which the library reads the table of contents from in one piece, whatever its size."""
+
+    def __init__(self, opened: IO[bytes], entries: int) -> None:
+        self._opened = opened
+        self._entries = entries
+        self.tell, self.seekable, self.close = opened.tell, opened.seekable, opened.close
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        try:
+            return self._opened.seek(offset, whence)
+        except OSError as error:
+            raise zipfile.BadZipFile(f"its table points to nowhere ({error})") from None
+
+    def read(self, size: int = -1, /) -> bytes:
+        if size > _MAX_TABLE_BYTES:
+            raise too_large(f"its table of contents has {size} bytes")
+        content = self._opened.read(size if size >= 0 else _MAX_TABLE_BYTES)
+        if len(content) > _PIECE_BYTES and content.count(_ENTRY_MARK) > self._entries:
+            raise too_large(f"it has more than {self._entries} entries")
+        return content
 
 
 class _ZipEntries:
@@ -60,25 +98,21 @@ class _ZipEntries:
     def entries(self) -> Iterator[TarEntry]:
         for member in self._archive.infolist():
             kind, mode = _kind_of(member)
-            path = check_path(member.filename)
+            path = check_path(member.orig_filename)
             target = ""
-            if kind == "symlink":
-                if member.file_size > MAX_PATH:
-                    raise unsafe(f"the link {path[:80]!r} has no usable target")
-                target = self._archive.read(member).decode("utf-8", "surrogateescape")
-            elif kind == "file":
-                self._file, self._left = self._archive.open(member), member.file_size
-            yield TarEntry(
-                path=path,
-                kind=kind,
-                size_bytes=member.file_size if kind == "file" else 0,
-                mode=check_mode(path, kind, mode),
-                mtime_ns=_time_of(member),
-                target=target,
-            )
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            if kind != "directory":
+                with self._archive.open(member) as self._file:
+                    self._left = member.file_size
+                    if kind == "symlink":
+                        target = self._target(path)
+                    yield _entry(member, path, kind, mode, target)
+                    for _ in self.contents():
+                        pass
+                    # At the end the library compares the checksum, of an empty file too.
+                    if self._file.read(1):
+                        raise unsafe(f"{shown(path)} is larger than its table says")
+            else:
+                yield _entry(member, path, kind, mode, target)
 
     def contents(self) -> Iterator[memoryview]:
         while self._left:
@@ -89,6 +123,11 @@ class _ZipEntries:
 
     def drain(self) -> None:
         """Nothing follows: the digest was checked before."""
+
+    def _target(self, path: str) -> str:
+        if self._left > MAX_PATH:
+            raise unsafe(f"the link {shown(path)} has no usable target")
+        return self._take(self._left).decode("utf-8", "surrogateescape")
 
     def _take(self, size: int) -> bytes:
         assert self._file is not None
@@ -104,10 +143,25 @@ class _ZipEntries:
         return content
 
 
+def _entry(member: zipfile.ZipInfo, path: str, kind: Kind, mode: int, target: str) -> TarEntry:
+    return TarEntry(
+        path=path,
+        kind=kind,
+        size_bytes=member.file_size if kind == "file" else 0,
+        mode=check_mode(path, kind, mode),
+        mtime_ns=_time_of(member),
+        target=target,
+    )
+
+
 def _kind_of(member: zipfile.ZipInfo) -> tuple[Kind, int]:
     mode = member.external_attr >> 16
+    if not member.filename:
+        raise unsafe("an entry has no name")
     if member.flag_bits & 1:
         raise unsafe("it is encrypted")
+    if member.compress_type not in _METHODS:
+        raise unsafe(f"{shown(member.filename)} is compressed by a method that is not known here")
     if member.is_dir():
         return "directory", mode & 0o7777 or 0o755
     match stat.S_IFMT(mode):
@@ -118,7 +172,7 @@ def _kind_of(member: zipfile.ZipInfo) -> tuple[Kind, int]:
         case stat.S_IFDIR:
             return "directory", mode & 0o7777
         case _:
-            raise unsafe(f"{member.filename[:80]!r} is a device or of an unknown type")
+            raise unsafe(f"{shown(member.filename)} is a device or of an unknown type")
 
 
 def _time_of(member: zipfile.ZipInfo) -> int:

@@ -1,0 +1,276 @@
+"""From an image reference to a usable tree, against the usual tools and against the machine.
+
+Ours is the real installer: resolve, fetch, verify, unpack, sync, swap. Beside it, in turns, on the same registry:
+
+* `skopeo copy` + `umoci unpack` (umoci reads no zstd; there it is `skopeo copy` + GNU tar, which is harder to beat);
+* download, flatten, apply in sequence, as LocalAI does it (by_hand/in_sequence.py);
+* the limits: loopback HTTP, sha256, inflating, and writing the same files.
+
+Then: memory, disk, what a hundred kills cost, what an upgrade of one layer fetches, what two versions take.
+
+    .venv/bin/python bench/pull.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.by_hand import images, limits
+from bench.by_hand.counting import CountingProxy
+from bench.by_hand.registry import running_registry
+
+from enginehouse.worker.partial import PART_BYTES
+
+BAR_TOOLS, BAR_SEQUENCE = 0.6, 0.4
+BAR_MEMORY_BYTES = 150_000_000
+BAR_SHARED = 1.25
+ONCE = [sys.executable, str(Path(__file__).parent / "by_hand" / "pull_once.py")]
+SEQUENCE = [sys.executable, str(Path(__file__).parent / "by_hand" / "in_sequence.py")]
+LIMIT_SECONDS = 600.0
+HOST = "127.0.0.1"
+MIB = 1024 * 1024
+
+
+class Bench:
+    def __init__(self, place: Path, registry: str, quick: bool) -> None:
+        self.place = place
+        self.registry = registry
+        self.quick = quick
+        self.faults: list[str] = []
+        self._count = 0
+
+    def fresh(self) -> Path:
+        """A new directory. None is removed before the end: a file system is slow to reuse what was just deleted."""
+        self._count += 1
+        path = self.place / f"run-{self._count}"
+        path.mkdir()
+        return path
+
+    def demand(self, what: str, value: float, bar: float, shown: str) -> None:
+        holds = value <= bar
+        print(f"  {what}: {shown}{'' if holds else '   MISSED'}")
+        if not holds:
+            self.faults.append(what)
+
+    def push(self, image: images.Image, name: str) -> str:
+        images.push(image, f"{self.registry}/{name}")
+        return f"{self.registry}/{name}"
+
+
+def variant(bench: Bench, name: str, image: images.Image, rounds: int) -> tuple[float, float]:
+    """The ratios of the medians: ours over the tools, ours over the sequence."""
+    reference = bench.push(image, f"pull:{name}")
+    ours: list[float] = []
+    tools: list[float] = []
+    sequence: list[float] = []
+    peak_memory = peak_disk = 0
+    tree = sum(layer.plain_bytes for layer in image.layers)
+    for _ in range(rounds):
+        used = DiskPeak(bench.place)
+        with used:
+            result = pull(reference, bench.fresh())
+        peak_disk = max(peak_disk, used.peak_bytes)
+        peak_memory = max(peak_memory, int(result["peak_bytes"]))
+        ours.append(result["seconds"])
+        tools.append(timed(lambda: by_tools(reference, bench.fresh(), name)))
+        sequence.append(in_sequence(reference, image, bench.fresh()))
+    mine, theirs, theirs_too = map(statistics.median, (ours, tools, sequence))
+    slowest = limits.slowest(image, f"http://{bench.registry}/v2/pull", bench.fresh())
+    print(
+        f"{name}: {tree // MIB} MiB in {len(image.layers)} layers, {image.size_bytes // MIB} MiB compressed: "
+        f"ours {mine:.2f} s, tools {theirs:.2f} s ({mine / theirs:.2f}x), sequence {theirs_too:.2f} s "
+        f"({mine / theirs_too:.2f}x)"
+    )
+    print(f"  slowest limit: {slowest[0]} {slowest[1]:.2f} s, ours takes {mine / slowest[1]:.1f}x of it")
+    bench.demand(f"{name} memory", peak_memory, BAR_MEMORY_BYTES, f"peak {peak_memory / 1e6:.0f} MB (bar 150)")
+    # A file system counts whole blocks, and its own bookkeeping.
+    allowed = tree + image.size_bytes
+    bench.demand(
+        f"{name} disk", peak_disk, 1.05 * allowed, f"peak {peak_disk // MIB} MiB (bar: {allowed // MIB} MiB + 5 %)"
+    )
+    return mine / theirs, mine / theirs_too
+
+
+def timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def pull(reference: str, backends: Path) -> dict[str, float]:
+    ended = subprocess.run(
+        [*ONCE, reference, str(backends), HOST], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    if ended.returncode:
+        raise SystemExit(f"the install failed: {ended.stderr[-2000:]}")
+    result: dict[str, float] = json.loads(ended.stdout)
+    return result
+
+
+def by_tools(reference: str, place: Path, name: str) -> None:
+    layout = place / "layout"
+    run("skopeo", "copy", "-q", "--src-tls-verify=false", f"docker://{reference}", f"oci:{layout}:latest")
+    if "zstd" not in name:
+        run("umoci", "unpack", "--rootless", "--image", f"{layout}:latest", str(place / "bundle"))
+        return
+    (place / "tree").mkdir()
+    index = json.loads((layout / "index.json").read_text())
+    blobs = layout / "blobs" / "sha256"
+    manifest = json.loads((blobs / index["manifests"][0]["digest"][7:]).read_text())
+    for layer in manifest["layers"]:
+        run("tar", "-x", "--zstd", "-f", str(blobs / layer["digest"][7:]), "-C", str(place / "tree"))
+
+
+def in_sequence(reference: str, image: images.Image, place: Path) -> float:
+    registry, _, rest = reference.partition("/")
+    layers = [f"{layer.digest[7:]}:{layer.compression}" for layer in image.layers]
+    ended = subprocess.run(
+        [*SEQUENCE, registry, rest.partition(":")[0], str(place), *layers],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=True,
+    )
+    return float(ended.stdout)
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=LIMIT_SECONDS, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+class DiskPeak:
+    """The most that the file system filled up by while inside. Nothing else should write there meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.peak_bytes = 0
+
+    def __enter__(self) -> DiskPeak:
+        self._before = self._used()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(0.02):
+            self.peak_bytes = max(self.peak_bytes, self._used() - self._before)
+
+    def _used(self) -> int:
+        status = os.statvfs(self._path)
+        return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def kills(bench: Bench, image: images.Image, count: int) -> None:
+    """Killed at random moments again and again, one install takes little more than one image from the registry."""
+    bench.push(image, "kills:latest")
+    proxy = CountingProxy(bench.registry)
+    reference, backends = f"{proxy.address}/kills:latest", bench.fresh()
+    # Moments while it works: a little less than a whole run after its start-up.
+    start = time.perf_counter()
+    pull(f"{bench.registry}/kills:latest", bench.fresh())
+    whole = time.perf_counter() - start
+    chance = random.Random(4)
+    for _ in range(count):
+        process = subprocess.Popen(
+            [*ONCE, reference, str(backends), HOST], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            process.wait(chance.uniform(0.4, 0.95) * whole)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        else:
+            shutil.rmtree(backends / "engine", ignore_errors=True)  # it was quicker than the kill: once more
+    pull(reference, backends)
+    proxy.close()
+    allowed = image.size_bytes + count * PART_BYTES
+    bench.demand(
+        "kills",
+        proxy.sent_bytes,
+        allowed,
+        f"{count} kills: {proxy.sent_bytes / image.size_bytes:.2f}x the image taken from the registry "
+        f"(bar {allowed / image.size_bytes:.2f}x: the image and {PART_BYTES // MIB} MiB per kill)",
+    )
+
+
+def upgrades(bench: Bench, total_bytes: int) -> None:
+    """One layer of five is another one: what is fetched, and what two versions take that share most of their files."""
+    files = images.choose_files(total_bytes, 7)
+    parts = images.split(files, 5)
+    other = images.choose_files(sum(file.size_bytes for file in parts[4]), 8)
+    first = images.write_image(bench.place / "first", parts, "gzip")
+    second = images.write_image(bench.place / "second", [*parts[:4], other], "gzip")
+    reference, backends = bench.push(first, "upgrade:latest"), bench.fresh()
+    pull(reference, backends)
+    one = limits.disk_bytes(backends / "engine")
+    bench.push(second, "upgrade:latest")
+    fetched = pull(reference, backends)["fetched_bytes"]
+    layer = second.layers[4].size_bytes
+    bench.demand("one layer of five", fetched, 1.01 * layer, f"{fetched / layer:.3f}x of that layer (bar 1.01)")
+    both = limits.disk_bytes(backends / "engine", backends / ".enginehouse" / "previous" / "engine")
+    bench.demand("two versions", both / one, BAR_SHARED, f"{both / one:.2f}x of one (bar {BAR_SHARED})")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="128 MiB, two variants, three rounds")
+    parser.add_argument("--directory", type=Path, help="where to work (default: the temporary directory)")
+    options = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="enginehouse-pull-", dir=options.directory))
+    try:
+        with running_registry(place / "registry") as registry:
+            return measure(Bench(place, registry, options.quick))
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def measure(bench: Bench) -> int:
+    total, rounds = (128 * MIB, 3) if bench.quick else (1024 * MIB, 5)
+    files = images.choose_files(total, 1)
+    shapes = (
+        [("gzip-5", 5), ("zstd-1", 1)] if bench.quick else [("gzip-5", 5), ("gzip-1", 1), ("zstd-5", 5), ("zstd-1", 1)]
+    )
+    ratios: list[tuple[float, float]] = []
+    first: images.Image | None = None
+    for name, count in shapes:
+        image = images.write_image(bench.place / name, images.split(files, count), name.partition("-")[0])
+        first = first or image
+        ratios.append(variant(bench, name, image, rounds))
+    assert first is not None
+    kills(bench, first, 8 if bench.quick else 100)
+    upgrades(bench, total // 4)
+    tools, sequence = (math.exp(statistics.mean(math.log(pair[which]) for pair in ratios)) for which in (0, 1))
+    bench.demand(
+        "sequence", sequence, BAR_SEQUENCE, f"{sequence:.2f}x of download, flatten, apply (bar {BAR_SEQUENCE})"
+    )
+    if tools > BAR_TOOLS:
+        bench.faults.append("tools")
+    if bench.faults:
+        print(f"missed: {', '.join(bench.faults)}")
+    print(f"pull: {tools:.2f} (bar {BAR_TOOLS} of skopeo + umoci; sequence {sequence:.2f}, bar {BAR_SEQUENCE})")
+    return 1 if bench.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Looks at directories of backends: what is in them, and whether it could be started. Changes nothing but one mode."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from enginehouse.core.backend import Resolved
+from enginehouse.core.errors import Hopeless
+from enginehouse.core.installation import METADATA_FILE, RUN_FILE, Found
+
+
+def now() -> str:
+    """RFC 3339, as LocalAI's metadata has it. For people: nothing is decided by it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def look(path: Path) -> Found:
+    metadata: bytes | None
+    try:
+        metadata = (path / METADATA_FILE).read_bytes()
+    except FileNotFoundError:
+        metadata = None
+    except OSError:
+        metadata = b""
+    try:
+        status = (path / RUN_FILE).stat()
+        has_run_file = (path / RUN_FILE).is_file() and status.st_size > 0 and status.st_mode & 0o111 != 0
+    except OSError:
+        has_run_file = False
+    return Found(name=path.name, metadata=metadata, has_run_file=has_run_file)
+
+
+def inode(path: Path) -> int | None:
+    try:
+        return path.stat(follow_symlinks=False).st_ino
+    except OSError:
+        return None
+
+
+def directories(path: Path) -> list[Path]:
+    try:
+        return [one for one in sorted(path.iterdir()) if one.is_dir() and not one.is_symlink()]
+    except FileNotFoundError:
+        return []
+
+
+def check_run_file(staging: Path, resolved: Resolved) -> None:
+    run_file = staging / RUN_FILE
+    if run_file.is_symlink() or not run_file.is_file() or not run_file.stat().st_size:
+        raise Hopeless(
+            f"cannot install {resolved.directory}: {resolved.uri} has no {RUN_FILE}; it is not the image of a backend",
+            code="unsupported",
+        )
+    if not run_file.stat().st_mode & 0o111:
+        run_file.chmod(0o700)  # as LocalAI does before it starts one

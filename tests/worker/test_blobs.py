@@ -1,0 +1,324 @@
+"""Blobs on disk: fetched once, resumed where they broke, found out when damaged, collected when nobody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fetch.faults import Answer
+from tests.fetch.images import Image
+from tests.worker.shelf import DIRECTORY, Shelf, launcher, noise, said_by
+from tests.worker.world import nothing, until
+
+from enginehouse.core.artifact import Layer
+from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable, Upstream
+from enginehouse.host import disk
+from enginehouse.worker import partial
+from enginehouse.worker.blobs import Blobs
+from enginehouse.worker.partial import Following, Partial, journal_of, journalled_bytes
+from enginehouse.worker.unpack import SPARE_BYTES
+
+PART_BYTES = 64 * 1024
+SIZE_BYTES = 5 * PART_BYTES + 1000
+CONTENT = noise(SIZE_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "PART_BYTES", PART_BYTES)
+
+
+def opened(directory: Path) -> Partial:
+    return Partial(directory / "blob.part", SIZE_BYTES)
+
+
+def layer_of(number: int, size_bytes: int) -> Layer:
+    return Layer(digest=f"sha256:{number:064x}", size_bytes=size_bytes, compression="none")
+
+
+def test_what_was_written_is_there_after_a_kill(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.write(0, [CONTENT[:1000], CONTENT[1000:5000]])
+    first.write(3 * PART_BYTES, [CONTENT[3 * PART_BYTES : 4 * PART_BYTES]])
+    # Never closed: nothing is written at an end that a kill would skip.
+    again = opened(tmp_path)
+    assert again.written == [5000, 0, 0, PART_BYTES, 0, 0]
+    assert again.missing() == [0, 1, 2, 4, 5]
+    assert again.resumed_bytes == journalled_bytes(again.path, SIZE_BYTES) == 5000 + PART_BYTES
+    again.close()
+    first.close()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, SIZE_BYTES - 1), st.integers(1, 3 * PART_BYTES), st.integers(1, 50_000)), max_size=12
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_pieces_in_any_order_and_twice_never_put_a_byte_in_a_wrong_place(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[int, int, int]]
+) -> None:
+    made = opened(tmp_path_factory.mktemp("any"))
+    for start, size, step in [*writes, (0, SIZE_BYTES, 30_000)]:
+        content = CONTENT[start : start + size]
+        made.write(start, [content[at : at + step] for at in range(0, len(content), step)])
+    assert made.missing() == []
+    assert made.path.read_bytes() == CONTENT
+    made.close()
+
+
+def test_thousands_of_small_pieces_are_written(tmp_path: Path) -> None:
+    made = opened(tmp_path)
+    made.write(0, [CONTENT[at : at + 10] for at in range(0, 40_000, 10)])
+    assert made.written[0] == 40_000
+    assert made.path.read_bytes() == CONTENT[:40_000]
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kept"),
+    [
+        (lambda file, journal: journal.write_bytes(journal.read_bytes()[:17]), [PART_BYTES, 0]),
+        (lambda file, journal: journal.write_bytes(b"\xff" * 24), [0, 0]),
+        (lambda file, journal: journal.write_bytes(b"\0" * 24), [0, 0]),
+        (lambda file, journal: journal.unlink(), [0, 0]),
+        (lambda file, journal: _flip(file, 70_000), [PART_BYTES, 0]),
+        (lambda file, journal: os.truncate(file, PART_BYTES + 10), [PART_BYTES, 0]),
+        (lambda file, journal: file.write_bytes(noise(SIZE_BYTES, 9)), [0, 0]),
+        (lambda file, journal: file.write_bytes(file.read_bytes() + noise(SIZE_BYTES, 9)), [PART_BYTES, PART_BYTES]),
+        (lambda file, journal: _swap_records(journal), [0, 0]),
+    ],
+)
+def test_what_a_power_cut_tore_is_not_trusted(tmp_path: Path, spoil: object, kept: list[int]) -> None:
+    made = opened(tmp_path)
+    made.write(0, [CONTENT[: 2 * PART_BYTES]])
+    made.close()
+    assert callable(spoil)
+    spoil(made.path, journal_of(made.path))
+    again = opened(tmp_path)
+    assert again.written[:2] == kept
+    again.write(0, [CONTENT])
+    assert again.path.read_bytes() == CONTENT
+    again.close()
+
+
+def _flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def _swap_records(journal: Path) -> None:
+    content = journal.read_bytes()
+    journal.write_bytes(content[12:24] + content[:12])
+
+
+def test_a_reader_gets_what_is_there_up_to_the_first_hole_and_hears_of_failures(tmp_path: Path) -> None:
+    made = opened(tmp_path)
+    following = Following(made.path, 0, SIZE_BYTES)
+    made.write(PART_BYTES, [CONTENT[PART_BYTES : 2 * PART_BYTES]])
+    following.follow(made)
+    made.write(0, [CONTENT[:100]])
+    following.follow(made)
+    assert following.read(1000) == CONTENT[:100]
+    made.write(100, [CONTENT[100:PART_BYTES]])
+    following.follow(made)
+    assert following.read() == CONTENT[100 : 2 * PART_BYTES]
+    following.fail(Upstream("cannot go on", code="stalled"))
+    with pytest.raises(Upstream):
+        following.read(10)
+    following.close()
+    made.close()
+
+
+async def test_those_who_want_the_same_blobs_take_turns_and_never_wait_crosswise(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path / "blobs")
+    layers = [layer_of(number, 10) for number in range(4)]
+    inside = 0
+
+    async def work(wanted: list[Layer]) -> None:
+        nonlocal inside
+        async with blobs.use(wanted):
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0)
+            inside -= 1
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        for turn in range(20):
+            group.create_task(work(layers if turn % 2 else layers[::-1]))
+
+
+@pytest.mark.parametrize("digest", ["sha512:" + "0" * 128, "sha256:../../x", "", "sha256:" + "A" * 64])
+def test_a_digest_that_is_none_never_becomes_a_path(tmp_path: Path, digest: str) -> None:
+    with pytest.raises(Hopeless):
+        Blobs(tmp_path).path_of(digest)
+
+
+async def test_collecting_takes_the_oldest_first_and_stops_at_the_cap(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    layers = [layer_of(number, 8192) for number in range(5)]
+    for age, layer in enumerate(layers):
+        blobs.path_of(layer.digest).write_bytes(b"x" * 8192)
+        os.utime(blobs.path_of(layer.digest), (1000 + age, 1000 + age))
+    stray = tmp_path / ("f" * 64 + ".part.journal")
+    stray.write_bytes(b"")
+    async with blobs.use([layers[1]]):
+        told = blobs.collect([layers[0].digest], 3 * 8192)
+        assert [blobs.has(layer) for layer in layers] == [True, True, False, False, True]
+        assert (told.removed, told.freed_bytes, told.kept_bytes) == (2, 2 * 8192, 3 * 8192)
+        assert blobs.collect([layers[0].digest], 0).removed == 1
+    assert [blobs.has(layer) for layer in layers] == [True, True, False, False, False]
+    assert blobs.collect((), 0).kept_bytes == 0
+    assert not list(tmp_path.iterdir())
+
+
+async def test_room_is_made_of_what_is_least_needed(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    own, installed, *cached = [layer_of(number, 8192) for number in range(4)]
+    for layer in (own, installed, *cached):
+        blobs.path_of(layer.digest).write_bytes(b"x" * 8192)
+    wishes = ({own.digest, installed.digest}, {own.digest})
+    blobs.make_room(8192, wishes)
+    assert sum(blobs.has(layer) for layer in cached) == 1
+    blobs.make_room(2 * 8192, wishes)
+    assert [blobs.has(layer) for layer in (own, installed, *cached)] == [True, False, False, False]
+    blobs.make_room(8192, wishes)
+    assert blobs.has(own)
+
+
+FILES = {"run.sh": launcher("one"), "lib/a.so": noise(300_000, 1)}
+
+
+async def test_ten_installs_at_once_fetch_a_blob_once(one: Shelf) -> None:
+    image = await one.publish("engine:1", [FILES])
+    one.proxy.bytes_per_second = 2_000_000
+    async with asyncio.TaskGroup() as group:
+        for number in range(10):
+            wish = one.wish("engine:1", directory=f"engine-{number}")
+            group.create_task(one.assembled.installer.install(wish, one.report, nothing))
+    assert one.proxy.bytes_sent(image.layers[0].digest) == image.layers[0].size_bytes
+    assert {said_by(one.backends / f"engine-{number}") for number in range(10)} == {"one"}
+    assert not one.residue()
+
+
+@pytest.mark.parametrize("at", [0, 200_000])
+async def test_a_damaged_blob_is_found_and_fetched_anew(one: Shelf, at: int) -> None:
+    image = await one.publish("engine:1", [FILES])
+    await one.install(one.wish("engine:1"))
+    _flip(one.assembled.blobs.path_of(image.layers[0].digest), at)
+    one.again()
+    await one.install(one.wish("engine:1", force=True))
+    assert (one.tree / "lib" / "a.so").read_bytes() == FILES["lib/a.so"]
+    assert one.proxy.bytes_sent(image.layers[0].digest) == 2 * image.layers[0].size_bytes
+    assert not one.residue()
+
+
+async def test_a_damaged_part_of_a_blob_costs_that_blob(one: Shelf) -> None:
+    image = await interrupted(one)
+    digest = image.layers[0].digest
+    # With a journal that fits: found by the digest of the whole, not by the checksum.
+    damaged = Partial(one.assembled.blobs.partial_of(digest), image.layers[0].size_bytes)
+    wrong = Partial(one.directory / "wrong.part", image.layers[0].size_bytes)
+    wrong.write(0, [noise(PART_BYTES, 77)])
+    damaged.close()
+    wrong.close()
+    content = bytearray(damaged.path.read_bytes())
+    content[:PART_BYTES] = wrong.path.read_bytes()[:PART_BYTES]
+    damaged.path.write_bytes(content)
+    records = bytearray(journal_of(damaged.path).read_bytes())
+    records[:12] = journal_of(wrong.path).read_bytes()[:12]
+    journal_of(damaged.path).write_bytes(records)
+    await one.install(one.wish("engine:1"))
+    assert (one.tree / "lib" / "a.so").read_bytes() == FILES["lib/a.so"]
+    # Nobody can tell which byte was wrong: what was missing came, and then the whole blob once more.
+    assert one.proxy.bytes_sent(digest) <= 3 * image.layers[0].size_bytes
+
+
+async def interrupted(one: Shelf) -> Image:
+    """An image of which the registry refused everything after the first requests."""
+    image = await one.publish("engine:1", [FILES])
+    one.proxy.plan(Answer(status=404), path=image.layers[0].digest, times=None, after=4)
+    with pytest.raises(EnginehouseError):
+        await one.install(one.wish("engine:1"))
+    one.proxy.forget_plans()
+    assert one.blobs(".part")
+    one.again()
+    return image
+
+
+async def test_an_interrupted_fetch_goes_on_where_it_was(one: Shelf) -> None:
+    image = await interrupted(one)
+    installed = await one.install(one.wish("engine:1"))
+    assert installed.reused_bytes > 0
+    assert one.proxy.bytes_sent(image.layers[0].digest) <= image.layers[0].size_bytes + 4 * PART_BYTES
+    assert said_by(one.tree) == "one"
+    assert not one.blobs(".part")
+    assert not one.blobs(".journal")
+
+
+async def test_collecting_during_a_fetch_takes_nothing_that_is_being_fetched(one: Shelf) -> None:
+    image = await one.publish("engine:1", [FILES])
+    one.proxy.bytes_per_second = 300_000
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(one.install(one.wish("engine:1")))
+        await until(lambda: any(0 < done < total for _, done, total in one.progress))
+        one.assembled.installer.collect(0)
+        one.proxy.bytes_per_second = None
+    assert task.result().fetched_bytes == image.layers[0].size_bytes == one.proxy.bytes_sent(image.layers[0].digest)
+    assert said_by(one.tree) == "one"
+
+
+async def test_collecting_keeps_what_is_installed_and_its_previous_version(one: Shelf) -> None:
+    images = [
+        await one.publish(f"engine:{number}", [{"run.sh": launcher(str(number)), "a": noise(9000, number)}])
+        for number in range(4)
+    ]
+    for number in range(3):
+        await one.install(one.wish(f"engine:{number}"))
+    await one.install(one.wish("engine:3", directory="gone"))
+    await one.assembled.installer.remove("gone")
+    one.again()
+    told = one.assembled.installer.collect(0)
+    held = [one.assembled.blobs.path_of(image.layers[0].digest).exists() for image in images]
+    assert held == [False, True, True, False]
+    assert told.removed == 2
+    await one.assembled.installer.roll_back(DIRECTORY, nothing)
+    one.assembled.installer.collect(0)
+    sent = one.proxy.bytes_sent("blobs")
+    installed = await one.install(one.wish("engine:2"))
+    assert (installed.fetched_bytes, one.proxy.bytes_sent("blobs") - sent) == (0, images[2].config.size_bytes)
+
+
+async def test_the_cap_holds_after_every_install(one: Shelf) -> None:
+    one.again(cap_bytes=0)
+    for number in range(4):
+        await one.publish(f"engine:{number}", [{"run.sh": launcher(str(number)), "a": noise(9000, number)}])
+        await one.install(one.wish(f"engine:{number}"))
+        assert len(one.blobs()) <= 2
+
+
+async def test_a_full_disk_takes_back_cached_blobs_before_it_refuses(
+    one: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = await one.publish("engine:1", [FILES])
+    await one.publish("engine:2", [{"run.sh": launcher("two"), "lib/b.so": noise(200_000, 3)}])
+    await one.install(one.wish("engine:1"))
+    needed = 2 * 200_000
+    blob = one.assembled.blobs.path_of(image.layers[0].digest)
+
+    def free(path: Path) -> int:
+        return SPARE_BYTES + needed - 100_000 + (0 if blob.exists() else 300_000)
+
+    monkeypatch.setattr(disk, "free_bytes", free)
+    await one.install(one.wish("engine:2", directory="other"))
+    assert not blob.exists()
+    monkeypatch.setattr(disk, "free_bytes", lambda path: SPARE_BYTES)
+    with pytest.raises(Unavailable) as caught:
+        await one.install(one.wish("engine:1", directory="third"))
+    assert caught.value.code == "insufficient_disk"
+    assert said_by(one.tree) == "one"

@@ -1,0 +1,96 @@
+"""Layers give exactly the tree that umoci gives: named cases, and images made at random of the same pieces.
+
+The cases that do not meddle with the root share one image, each below a directory of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.worker.archives import (
+    MTIME,
+    Node,
+    directory,
+    file,
+    header,
+    padded,
+    pax,
+    reference,
+    symlink,
+    tar,
+    tree_of,
+    unpack,
+)
+from tests.worker.layer_cases import CASES, WHOLE, combined
+from tests.worker.random_images import random_image
+
+from enginehouse.core.artifact import Compression
+
+Trees = tuple[dict[bytes, Node], dict[bytes, Node]]
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Trees:
+    work = tmp_path_factory.mktemp("combined")
+    unpack(work / "ours", combined())
+    return tree_of(reference(work / "umoci", combined())), tree_of(work / "ours")
+
+
+def below(tree: dict[bytes, Node], top: bytes) -> dict[bytes, Node]:
+    return {path: node for path, node in tree.items() if path == top or path.startswith(top + b"/")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_gives_the_tree_that_umoci_gives(case: str, trees: Trees) -> None:
+    top = f"case{list(CASES).index(case):02}".encode()
+    expected, ours = below(trees[0], top), below(trees[1], top)
+    assert expected
+    assert ours == expected
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_a_whole_image_gives_the_tree_that_umoci_gives(case: str, tmp_path: Path) -> None:
+    unpack(tmp_path / "ours", WHOLE[case])
+    expected = tree_of(reference(tmp_path / "umoci", WHOLE[case]))
+    assert expected
+    assert tree_of(tmp_path / "ours") == expected
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_an_image_made_at_random_gives_the_tree_that_umoci_gives(seed: int, tmp_path: Path) -> None:
+    layers = random_image(random.Random(seed))
+    unpack(tmp_path / "ours", layers)
+    assert tree_of(tmp_path / "ours") == tree_of(reference(tmp_path / "umoci", layers))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_the_compression_makes_no_difference(compression: Compression, trees: Trees, tmp_path: Path) -> None:
+    unpack(tmp_path / "other", combined(), compression=compression)
+    assert tree_of(tmp_path / "other") == trees[1]
+
+
+def test_what_umoci_cannot_read_is_read_as_posix_says(tmp_path: Path) -> None:
+    # umoci refuses global headers, which `git archive` writes, and contiguous files, which POSIX calls regular ones.
+    comment = pax({"comment": "of a commit", "mtime": "12"}, b"g")
+    unpack(tmp_path / "ours", [tar(comment, file("a", b"1"), header("b", b"7", size=1) + padded(b"2"))])
+    assert (tmp_path / "ours/a").read_bytes() + (tmp_path / "ours/b").read_bytes() == b"12"
+
+
+def test_times_of_files_links_and_directories_are_kept(tmp_path: Path) -> None:
+    layers = [tar(directory("d"), file("d/f", b"1", mtime=1234), symlink("d/l", "f")), tar(file("d/g"))]
+    unpack(tmp_path / "ours", layers)
+    assert (tmp_path / "ours/d/f").stat().st_mtime == 1234
+    assert (tmp_path / "ours/d").stat().st_mtime == MTIME
+    assert (tmp_path / "ours/d/l").lstat().st_mtime == MTIME
+
+
+def test_times_that_nobody_can_have_meant_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    # umoci refuses the first two.
+    far = [header("a", mtime=2**80), pax({"mtime": "9" * 30}) + header("b"), pax({"mtime": "nan"}) + header("c")]
+    near = [header("d", mtime=-5), pax({"mtime": "5.1234567891"}) + header("e"), header("f", b"5", mtime=2**33)]
+    unpack(tmp_path / "ours", [tar(*far, *near)])
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "ours").iterdir()}
+    assert times["a"] == times["b"] == times["c"] == 0
+    assert (times["d"], times["e"], times["f"]) == (-5 * 10**9, 5_123_456_789, 2**33 * 10**9)

@@ -1,0 +1,370 @@
+"""Versions of a backend: upgraded, rolled back, deleted, listed and repaired; LocalAI's directories too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.fetch.images import Image, digest_of, tar_of, write_image, write_index
+from tests.worker.shelf import DIRECTORY, Shelf, Tree, launcher, noise, said_by, tree_of
+from tests.worker.world import nothing
+
+from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.installation import METADATA_FILE
+from enginehouse.host import disk, hardware
+from enginehouse.worker.local import Local, LocalBackend, resolved_from
+
+
+def five_layers(changed: int = -1, text: str = "one") -> list[dict[str, bytes]]:
+    layers = [{f"lib/{number}.so": noise(60_000, number + 100 * (number == changed))} for number in range(5)]
+    layers[0]["run.sh"] = launcher(text)
+    return layers
+
+
+async def listed(one: Shelf) -> dict[str, LocalBackend]:
+    async with Local(one.options, os.environ, doing="list", is_locked=False) as local:
+        return {backend.name: backend for backend in local.list_backends()}
+
+
+def write_metadata(directory: Path, **fields: str) -> None:
+    """As LocalAI writes it."""
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    (directory / METADATA_FILE).write_text(json.dumps(fields, indent=2))
+
+
+def write_backend(directory: Path, text: str, **fields: str) -> None:
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    (directory / "run.sh").write_bytes(launcher(text))
+    (directory / "run.sh").chmod(0o755)
+    if fields:
+        write_metadata(directory, **fields)
+
+
+async def test_a_forced_install_makes_the_tree_anew_without_fetching_a_byte(one: Shelf) -> None:
+    image = await one.publish("engine:1", five_layers())
+    await one.install(one.wish("engine:1"))
+    before = one.assembled.trees.inode_of(DIRECTORY)
+    one.again()
+    installed = await one.install(one.wish("engine:1", force=True))
+    assert (installed.fetched_bytes, installed.reused_bytes) == (0, sum(layer.size_bytes for layer in image.layers))
+    assert one.assembled.trees.inode_of(DIRECTORY) != before
+    for layer in image.layers:
+        assert one.proxy.bytes_sent(layer.digest) == layer.size_bytes
+    assert said_by(one.tree) == "one"
+
+
+async def test_an_upgrade_of_one_layer_of_five_fetches_that_layer(one: Shelf) -> None:
+    await one.publish("engine:1", five_layers())
+    await one.install(one.wish("engine:1"))
+    sent = one.proxy.bytes_sent()
+    image = await one.publish("engine:2", five_layers(changed=2))
+    installed = await one.install(one.wish("engine:2"))
+    changed = image.layers[2].size_bytes
+    assert installed.fetched_bytes == changed
+    documents = len(image.document) + image.config.size_bytes
+    assert one.proxy.bytes_sent() - sent - documents <= 1.01 * changed
+    assert (one.tree / "lib" / "2.so").read_bytes() == noise(60_000, 102)
+
+
+async def test_two_versions_share_the_files_they_have_in_common(one: Shelf) -> None:
+    def whole(changed: int) -> dict[str, bytes]:
+        return {name: content for layer in five_layers(changed) for name, content in layer.items()}
+
+    await one.publish("engine:1", [whole(-1)])
+    await one.publish("engine:2", [whole(2)])
+    await one.install(one.wish("engine:1"))
+    installed = await one.install(one.wish("engine:2"))
+    assert installed.shared_bytes == 4 * 60_000
+    assert installed.written_bytes == 60_000 + len(launcher("one"))
+    assert tree_of(one.assembled.trees.previous_of(DIRECTORY))["lib/2.so"][1] == noise(60_000, 2)
+
+
+async def test_the_same_tag_is_upgraded_when_it_has_moved_and_only_then(one: Shelf) -> None:
+    await one.publish("engine:latest", five_layers())
+    await one.install(one.wish("engine:latest"))
+    assert not (await one.install(one.wish("engine:latest"))).changed
+    image = await one.publish("engine:latest", five_layers(text="two"))
+    # An install that is no upgrade is content with what is there.
+    assert not (await one.install(one.wish("engine:latest", upgrade=False))).changed
+    assert said_by(one.tree) == "one"
+    installed = await one.install(one.wish("engine:latest"))
+    assert (installed.changed, installed.digest) == (True, image.digest)
+    assert said_by(one.tree) == "two"
+
+
+async def test_an_index_rebuilt_for_another_machine_is_no_upgrade(one: Shelf) -> None:
+    place = one.directory / "images" / "index"
+    mine = write_image(place, five_layers(), platform=hardware.platform())
+    for text in ("first", "second"):
+        other = write_image(place, [{"run.sh": launcher(text)}], platform="linux/s390x")
+        index = write_index(place, [other, mine])
+        await one.registry.push(place, one.named("engine:latest"))
+        installed = await one.install(one.wish("engine:latest"))
+        assert installed.changed == (text == "first")
+        assert installed.digest == mine.digest
+        assert one.metadata().index_digest == index.digest
+
+
+async def test_the_digest_of_an_index_in_metadata_of_localai_is_understood(one: Shelf) -> None:
+    image = await one.publish("engine:1", five_layers())
+    index = write_index(image.directory, [image])
+    await one.registry.push(image.directory, one.named("engine:1"))
+    write_backend(one.tree, "theirs", name=DIRECTORY, uri=one.resolved("engine:1").uri, digest=index.digest)
+    assert (await one.plan("engine:1")).is_current
+    installed = await one.install(one.wish("engine:1"))
+    assert not installed.changed
+    assert said_by(one.tree) == "theirs"
+    # From now on by the machine's own digest, so that a rebuild for others is no upgrade.
+    assert installed.digest == one.metadata().digest == image.digest
+    assert one.metadata().index_digest == index.digest
+
+
+async def test_an_archive_with_another_sha256_is_another_version(one: Shelf) -> None:
+    uri = f"{one.proxy.url}/engine.tar"
+    for text in ("one", "two"):
+        tar = tar_of({"run.sh": launcher(text)})
+        one.proxy.files["/engine.tar"] = tar
+        wish = one.wish("", upgrade=False, uri=uri, sha256=digest_of(tar).removeprefix("sha256:"))
+        assert (await one.install(wish)).changed
+        assert not (await one.install(wish)).changed
+        assert said_by(one.tree) == text
+
+
+async def test_a_local_directory_is_installed_again_when_anything_in_it_changed(one: Shelf) -> None:
+    source = one.directory / "source"
+    write_backend(source, "one")
+    wish = one.wish("", uri=str(source))
+    first = await one.install(wish)
+    (source / "lib").mkdir()
+    second = await one.install(wish)
+    assert first.digest != second.digest
+    assert said_by(one.tree) == "one"
+    assert (one.tree / "lib").is_dir()
+
+
+async def two_versions(one: Shelf) -> tuple[Tree, Tree]:
+    trees = []
+    for number, text in enumerate(("one", "two")):
+        await one.publish(f"engine:{number}", five_layers(text=text))
+        await one.install(one.wish(f"engine:{number}", meta="named", version=text))
+        trees.append(tree_of(one.tree))
+    return trees[0], trees[1]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+async def test_rolling_back_needs_no_network_and_can_be_undone(
+    one: Shelf, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    old, new = await two_versions(one)
+    requests = len(one.proxy.requests)
+    if not can_exchange:
+        monkeypatch.setattr(disk, "exchange", lambda first, second: False)
+    one.again()
+    for tree, text in ((old, "one"), (new, "two"), (old, "one")):
+        began = time.monotonic()
+        metadata = await one.assembled.installer.roll_back(DIRECTORY, nothing)
+        assert time.monotonic() - began < 1
+        assert (tree_of(one.tree), said_by(one.tree), metadata.version) == (tree, text, text)
+        assert one.metadata() == metadata
+    assert len(one.proxy.requests) == requests
+    assert not one.residue()
+    lines = await listed(one)
+    assert (lines[DIRECTORY].version, lines[DIRECTORY].previous_version) == ("one", "two")
+    assert lines["named"].leads_to == DIRECTORY
+
+
+async def test_a_backend_without_a_previous_version_cannot_be_rolled_back(one: Shelf) -> None:
+    await one.publish("engine:1", five_layers())
+    await one.install(one.wish("engine:1"))
+    with pytest.raises(NotFound, match="no previous version"):
+        await one.assembled.installer.roll_back(DIRECTORY, nothing)
+    assert said_by(one.tree) == "one"
+
+
+async def test_deleting_takes_the_pointers_and_the_previous_version_along(one: Shelf) -> None:
+    await two_versions(one)
+    write_metadata(one.backends / "lab@mock", name="lab@mock", meta_backend_for=DIRECTORY)
+    async with Local(one.options, os.environ, doing="delete") as local:
+        assert await local.delete("lab@mock") == DIRECTORY
+        assert local.list_backends() == []
+        with pytest.raises(NotFound):
+            await local.delete("named")
+    assert [path.name for path in one.backends.iterdir()] == [".enginehouse"]
+    assert not list((one.house / "previous").iterdir())
+    assert not list((one.house / "state").iterdir())
+
+
+async def test_a_pointer_that_leads_nowhere_is_broken_and_can_be_deleted(one: Shelf) -> None:
+    write_metadata(one.backends / "named", name="named", meta_backend_for="gone")
+    assert (await listed(one))["named"].kind == "broken"
+    async with Local(one.options, os.environ, doing="delete") as local:
+        await local.delete("named")
+        assert local.list_backends() == []
+
+
+async def test_backends_of_the_system_are_listed_and_never_deleted(one: Shelf) -> None:
+    system = one.directory / "system"
+    write_backend(system / "engine", "system")
+    write_backend(system / "other", "system")
+    (system / "empty").mkdir()
+    one.options = msgspec.structs.replace(one.options, system=system)
+    assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "system", "other": "system"}
+    one.again(system=system)
+    await one.publish("engine:1", five_layers())
+    await one.install(one.wish("engine:1"))
+    assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "installed", "other": "system"}
+    with pytest.raises(Invalid, match="belongs to the system"):
+        await one.assembled.installer.remove("other")
+    await one.assembled.installer.remove("engine")
+    assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "system", "other": "system"}
+    assert said_by(system / "engine") == "system"
+
+
+def _empty_launcher(tree: Path) -> None:
+    (tree / "run.sh").write_bytes(b"")
+
+
+def _closed_launcher(tree: Path) -> None:
+    (tree / "run.sh").chmod(0)
+
+
+def _no_launcher(tree: Path) -> None:
+    (tree / "run.sh").unlink()
+
+
+def _directory_as_launcher(tree: Path) -> None:
+    (tree / "run.sh").unlink()
+    (tree / "run.sh").mkdir()
+
+
+@pytest.mark.parametrize("spoil", [_empty_launcher, _closed_launcher, _no_launcher, _directory_as_launcher])
+async def test_a_backend_that_cannot_be_started_is_broken_until_it_is_installed(one: Shelf, spoil: object) -> None:
+    await one.publish("engine:0", five_layers(text="older"))
+    await one.install(one.wish("engine:0"))
+    await one.publish("engine:1", five_layers())
+    await one.install(one.wish("engine:1", meta="named"))
+    assert callable(spoil)
+    spoil(one.tree)
+    assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "broken", "named": "broken"}
+    installed = await one.install(one.wish("engine:1", upgrade=False))
+    assert (installed.changed, installed.fetched_bytes) == (True, 0)
+    assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "installed", "named": "meta"}
+    assert said_by(one.tree) == "one"
+    # What could not be started is worth less than the version before it.
+    assert said_by(one.assembled.trees.previous_of(DIRECTORY)) == "older"
+    assert not one.residue()
+
+
+async def make_localai_directory(one: Shelf) -> Image:
+    """What a LocalAI worker may leave: builds of every age, and an install that was cut off."""
+    image = await one.publish("engine:1", five_layers(text="ours"))
+    uri = one.resolved("engine:1").uri
+    write_backend(one.tree, "theirs", name=DIRECTORY, alias="llama", uri=uri, digest="sha256:" + "0" * 64)
+    write_backend(one.backends / "bare", "bare")
+    (one.backends / "flat").write_bytes(launcher("flat"))
+    write_backend(one.backends / "half.install-tmp", "half")
+    write_backend(one.backends / "saved.install-backup", "saved", name="saved")
+    write_backend(one.backends / "engine.backup", "older", name=DIRECTORY)
+    write_metadata(one.backends / "lab@mock", name="lab@mock", meta_backend_for=DIRECTORY, installed_at="2026-01-01")
+    return image
+
+
+async def test_a_directory_of_localai_is_listed_and_taken_over(one: Shelf) -> None:
+    await make_localai_directory(one)
+    one.again()
+    lines = await listed(one)
+    kinds = {name: line.kind for name, line in lines.items()}
+    assert kinds == {"bare": "installed", "engine": "installed", "lab@mock": "meta", "saved": "installed"}
+    assert lines["lab@mock"].leads_to == DIRECTORY
+    assert said_by(one.backends / "saved") == "saved"
+    assert sorted(path.name for path in one.backends.iterdir()) == [
+        ".enginehouse", "bare", "engine", "flat", "lab@mock", "saved",
+    ]  # fmt: skip
+
+
+async def test_backends_of_localai_are_upgraded_and_can_be_rolled_back(one: Shelf) -> None:
+    image = await make_localai_directory(one)
+    async with Local(one.options, os.environ, doing="upgrade") as local:
+        directory = local.directory_of("lab@mock")
+        metadata = local.metadata_of(directory)
+        assert metadata is not None
+        installed = await local.upgrade(resolved_from(metadata, directory), one.report)
+        assert (installed.changed, installed.digest) == (True, image.digest)
+        assert said_by(one.tree) == "ours"
+        assert one.metadata().alias == "llama"
+        await local.roll_back("lab@mock")
+        assert said_by(one.tree) == "theirs"
+    assert not one.residue()
+
+
+@pytest.mark.parametrize("name", ["bare", "flat"])
+@pytest.mark.parametrize("can_exchange", [True, False])
+async def test_what_has_no_metadata_or_is_only_a_file_gives_way_to_an_install(
+    one: Shelf, monkeypatch: pytest.MonkeyPatch, name: str, can_exchange: bool
+) -> None:
+    await make_localai_directory(one)
+    if not can_exchange:
+        monkeypatch.setattr(disk, "exchange", lambda first, second: False)
+    one.again()
+    await one.install(one.wish("engine:1", directory=name, upgrade=False))
+    assert said_by(one.backends / name) == "ours"
+    assert one.assembled.trees.previous_of(name).exists() == (name == "bare")
+    assert not one.residue()
+
+
+async def test_a_link_where_a_backend_should_be_is_replaced_and_not_followed(one: Shelf) -> None:
+    elsewhere = one.directory / "elsewhere"
+    write_backend(elsewhere, "elsewhere", name=DIRECTORY)
+    one.backends.mkdir()
+    one.tree.symlink_to(elsewhere)
+    await one.publish("engine:1", five_layers())
+    await one.install(one.wish("engine:1", force=True))
+    assert said_by(one.tree) == "one"
+    assert not one.tree.is_symlink()
+    assert said_by(elsewhere) == "elsewhere"
+    one.tree.rename(one.backends / "aside")
+    one.tree.symlink_to(one.directory / "nowhere")
+    await one.install(one.wish("engine:1"))
+    assert said_by(one.tree) == "one"
+    assert not one.residue()
+
+
+async def test_a_directory_made_here_is_understood_by_localai(one: Shelf) -> None:
+    image = await one.publish("engine:1", five_layers())
+    await one.install(one.wish("engine:1", meta="named", alias="llama", gallery_url="file:///index", version="7"))
+    written = json.loads((one.tree / METADATA_FILE).read_text())
+    assert {
+        "name": "engine",
+        "alias": "llama",
+        "gallery_url": "file:///index",
+        "version": "7",
+    }.items() <= written.items()
+    assert (written["uri"], written["digest"]) == (one.resolved("engine:1").uri, image.digest)
+    assert (one.tree / METADATA_FILE).read_text().startswith('{\n  "name"')
+    assert (one.tree / METADATA_FILE).stat().st_mode & 0o777 == 0o644
+    assert one.tree.stat().st_mode & 0o777 == 0o750
+    pointer = json.loads((one.backends / "named" / METADATA_FILE).read_text())
+    assert (pointer["name"], pointer["meta_backend_for"]) == ("named", DIRECTORY)
+    assert [path.name for path in (one.backends / "named").iterdir()] == [METADATA_FILE]
+
+
+async def test_an_install_finishes_what_an_earlier_one_left_beside(one: Shelf) -> None:
+    old, _ = await two_versions(one)
+
+    async def fails() -> None:
+        raise OSError("the process could not be stopped")
+
+    await one.publish("engine:2", five_layers(text="three"))
+    with pytest.raises(Exception, match="could not be stopped"):
+        await one.assembled.installer.install(one.wish("engine:2"), one.report, fails)
+    assert said_by(one.tree) == "three"
+    assert said_by(one.assembled.trees.previous_of(DIRECTORY)) == "two"
+    assert not one.residue()
+    shutil.rmtree(one.tree)
+    await one.install(one.wish("engine:0"))
+    assert tree_of(one.tree) == old
