@@ -9,6 +9,7 @@ Images are made for this machine; `backends` is an empty directory of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -28,6 +29,7 @@ from enginehouse.fetch.patience import Patience
 from enginehouse.host import hardware
 from enginehouse.worker.assembly import Assembled, InstallerOptions, assemble
 from enginehouse.worker.install import Installed, InstallWish
+from enginehouse.worker.local import Local, LocalBackend
 from enginehouse.worker.plan import Plan, plan
 
 DIRECTORY = "engine"
@@ -152,3 +154,28 @@ async def shelf(registry: Registry, directory: Path, **options: object) -> Async
             yield made
         finally:
             await made.close()
+
+
+def five_layers(changed: int = -1, text: str = "one") -> list[dict[str, bytes]]:
+    layers = [{f"lib/{number}.so": noise(60_000, number + 100 * (number == changed))} for number in range(5)]
+    layers[0]["run.sh"] = launcher(text)
+    return layers
+
+
+async def listed(one: Shelf) -> dict[str, LocalBackend]:
+    async with Local(one.options, os.environ, doing="list", is_locked=False) as local:
+        return {backend.name: backend for backend in local.list_backends()}
+
+
+def write_metadata(directory: Path, **fields: str) -> None:
+    """As LocalAI writes it."""
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    (directory / METADATA_FILE).write_text(json.dumps(fields, indent=2))
+
+
+def write_backend(directory: Path, text: str, **fields: str) -> None:
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    (directory / "run.sh").write_bytes(launcher(text))
+    (directory / "run.sh").chmod(0o755)
+    if fields:
+        write_metadata(directory, **fields)

@@ -13,7 +13,6 @@ from tests.worker.world import nothing
 
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
-from enginehouse.fetch import pypi
 from enginehouse.worker.assembly import Assembled, InstallerOptions, assemble
 from enginehouse.worker.install import InstallWish
 
@@ -164,7 +163,7 @@ async def test_uv_hears_of_the_configured_index_only_and_of_no_secret(
         seen.append((arguments, options.get("env")))
         return await real(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pypi.asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     environment = dict(os.environ) | {"ENGINEHOUSE_TOKEN": "secret-word", "LOCALAI_API_KEY": "secret-word"}
     assembled = assemble(InstallerOptions(backends=tmp_path / "backends"), environment)
     await install(assembled, package(f"pypi:{SPEAKER}"))

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from pathlib import Path
 
 import pytest
-from tests.fetch.faults import Answer, Cut, Drop, Extra, Fault, Flip, Hang, IgnoreRange, Short, Stall, WrongLength
+from tests.fetch.faults import Answer, Cut, Drop, Extra, Fault, Flip, IgnoreRange, Short, WrongLength
 from tests.fetch.images import OCI_INDEX, Image, write_image, write_index
-from tests.fetch.registry import Registry
-from tests.worker.shelf import DIRECTORY, Shelf, launcher, noise, said_by, shelf, tree_of
-from tests.worker.world import nothing, until
+from tests.worker.shelf import Shelf, launcher, noise, said_by, tree_of
 
-from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Upstream
+from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound
 from enginehouse.host import hardware
 from enginehouse.worker import partial
-from enginehouse.worker.fetching import CONNECTIONS
-from enginehouse.worker.install import InstallWish
 
 PART_BYTES = 128 * 1024
 LAYERS = [{"run.sh": launcher("one"), "lib/a.so": noise(500_000, 1)}, {"lib/b.so": noise(300_000, 2)}]
@@ -40,9 +35,9 @@ def is_right(one: Shelf) -> bool:
     return contents == LAYERS[0] | LAYERS[1] and said_by(one.tree) == "one" and not one.residue()
 
 
-async def refused(one: Shelf, kind: type[EnginehouseError], **fields: object) -> EnginehouseError:
+async def refused(one: Shelf, kind: type[EnginehouseError]) -> EnginehouseError:
     with pytest.raises(kind) as caught:
-        await one.install(one.wish("engine:1", **fields))
+        await one.install(one.wish("engine:1"))
     assert not one.tree.exists()
     assert not one.residue()
     return caught.value
@@ -147,13 +142,6 @@ async def test_a_mirror_with_the_right_bytes_is_used_where_the_first_has_wrong_o
     assert one.metadata().fetched_from == mirror
 
 
-async def test_numbers_never_fall_though_a_blob_comes_twice(one: Shelf, image: Image) -> None:
-    one.proxy.plan(Flip(at_byte=400_000), path=image.layers[0].digest, times=None)
-    mirror = one.registry.reference(one.named("engine:1"))
-    await one.install(one.wish("engine:1", mirrors=(mirror,)))
-    assert [done for _, done, _ in one.progress] == sorted(done for _, done, _ in one.progress)
-
-
 @pytest.mark.parametrize("fault", [Drop(), Answer(status=404), Answer(status=403), Answer(status=500)])
 async def test_where_the_first_place_is_down_a_mirror_is_used_and_told(one: Shelf, image: Image, fault: Fault) -> None:
     one.proxy.plan(fault, times=None)
@@ -174,48 +162,6 @@ async def test_blobs_come_from_a_mirror_where_the_first_place_has_only_the_manif
     await one.install(one.wish("engine:1", mirrors=("127.0.0.1:9/nobody/here", mirror)))
     assert is_right(one)
     assert one.metadata().fetched_from == mirror
-
-
-async def test_silence_ends_the_attempt_in_time_and_leaves_nothing(registry: Registry, tmp_path: Path) -> None:
-    limit = 1.0
-    async with shelf(registry, tmp_path, stall_seconds=limit) as one:
-        image = await one.publish("engine:1", LAYERS)
-        asked: list[float] = []
-        one.proxy.on_request = lambda _: asked.append(time.monotonic())
-        one.proxy.plan(Stall(after_bytes=40_000), path=image.layers[0].digest, times=CONNECTIONS)
-        one.proxy.plan(Hang(), path=image.layers[0].digest, times=None, after=CONNECTIONS)
-        with pytest.raises(Upstream) as caught:
-            await one.install(one.wish("engine:1"))
-        ended = time.monotonic()
-        assert caught.value.code == "stalled"
-        # What was sent was sent at once, so the last byte came right after the last of the first requests.
-        last = max(moment for moment in asked if moment < ended - 0.9 * limit)
-        assert limit <= ended - last <= 1.2 * limit
-        assert not one.residue()
-        assert not one.tree.exists()
-        one.proxy.forget_plans()
-        installed = await one.install(one.wish("engine:1"))
-        assert installed.reused_bytes == CONNECTIONS * 40_000
-        assert is_right(one)
-
-
-async def test_a_silent_server_gives_way_to_a_mirror(registry: Registry, tmp_path: Path) -> None:
-    async with shelf(registry, tmp_path, stall_seconds=0.3) as one:
-        image = await one.publish("engine:1", LAYERS)
-        one.proxy.plan(Stall(after_bytes=40_000), path=image.layers[0].digest, times=None)
-        one.proxy.plan(Hang(), path=image.layers[1].digest, times=None)
-        mirror = one.registry.reference(one.named("engine:1"))
-        await one.install(one.wish("engine:1", mirrors=(mirror,)))
-        assert is_right(one)
-
-
-async def test_one_silent_connection_among_others_is_only_opened_again(registry: Registry, tmp_path: Path) -> None:
-    async with shelf(registry, tmp_path, stall_seconds=0.4) as one:
-        image = await one.publish("engine:1", LAYERS)
-        one.proxy.bytes_per_second = 150_000
-        one.proxy.plan(Stall(after_bytes=10_000), path=image.layers[0].digest, times=1)
-        await one.install(one.wish("engine:1"))
-        assert is_right(one)
 
 
 async def test_a_tag_that_moves_meanwhile_changes_nothing(one: Shelf, image: Image) -> None:
@@ -294,93 +240,3 @@ async def test_an_index_is_remembered_beside_the_platform_it_was_taken_for(one: 
     written = json.loads((one.tree / "metadata.json").read_text())
     assert (written["digest"], written["index_digest"]) == (image.digest, index.digest)
     assert OCI_INDEX.encode() in (image.directory / "index.json").read_bytes()
-
-
-@pytest.mark.parametrize("phase", ["resolving", "downloading", "extracting"])
-async def test_cancelling_leaves_the_old_version_and_parts_of_blobs(one: Shelf, phase: str) -> None:
-    await one.publish("engine:0", [{"run.sh": launcher("zero")}])
-    await one.install(one.wish("engine:0"))
-    before = one.assembled.trees.inode_of(DIRECTORY)
-    await one.publish("engine:1", LAYERS)
-    reached = asyncio.Event()
-
-    def report(now: str, file: str, done: int, total: int) -> None:
-        if now == phase and (done or phase == "resolving"):
-            reached.set()
-
-    one.proxy.bytes_per_second = 400_000 if phase == "downloading" else None
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(one.assembled.installer.install(one.wish("engine:1"), report, nothing))
-        async with asyncio.timeout(20):
-            await reached.wait()
-        task.cancel()
-    assert task.cancelled()
-    # Past the swap a cancellation is too late, and then everything is in order all the same.
-    assert said_by(one.tree) in (("zero", "one") if phase == "extracting" else ("zero",))
-    assert phase == "extracting" or one.assembled.trees.inode_of(DIRECTORY) == before
-    assert not one.residue()
-    one.proxy.bytes_per_second = None
-    await one.install(one.wish("engine:1"))
-    assert is_right(one)
-
-
-async def test_whoever_cancels_during_the_switch_finds_it_complete(one: Shelf, image: Image) -> None:
-    await one.publish("engine:0", [{"run.sh": launcher("zero")}])
-    await one.install(one.wish("engine:0"))
-    dealt_with: list[str] = []
-
-    async with asyncio.TaskGroup() as group:
-
-        async def swapped() -> None:
-            dealt_with.append(said_by(one.tree))
-            task.cancel()
-            await asyncio.sleep(0)
-
-        wish = one.wish("engine:1", meta="named")
-        task = group.create_task(one.assembled.installer.install(wish, one.report, swapped))
-    assert task.cancelled()
-    assert dealt_with == ["one"]
-    assert is_right(one)
-    assert said_by(one.assembled.trees.previous_of(DIRECTORY)) == "zero"
-    assert {backend.name for backend in one.assembled.trees.list_installed()} == {"engine", "named"}
-
-
-async def test_progress_counts_the_whole_image_and_ends_at_its_end(one: Shelf, image: Image) -> None:
-    one.proxy.bytes_per_second = 1_500_000
-    await one.install(one.wish("engine:1"))
-    count = len(one.progress)
-    total = sum(layer.size_bytes for layer in image.layers)
-    phases = [phase for phase, _, _ in one.progress]
-    assert list(dict.fromkeys(phases)) == ["resolving", "downloading", "extracting"]
-    assert phases == sorted(phases, key=["resolving", "downloading", "extracting"].index)
-    assert [done for _, done, _ in one.progress] == sorted(done for _, done, _ in one.progress)
-    assert {whole for phase, _, whole in one.progress if phase != "resolving"} == {total}
-    assert one.progress[-1] == ("extracting", total, total)
-    assert len({done for _, done, _ in one.progress}) >= 4
-    await until(lambda: not one.residue())
-    assert len(one.progress) == count
-
-
-async def test_what_came_before_an_interruption_counts_as_done_from_the_start(one: Shelf, image: Image) -> None:
-    total = sum(layer.size_bytes for layer in image.layers)
-    one.proxy.plan(Answer(status=403), path=image.layers[1].digest, times=None)
-    with pytest.raises(EnginehouseError):
-        await one.install(one.wish("engine:1"))
-    sent = one.proxy.bytes_sent("blobs") - image.config.size_bytes
-    one.proxy.forget_plans()
-    one.again()
-    one.progress.clear()
-    installed = await one.install(one.wish("engine:1"))
-    downloading = [done for phase, done, _ in one.progress if phase == "downloading"]
-    assert downloading[0] == installed.reused_bytes > 0
-    assert installed.fetched_bytes + installed.reused_bytes == total
-    assert installed.reused_bytes >= sent - 4 * PART_BYTES
-    assert is_right(one)
-
-
-async def test_an_install_that_asks_for_nothing_new_reports_nothing_more(one: Shelf, image: Image) -> None:
-    await one.install(one.wish("engine:1"))
-    one.progress.clear()
-    installed = await one.install(InstallWish(resolved=one.resolved("engine:1"), upgrade=True))
-    assert not installed.changed
-    assert one.progress == [("resolving", 0, 0)]

@@ -1,1 +1,1 @@
-"""Bytes from outside: Python packages, galleries. The only door to YAML."""
+"""Bytes from outside: one client, registries, archives, packages, galleries. The only door to aiohttp and YAML."""
