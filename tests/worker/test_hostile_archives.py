@@ -6,6 +6,7 @@ would be seen in the canary.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,3 +187,20 @@ def test_an_absolute_link_is_made_where_it_is_allowed(tmp_path: Path) -> None:
     layers = [tar(symlink("l", "/etc"), symlink("m", "l/../x"))]
     unpack(tmp_path / "root", layers, limits=ArchiveLimits(absolute_links=True))
     assert (tmp_path / "root/l").readlink() == Path("/etc")
+
+
+def test_whiteouts_of_one_directory_do_not_cost_the_square_of_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[int] = []
+    really = os.listdir
+
+    def counted(handle: int) -> list[str]:
+        listed.append(handle)
+        return really(handle)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    own = [file(f"d/{index}") for index in range(50)]
+    unpack(tmp_path / "root", [tar(file("d/old")), tar(*own, *[file(".wh.d")] * 50)])
+    assert sorted(path.name for path in (tmp_path / "root/d").iterdir()) == sorted(str(index) for index in range(50))
+    assert len(listed) < 5

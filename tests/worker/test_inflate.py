@@ -45,6 +45,13 @@ def test_a_stream_that_is_cut_off_is_refused(cut: int, compression: Compression,
     assert code_of(tmp_path / "root", claimed(compress(CONTENT, compression)[:-cut], compression)) == "unsafe_archive"
 
 
+def test_a_frame_that_never_ends_is_refused_though_all_bytes_have_come(tmp_path: Path) -> None:
+    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    packed = packer.compress(CONTENT) + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    assert code_of(tmp_path / "root", claimed(packed, "zstd")) == "unsafe_archive"
+    assert len(tree_of(tmp_path / "root")) == 20
+
+
 @pytest.mark.parametrize("said", ["gzip", "zstd", "none"])
 @pytest.mark.parametrize("really", ["gzip", "zstd", "none"])
 def test_another_compression_than_the_one_named_is_refused(

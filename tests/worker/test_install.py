@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.worker.world import World, link_tree, nothing, silent, until, xllamacpp
+from tests.worker.world import KEY, World, link_tree, nothing, silent, tiny_chat, until, xllamacpp
 
+from enginehouse.core.action import InstallBackend, StartReplica
 from enginehouse.core.backend import Resolved, find, package_digest
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, Unavailable, Upstream
 from enginehouse.core.installation import METADATA_FILE, Version
 from enginehouse.host import disk
 from enginehouse.worker.assembly import assemble
+from enginehouse.worker.commands import Work
 from enginehouse.worker.install import InstallWish
 from enginehouse.worker.packages import link_libgomp
 from enginehouse.worker.trees import Trees
@@ -195,6 +199,34 @@ async def test_processes_of_the_old_tree_are_dealt_with_while_it_is_still_there(
     await world.installer.install(InstallWish(resolved=xllamacpp("2"), force=True), silent, swapped)
     assert beside == ["xllamacpp"]
     assert names(world) == ["llama-cpp", "xllamacpp"]
+
+
+def working_in(place: Path) -> dict[int, str]:
+    """Processes whose working directory is below `place`, or was."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            directory = os.readlink(process / "cwd")
+            if directory.startswith(str(place)):
+                found[int(process.name)] = directory
+    return found
+
+
+async def test_a_process_that_will_not_end_does_not_outlive_the_swap(world: World) -> None:
+    start = StartReplica(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
+    first = await world.actions.perform(Work(action=start), silent)
+    backends = world.place.backends.resolve()
+    (engine,) = working_in(backends)
+    # Whoever is stopped hears no request to end.
+    os.kill(engine, signal.SIGSTOP)
+    upgrade = InstallBackend(backend="llama-cpp", resolved=xllamacpp("2"), upgrade=True)
+    upgraded = await world.actions.perform(Work(action=upgrade), silent)
+    assert upgraded.stopped == ("tiny-chat#0",)
+    assert working_in(backends) == {}
+    assert world.supervisor.running() == ()
+    second = await world.actions.perform(Work(action=start), silent)
+    assert second.nonce != first.nonce
+    assert list(working_in(backends).values()) == [str(backends / "xllamacpp")]
 
 
 def make_version(path: Path, version: str) -> None:

@@ -71,6 +71,15 @@ def test_a_file_that_was_changed_in_place_is_not_used(content: bytes, world: Wor
     assert (first / "a").read_bytes() != content
 
 
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+def test_a_file_whose_mode_was_changed_since_is_not_used(content: bytes, world: World) -> None:
+    first = world.first(tar(file("a", content)))
+    (first / "a").chmod(0o600)
+    second = world.second(tar(file("a", content)))
+    assert not world.is_shared("a")
+    assert (second / "a").stat().st_mode & 0o777 == 0o644
+
+
 @pytest.mark.parametrize(
     ("name", "mode", "mtime"),
     [

@@ -141,6 +141,7 @@ def test_a_table_of_too_many_entries_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnginehouseError) as raised:
         unpacked(tmp_path / "many", entry[:start] + table + finish)
     assert raised.value.code == "archive_too_large"
+    assert not tree_of(tmp_path / "many")  # before the library made something of every entry
 
 
 def test_another_digest_is_told_before_anything_is_unpacked(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ still walk it without following links. Everything refused is `unsafe_archive` or
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
@@ -96,7 +97,7 @@ def is_tangled(target: str) -> bool:
     Links without this lead where their text says, as far as the links that they meet do.
     """
     steps = [part for part in target.split("/") if part not in ("", ".")]
-    return any(before != ".." and after == ".." for before, after in zip(steps, steps[1:], strict=False))
+    return any(before != ".." and after == ".." for before, after in pairwise(steps))
 
 
 def check_mode(path: str, kind: Kind, mode: int) -> int:

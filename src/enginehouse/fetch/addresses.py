@@ -98,8 +98,8 @@ class Border:
         if self._lists(host, port) or any(address in network for network in self._networks) or is_public(address):
             return
         raise Invalid(
-            f"cannot connect to {host}: {address} is not a public address; if this is meant, add {host} to the "
-            "allowed hosts",
+            f"cannot connect to {host}: {address} is not a public address; if this is meant, list it with "
+            f"--allow-host {host} (ENGINEHOUSE_ALLOWED_HOSTS)",
             code="uri_not_allowed",
         )
 
