@@ -1,8 +1,9 @@
 """Images of realistic content for benchmarks, written as OCI layout directories and pushed to a registry.
 
-Content comes from this machine: Python sources and compiled modules of the interpreter and its packages for a third of
-the bytes, shared libraries for the rest, which is roughly what engines' images hold. Every file gets bytes of its own
-at its end, so that nothing can be shared by accident.
+Content comes from this machine: Python sources and compiled modules of the interpreter and its packages for a sixth of
+the bytes, shared libraries for the rest. That gives some ten files per MiB, which is what images of Python engines
+hold; those of engines in C++ hold far fewer. Every file gets bytes of its own at its end, so that nothing can be shared
+by accident.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import zstandard
@@ -65,7 +67,7 @@ def choose_files(total_bytes: int, seed: int) -> list[File]:
     if not small or not large:
         raise SystemExit("this machine has too few files to make an image of")
     chosen: list[File] = []
-    for sources, share in ((small, total_bytes // 3), (large, total_bytes - total_bytes // 3)):
+    for sources, share in ((small, total_bytes // 6), (large, total_bytes - total_bytes // 6)):
         order = _by_directory(sources, seed)
         done = turn = 0
         while done < share:
@@ -78,6 +80,11 @@ def choose_files(total_bytes: int, seed: int) -> list[File]:
                 done += size
             turn += 1
     return sorted(chosen, key=lambda file: file.path)
+
+
+def rebuilt(files: Sequence[File]) -> list[File]:
+    """The same files with other contents, as a new build of some libraries would have."""
+    return [File(file.path, file.source, file.suffix[::-1], file.size_bytes) for file in files]
 
 
 def write_image(directory: Path, layers: Sequence[Sequence[File]], compression: str) -> Image:
@@ -119,14 +126,16 @@ def split(files: Sequence[File], count: int) -> list[list[File]]:
     return parts
 
 
+@cache
+def _found() -> tuple[tuple[str, int], ...]:
+    libraries = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or ''}"
+    roots = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sys.base_prefix + "/lib", libraries)
+    return tuple(sorted({file for root in roots for file in _regular_files(root)}))
+
+
 def _sources(largest_bytes: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    small: list[tuple[str, int]] = []
-    large: list[tuple[str, int]] = []
-    for root in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sys.base_prefix + "/lib", "/usr/lib"):
-        for path, size in _regular_files(root):
-            if size <= largest_bytes:
-                (large if size >= LARGE_BYTES else small).append((path, size))
-    return sorted(set(small)), sorted(set(large))
+    small = [file for file in _found() if file[1] < LARGE_BYTES]
+    return small, [file for file in _found() if LARGE_BYTES <= file[1] <= largest_bytes]
 
 
 def _by_directory(sources: list[tuple[str, int]], seed: int) -> list[tuple[str, int]]:

@@ -40,8 +40,8 @@ def disk_bytes(*trees: Path) -> int:
     seen: set[int] = set()
     total = 0
     for tree in trees:
-        for directory, _, names in os.walk(tree):
-            for name in names:
+        for directory, below, names in os.walk(tree):
+            for name in (*below, *names):
                 status = os.lstat(os.path.join(directory, name))
                 if status.st_ino not in seen:
                     seen.add(status.st_ino)

@@ -235,9 +235,14 @@ async def test_messages_of_a_go_frontend_are_understood(tmp_path: Path, installe
             assert (await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name))).success
         unknown = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="vllm"))
         assert "cannot find a backend named 'vllm'" in unknown.error
-        external = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="", uri="quay.io/x:y", name="x"))
-        assert external.outcome is not None
-        assert external.outcome.code == "unsupported"
+        for uri, code in (
+            ("file:///etc", "uri_not_allowed"),
+            ("127.0.0.1:9/x:y", "uri_not_allowed"),
+            ("X", "invalid_uri"),
+        ):
+            external = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="", uri=uri, name="x"))
+            assert external.outcome is not None
+            assert external.outcome.code == code
         model = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="llama-cpp", model_id="m"))
         assert "engines of this worker take their model at start" in model.error
         answer = await house.bus.ask(wire.node_subject("node-1", wire.RUNNING), b"{}", "r")

@@ -7,7 +7,6 @@ processes: whoever has to is called back between swap and clean-up. Callers hold
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -42,8 +41,6 @@ from enginehouse.worker.suppliers import Suppliers
 from enginehouse.worker.threads import in_thread
 from enginehouse.worker.trees import Trees
 from enginehouse.worker.unpack import SPARE_BYTES, Unpacker
-
-log = logging.getLogger(__name__)
 
 Swapped = Callable[[], Awaitable[None]]  # called when the new tree is in place and the old one still on disk
 __all__ = ["InstallWish", "Installed", "Installer", "Report", "Swapped"]
@@ -115,8 +112,8 @@ class Installer:
     async def remove(self, directory: str) -> None:
         """Remove a backend and the meta names that point to it; nothing there is fine."""
         try:
-            await in_thread(self._trees.remove, directory)
-            await in_thread(self._forget)
+            gone = await in_thread(self._trees.remove, directory)
+            await in_thread(self._storage.manifests.forget, gone)
         except OSError as error:
             raise disk.storage_error(error, f"delete {directory}") from error
 

@@ -15,6 +15,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -23,14 +24,14 @@ from msgspec import Struct
 
 from enginehouse.core.archive import TarEntry
 
-SMALLEST_BYTES = 4096  # below a block nothing is saved
+SMALLEST_BYTES = 512  # each takes a whole block; what is smaller still is often a setting that somebody edits
 HELD_BYTES = 1024 * 1024  # files up to this are compared in memory, larger ones as they stream by
 MAX_RECORDS = 200_000  # of all trees together: what an index may take of our memory
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _COMPARED = 4  # large files of one size that are read beside the new one; shards of a model may be many
-_SCRIPT_BYTES = 64 * 1024
 _MOST_LINKS = 1000  # far from the 65,000 of ext4, so that an image can still link to the file itself
 _FICLONE = 0x40049409
+_EDITED_BYTES = 64 * 1024  # what is larger holds values, not settings
 _REWRITTEN = (".cfg", ".sh", ".json", ".pth")  # LocalAI's engines edit such files at every start
 _YOUNG_SECONDS = 3600.0  # an install may be at work on the tree of such a manifest
 
@@ -80,6 +81,11 @@ class Manifests:
             return msgspec.msgpack.decode(self._path_of(tree).read_bytes(), type=list[FileRecord])
         except (OSError, msgspec.DecodeError):
             return []
+
+    def forget(self, inodes: Iterable[int]) -> None:
+        """Trees that were just removed."""
+        for number in inodes:
+            (self._directory / str(number)).unlink(missing_ok=True)
 
     def prune(self, trees: list[Path]) -> None:
         """Forget the trees that are gone, but not those that are about to be."""
@@ -144,7 +150,7 @@ class Sharing:
         if self._can_clone and self._clone(source, entry, name, directory):
             self.shared_bytes += entry.size_bytes
             return True
-        if _is_linkable(entry) and _link(source, name, directory):
+        if _is_linkable(entry) and not _is_script(source) and _link(source, name, directory):
             self.shared_bytes += entry.size_bytes
             return True
         return False
@@ -179,7 +185,12 @@ def settle(made: int, entry: TarEntry) -> None:
 
 def _is_linkable(entry: TarEntry) -> bool:
     """Two names of one file change together, so nothing that is likely to be edited in place."""
-    return not entry.path.endswith(_REWRITTEN) and not (entry.mode & 0o111 and entry.size_bytes < _SCRIPT_BYTES)
+    return entry.size_bytes > _EDITED_BYTES or not entry.path.endswith(_REWRITTEN)
+
+
+def _is_script(source: Opened) -> bool:
+    """Scripts are rewritten where they stand too, to name another interpreter."""
+    return os.pread(source.descriptor, 2, 0) == b"#!"
 
 
 def _link(source: Opened, name: str, directory: int) -> bool:

@@ -201,8 +201,11 @@ class Trees:
             disk.remove_tree(self.staging_of(directory))
         self.settle(directory)
 
-    def remove(self, directory: str) -> None:
-        """A backend, its previous version and the meta names that point to it; nothing there is fine."""
+    def remove(self, directory: str) -> list[int]:
+        """A backend, its previous version and the meta names that point to it; nothing there is fine.
+
+        The inodes of the trees that were there.
+        """
         installed = {backend.name: backend for backend in self.list_installed()}
         if directory in installed and installed[directory].is_system:
             raise Invalid(f"cannot delete {directory}: it belongs to the system", code="unsupported", param="backend")
@@ -211,6 +214,7 @@ class Trees:
             if backend.is_meta and backend.meta_backend_for == directory:
                 disk.remove_tree(self.backends / backend.name)
         target, going = self.path_of(directory), self.staging_of(directory)
+        gone = [number for path in (target, self.previous_of(directory)) if (number := inode(path)) is not None]
         self.make_directories()
         disk.remove_tree(going)
         if os.path.lexists(target):
@@ -220,6 +224,7 @@ class Trees:
         disk.remove_tree(self._replaced_of(directory))
         disk.remove_tree(self.previous_of(directory))
         self._record_path(directory).unlink(missing_ok=True)
+        return gone
 
     def recover(self) -> None:
         """Finish or undo what a killed worker left: afterwards nothing is in staging."""
