@@ -15,7 +15,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import sysconfig
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -89,19 +88,30 @@ def rebuilt(files: Sequence[File]) -> list[File]:
 
 def write_image(directory: Path, layers: Sequence[Sequence[File]], compression: str) -> Image:
     """One layer per list of files; the first one also holds the run file. Layers are compressed on all cores."""
+    _begin(directory)
+    count = len(layers)
+    firsts = [number == 0 for number in range(count)]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        made = list(pool.map(_write_layer, [directory] * count, layers, [compression] * count, firsts))
+    return _finish(Image(directory, tuple(made)))
+
+
+def with_another_end(directory: Path, image: Image, files: Sequence[File]) -> Image:
+    """The image with another last layer; the others are taken as they are."""
+    _begin(directory)
+    for layer in image.layers[:-1]:
+        name = layer.digest.removeprefix("sha256:")
+        os.link(image.directory / "blobs" / "sha256" / name, directory / "blobs" / "sha256" / name)
+    last = _write_layer(directory, files, image.layers[-1].compression, False)
+    return _finish(Image(directory, (*image.layers[:-1], last)))
+
+
+def _begin(directory: Path) -> None:
     (directory / "blobs" / "sha256").mkdir(parents=True)
     (directory / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        made = list(
-            pool.map(
-                _write_layer,
-                [directory] * len(layers),
-                layers,
-                [compression] * len(layers),
-                [number == 0 for number in range(len(layers))],
-            )
-        )
-    image = Image(directory, tuple(made))
+
+
+def _finish(image: Image) -> Image:
     _write_documents(image)
     return image
 
@@ -129,7 +139,7 @@ def split(files: Sequence[File], count: int) -> list[list[File]]:
 @cache
 def _found() -> tuple[tuple[str, int], ...]:
     libraries = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or ''}"
-    roots = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sys.base_prefix + "/lib", libraries)
+    roots = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), libraries)
     return tuple(sorted({file for root in roots for file in _regular_files(root)}))
 
 
@@ -149,11 +159,12 @@ def _by_directory(sources: list[tuple[str, int]], seed: int) -> list[tuple[str, 
 
 
 def _regular_files(root: str) -> Iterator[tuple[str, int]]:
-    for directory, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(directory, name)
-            if os.path.isfile(path) and not os.path.islink(path) and os.access(path, os.R_OK):
-                yield path, os.path.getsize(path)
+    with os.scandir(root) as found:
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _regular_files(entry.path)
+            elif entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK):
+                yield entry.path, entry.stat().st_size
 
 
 def _write_layer(directory: Path, files: Sequence[File], compression: str, is_first: bool) -> Layer:

@@ -16,7 +16,7 @@ from enginehouse.cli.command import command, group, setting, wants_json
 
 if TYPE_CHECKING:
     from enginehouse.core.backend import Resolved
-    from enginehouse.worker.local import LocalBackend
+    from enginehouse.worker.listing import LocalBackend
 
 
 @group(
@@ -114,10 +114,12 @@ def delete(name: str, **flags: Any) -> None:
 @place
 def list_backends(**flags: Any) -> None:
     """What is installed, what came with the system, meta names, and what is broken."""
-    from enginehouse.cli import working
+    from enginehouse.worker import listing
+    from enginehouse.worker.trees import Trees
 
+    settings = sources.local_settings(flags)
     # Looking takes no lock: a running worker's directory may be looked at too.
-    backends = working.look(flags)
+    backends = listing.list_backends(Trees(settings.backends, settings.backends_system_path))
     if wants_json():
         output.emit_json(backends)
         return

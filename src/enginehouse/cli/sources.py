@@ -15,6 +15,7 @@ from enginehouse.cli.command import given, setting
 if TYPE_CHECKING:
     from enginehouse.core.gallery import Gallery, GalleryState
     from enginehouse.core.gallery_source import GallerySource
+    from enginehouse.settings import LocalSettings
 
 Function = Callable[..., Any]
 
@@ -93,6 +94,15 @@ def load_galleries(
         elif state.status == "never loaded":
             remark(f"the gallery {state.name} is missing: {state.error}")
     return (load_builtin(), *sources.galleries), sources.states
+
+
+def local_settings(flags: dict[str, Any]) -> LocalSettings:
+    import os
+
+    from enginehouse.settings import LocalSettings, load
+
+    known = {name: value for name, value in flags.items() if name in LocalSettings.__struct_fields__}
+    return load(LocalSettings, {**known, "data": given().data}, os.environ)
 
 
 def named_sources(chosen: tuple[str, ...]) -> tuple[GallerySource, ...]:

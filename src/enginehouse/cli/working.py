@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from enginehouse.cli import output
-from enginehouse.cli.command import given, wants_json
+from enginehouse.cli.command import wants_json
 from enginehouse.cli.names import checked_backend
 from enginehouse.cli.progress import View, choose_view
 from enginehouse.cli.shapes import Operation, Row
-from enginehouse.cli.sources import load_galleries
+from enginehouse.cli.sources import load_galleries, local_settings
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import EnginehouseError, Invalid, NotFound
@@ -29,13 +29,12 @@ from enginehouse.core.progress import Phase, format_bytes
 from enginehouse.core.reference import parse_uri
 from enginehouse.host import hardware
 from enginehouse.setting_file import read_credentials
-from enginehouse.settings import LocalSettings, load
 from enginehouse.worker.assembly import InstallerOptions
 from enginehouse.worker.install import Installed, InstallWish
-from enginehouse.worker.local import Local, LocalBackend, resolved_from
+from enginehouse.worker.local import Local, resolved_from
 from enginehouse.worker.plan import Plan
 
-__all__ = ["Local", "chosen", "install", "look", "plan", "run", "upgrade"]
+__all__ = ["Local", "chosen", "install", "plan", "run", "upgrade"]
 
 T = TypeVar("T")
 
@@ -112,16 +111,9 @@ def plan(resolved: Resolved, flags: dict[str, Any]) -> Plan:
     return run(work, flags, doing="make a plan", is_locked=False)
 
 
-def look(flags: dict[str, Any]) -> list[LocalBackend]:
-    async def work(local: Local) -> list[LocalBackend]:
-        return local.list_backends()
-
-    return run(work, flags, doing="look", is_locked=False)
-
-
 def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: str, is_locked: bool = True) -> T:
     """`work` with the directory, ended in order by Ctrl-C."""
-    settings = _settings(flags)
+    settings = local_settings(flags)
     options = InstallerOptions(
         backends=settings.backends,
         system=settings.backends_system_path,
@@ -246,8 +238,3 @@ def _as_dict(installed: Installed) -> dict[str, object]:
 
 def _gallery_flags(flags: dict[str, Any]) -> dict[str, Any]:
     return {name: flags.get(name) for name in ("backend_galleries", "allowed_hosts")}
-
-
-def _settings(flags: dict[str, Any]) -> LocalSettings:
-    known = {name: value for name, value in flags.items() if name in LocalSettings.__struct_fields__}
-    return load(LocalSettings, {**known, "data": given().data}, os.environ)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import Struct
-
-from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import Metadata, directory_behind
 from enginehouse.core.name import check_name
@@ -19,23 +17,9 @@ from enginehouse.worker.assembly import Assembled, InstallerOptions, assemble, l
 from enginehouse.worker.blobs import Collected
 from enginehouse.worker.building import Report
 from enginehouse.worker.install import Installed, InstallWish
+from enginehouse.worker.listing import LocalBackend, list_backends
 from enginehouse.worker.plan import Plan, plan
 from enginehouse.worker.threads import in_thread
-
-
-class LocalBackend(Struct, frozen=True, kw_only=True):
-    """One line of a listing."""
-
-    name: str
-    kind: str  # installed, system, meta, broken
-    leads_to: str = ""
-    version: str = ""
-    digest: str = ""
-    uri: str = ""
-    installed_at: str = ""
-    previous_version: str = ""
-    previous_digest: str = ""
-    can_roll_back: bool = False
 
 
 class Local:
@@ -95,7 +79,7 @@ class Local:
         return artifact.digest
 
     def list_backends(self) -> list[LocalBackend]:
-        return [self._line(backend) for backend in self._assembled.trees.list_installed()]
+        return list_backends(self._assembled.trees)
 
     def metadata_of(self, directory: str) -> Metadata | None:
         return self._assembled.trees.metadata_of(directory)
@@ -112,22 +96,6 @@ class Local:
                 code="not_found",
             )
         return found
-
-    def _line(self, backend: InstalledBackend) -> LocalBackend:
-        previous = None if backend.is_meta else self._assembled.trees.previous_metadata(backend.name)
-        kind = "broken" if backend.is_broken else "system" if backend.is_system else "installed"
-        return LocalBackend(
-            name=backend.name,
-            kind="meta" if backend.is_meta and not backend.is_broken else kind,
-            leads_to=backend.meta_backend_for,
-            version=backend.version,
-            digest=backend.digest,
-            uri=backend.uri,
-            installed_at=backend.installed_at,
-            previous_version=previous.version if previous else "",
-            previous_digest=previous.digest if previous else "",
-            can_roll_back=previous is not None,
-        )
 
 
 def resolved_from(metadata: Metadata, directory: str) -> Resolved:
