@@ -29,7 +29,8 @@ from enginehouse.fetch.patience import Patience
 from enginehouse.host import hardware
 from enginehouse.worker.assembly import Assembled, InstallerOptions, assemble
 from enginehouse.worker.install import Installed, InstallWish
-from enginehouse.worker.local import Local, LocalBackend
+from enginehouse.worker.listing import LocalBackend
+from enginehouse.worker.local import Local
 from enginehouse.worker.plan import Plan, plan
 
 DIRECTORY = "engine"
