@@ -106,8 +106,9 @@ def test_a_worker_that_is_killed_during_an_install_does_it_again_after_its_retur
     assert ended["status"] == "succeeded"
     assert row(ended)["attempt"] == 2
     wait_for("the node to report the engine", lambda: house.has_backend("second"))
-    leftovers = [path.name for path in (house.root / "second" / "backends").iterdir()]
-    assert sorted(leftovers) == ["llama-cpp", "xllamacpp"]
+    backends = house.root / "second" / "backends"
+    assert sorted(path.name for path in backends.iterdir()) == [".enginehouse", "llama-cpp", "xllamacpp"]
+    assert not list(backends.glob(".enginehouse/staging/*"))
 
 
 def test_the_local_worker_is_started_again_and_its_engine_dies_with_it(house: House) -> None:

@@ -176,7 +176,8 @@ def test_an_install_without_a_network_waits_says_why_and_goes_on_by_itself(house
     assert row["error"].startswith("cannot install xllamacpp==")
     assert row["due_in_seconds"] > 0
     wait_for("the next try to be told", lambda: "; next try in " in house.cli("ops", "show", operation_id).stdout)
-    assert not list((house.root / "poor" / "backends").iterdir())
+    assert [path.name for path in (house.root / "poor" / "backends").iterdir()] == [".enginehouse"]
+    assert not list((house.root / "poor" / "backends").glob(".enginehouse/staging/*"))
 
     assert house.workers["poor"].end() == 0
     house.join("poor")

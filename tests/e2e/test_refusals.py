@@ -90,7 +90,7 @@ def test_joining_with_a_wrong_token_ends_with_the_reason(untouched: House, tmp_p
         environment={"ENGINEHOUSE_TOKEN": "no"},
     )
     assert "token" in said
-    assert not list(place.glob("backends/*"))
+    assert [path.name for path in place.glob("backends/*")] == [".enginehouse"]
 
 
 def test_joining_without_a_token_is_refused_at_once(untouched: House, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def load_galleries(
 ) -> tuple[tuple[Gallery, ...], tuple[GalleryState, ...]]:
     """The built-in gallery and the configured ones, or those `chosen` by path or address; no server is asked."""
     import asyncio
+    import contextlib
     import logging
     import os
 
@@ -71,7 +72,9 @@ def load_galleries(
 
     settings = load(LocalSettings, {**flags, "data": given().data}, os.environ)
     wanted = named_sources(chosen) if chosen else settings.backend_galleries
-    os.umask(0o077)  # as for everything in the data directory
+    # Private, as whatever else makes it would.
+    with contextlib.suppress(OSError):
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Whoever sits before a terminal is told below, in sentences; without any handler the log would go there too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
 

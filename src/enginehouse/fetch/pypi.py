@@ -98,11 +98,14 @@ class Python:
 
         Their modules, that is: engines are started by their launcher, never by a script of a package.
         """
-        # Ours is the same interpreter, and uv knows it already; it would examine a new one for longer than it installs.
-        # Outside an environment a distribution may have moved the directories of its own Python.
-        is_same = sys.prefix != sys.base_prefix
-        where = ["--python", sys.executable, "--prefix", str(directory)] if is_same else ["--python", str(directory)]
-        await self._install(where, requirements, size_bytes, progress)
+        await self._install(_into(directory), requirements, size_bytes, progress)
+
+    async def install_package(self, directory: Path, package: str, *, size_bytes: int, progress: Progress) -> None:
+        """A package without hashes, with whatever it depends on: the index is trusted, as whoever asked chose to."""
+        # After `--`, so that nothing in it can be an option.
+        command = [*_INSTALL, *_into(directory), "--", check_package(package)]
+        await self._run(command, what=package, heard=_Heard(size_bytes, progress))
+        progress(size_bytes, size_bytes)
 
     async def file_from_package(
         self, requirement: str, inner: str, target: Path, *, size_bytes: int, progress: Progress
@@ -123,13 +126,7 @@ class Python:
     async def _install(
         self, where: list[str], requirements: Sequence[str], size_bytes: int, progress: Progress
     ) -> None:
-        lines = list(requirements)
-        if len(lines) == 1 and _PACKAGE.fullmatch(lines[0]):
-            await self._install_unpinned(where, lines[0], _Heard(size_bytes, progress))
-            progress(size_bytes, size_bytes)
-            return
-        for line in lines:
-            check_requirement(line)
+        lines = [check_requirement(line) for line in requirements]
         with tempfile.NamedTemporaryFile("w", prefix="enginehouse-", suffix=".txt") as file:
             file.write("\n".join(lines) + "\n")
             file.flush()
@@ -141,11 +138,6 @@ class Python:
             except EnginehouseError:
                 await self._run([*_INSTALL, *_HASHED, *where, "-r", file.name], what=what, heard=heard)
         progress(size_bytes, size_bytes)
-
-    async def _install_unpinned(self, where: list[str], package: str, heard: _Heard) -> None:
-        """A package without hashes, with whatever it depends on: the index is trusted, as whoever asked chose to."""
-        # After `--`, so that nothing in it can be an option.
-        await self._run([*_INSTALL, *where, "--", package], what=package, heard=heard)
 
     async def _run(self, arguments: list[str], *, what: str, heard: _Heard | None = None) -> None:
         try:
@@ -197,6 +189,13 @@ class Python:
                     f"cannot install {what}: nothing moved for {now - moved_at:.0f} s; check the network",
                     code="stalled",
                 )
+
+
+def _into(directory: Path) -> list[str]:
+    # Ours is the same interpreter, and uv knows it already; it would examine a new one for longer than it installs.
+    # Outside an environment a distribution may have moved the directories of its own Python.
+    is_same = sys.prefix != sys.base_prefix
+    return ["--python", sys.executable, "--prefix", str(directory)] if is_same else ["--python", str(directory)]
 
 
 class _Heard:

@@ -57,12 +57,15 @@ class Packages:
         """Fill the empty directory `tree`: complete, and proven to run."""
         requirements = requirements_of(resolved)
         await self._python.make_environment(tree / "venv")
-        await self._python.install(
-            tree / "venv",
-            requirements,
-            size_bytes=resolved.size_bytes,
-            progress=lambda done, total: report("downloading", resolved.uri, done, total),
-        )
+        venv, size_bytes = tree / "venv", resolved.size_bytes
+
+        def told(done: int, total: int) -> None:
+            report("downloading", resolved.uri, done, total)
+
+        if requirements:
+            await self._python.install(venv, requirements, size_bytes=size_bytes, progress=told)
+        else:
+            await self._python.install_package(venv, _package(resolved), size_bytes=size_bytes, progress=told)
         report("extracting", resolved.uri, resolved.size_bytes, resolved.size_bytes)
         await in_thread(_write_files, tree, resolved)
         await self._check_runs(tree, resolved)
@@ -114,11 +117,10 @@ def check_described(resolved: Resolved) -> None:
 
 
 def requirements_of(resolved: Resolved) -> tuple[str, ...]:
-    """Pinned and hashed lines where the gallery has them, else the package itself."""
-    if resolved.requirements:
-        return resolved.requirements
-    package, sha256 = _package(resolved), resolved.sha256.removeprefix("sha256:").lower()
-    return (f"{package} --hash=sha256:{sha256}",) if sha256 else (package,)
+    """Pinned and hashed lines, where somebody gave hashes."""
+    sha256 = resolved.sha256.removeprefix("sha256:").lower()
+    alone = (f"{_package(resolved)} --hash=sha256:{sha256}",) if sha256 else ()
+    return resolved.requirements or alone
 
 
 def _package(resolved: Resolved) -> str:
