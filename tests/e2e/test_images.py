@@ -59,8 +59,10 @@ async def test_a_worker_killed_in_the_middle_of_a_download_goes_on_where_it_was(
 def kill_in_the_middle(house: House, proxy: Faulty, image: Image) -> None:
     backends = house.data / "backends"
     first, second = image.layers[0], image.layers[1]
-    proxy.bytes_per_second = 4 * MEGABYTE
+    proxy.bytes_per_second = 2 * MEGABYTE
     operation = house.json("backends", "install", "engine", "--no-follow")
+    verified = backends / ".enginehouse" / "blobs" / first.digest.removeprefix("sha256:")
+    wait_for("the first layer to be verified", verified.exists)
     wait_for("half of the second layer", lambda: proxy.bytes_sent(second.digest) > second.size_bytes // 2)
     house.child("worker").send_signal(signal.SIGKILL)
     proxy.bytes_per_second = None

@@ -187,7 +187,8 @@ async def test_a_port_that_is_taken_in_the_last_moment_is_left_for_the_next(
             monkeypatch.setattr("enginehouse.host.hardware.is_port_free", lambda host, port: True)
             second.supervisor._ports = Ports(place.base_port, asyncio.get_running_loop().time)
             started = await second.supervisor.start(wish())
-            assert started.address == f"127.0.0.1:{taken + 1}"
+            # The next one, or a later one where somebody else's connection has that.
+            assert taken < int(started.address.rpartition(":")[2]) < taken + 10
 
 
 async def test_threads_are_never_promised_beyond_the_budget_of_the_machine(
