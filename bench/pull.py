@@ -130,7 +130,15 @@ def pull(reference: str, backends: Path) -> dict[str, float]:
 
 def by_tools(reference: str, place: Path, name: str) -> None:
     layout = place / "layout"
-    run("skopeo", "copy", "-q", "--src-tls-verify=false", f"docker://{reference}", f"oci:{layout}:latest")
+    run(
+        "skopeo",
+        "--insecure-policy",
+        "copy",
+        "-q",
+        "--src-tls-verify=false",
+        f"docker://{reference}",
+        f"oci:{layout}:latest",
+    )
     if "zstd" not in name:
         run("umoci", "unpack", "--rootless", "--image", f"{layout}:latest", str(place / "bundle"))
         return

@@ -11,9 +11,11 @@ import pytest
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
 from enginehouse.core.gallery_source import LOCALAI
+from enginehouse.setting_file import read_credentials
 from enginehouse.settings import (
     ClientSettings,
     FrontendSettings,
+    Installing,
     LocalSettings,
     UpSettings,
     WorkerSettings,
@@ -276,3 +278,45 @@ def test_settings_as_flags_give_another_program_the_same(tmp_path: Path) -> None
         },
     )
     assert again == given
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500", 500), ("2GiB", 2 * 2**30), ("1.5 MB", 3 * 2**19), ("20g", 20 * 2**30), (7, 7)]
+)
+def test_sizes_are_read_in_binary_units(tmp_path: Path, text: object, size: int) -> None:
+    assert up(tmp_path, {"blob_cap_bytes": text}).blob_cap_bytes == size
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "1PB2", "", "1e3", True])
+def test_what_is_no_size_is_refused(tmp_path: Path, text: object) -> None:
+    assert "a size is written like" in refusal(tmp_path, flags={"archive_limit_bytes": text or " "})
+
+
+def test_what_a_worker_may_install_is_handed_on_by_up(tmp_path: Path) -> None:
+    given = {"absolute_links": True, "archive_limit_bytes": "1GiB", "blob_cap_bytes": "2GiB"}
+    flags = as_flags(up(tmp_path, given), Installing.__struct_fields__)
+    assert flags[:1] == ["--absolute-links"]
+    assert flags[1:5] == ["--archive-limit", str(2**30), "--blob-cap", str(2**31)]
+    assert "--registry-credentials" not in flags
+    assert "--absolute-links" not in as_flags(up(tmp_path), Installing.__struct_fields__)
+
+
+def test_backends_are_looked_for_where_localai_has_them(tmp_path: Path) -> None:
+    environ = {"LOCALAI_BACKENDS_PATH": "/srv/backends", "LOCALAI_BACKENDS_SYSTEM_PATH": "/srv/system"}
+    settings = load(LocalSettings, {"data": str(tmp_path)}, environ)
+    assert (settings.backends, settings.backends_system_path) == (Path("/srv/backends"), Path("/srv/system"))
+    assert load(LocalSettings, {"data": str(tmp_path)}, {}).backends == tmp_path / "backends"
+
+
+def test_registry_credentials_are_read_from_a_file_and_never_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "registries.toml"
+    file.write_text('"registry.example.org" = "me:secret"\n"10.0.0.7:5000" = "you:other"\n')
+    assert read_credentials(file) == {"registry.example.org": "me:secret", "10.0.0.7:5000": "you:other"}
+    assert read_credentials(None) == {}
+    for content in ('"host" = "secret"', "host = 7", "secret secret"):
+        file.write_text(content)
+        with pytest.raises(Invalid) as caught:
+            read_credentials(file)
+        assert "secret" not in caught.value.message
+    with pytest.raises(Invalid):
+        read_credentials(tmp_path / "missing")

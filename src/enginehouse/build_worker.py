@@ -36,6 +36,7 @@ async def run(settings: WorkerSettings) -> int:
         registry_credentials=read_credentials(settings.registry_credentials),
         system_backends=settings.backends_system_path,
         absolute_links=settings.absolute_links,
+        archive_limit_bytes=settings.archive_limit_bytes,
         blob_cap_bytes=settings.blob_cap_bytes,
     )
     lock = disk.Lock(settings.data / "worker.lock", "start a worker")

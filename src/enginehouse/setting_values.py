@@ -216,6 +216,7 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "allowed_hosts": parse_allowed_hosts,
     "registry_credentials": parse_path,
     "absolute_links": parse_flag,
+    "archive_limit_bytes": parse_size,
     "blob_cap_bytes": parse_size,
     "backends_path": parse_path,
     "backends_system_path": parse_path,

@@ -27,6 +27,7 @@ from enginehouse.setting_values import PARSERS, host_of_address, is_loopback_url
 FILE_NAME = "enginehouse.toml"
 
 
+ARCHIVE_LIMIT_BYTES = 20 * 1024**3  # unpacked: a bomb ends here; whoever has larger engines raises it
 BLOB_CAP_BYTES = 20 * 1024**3  # a few of the largest engines
 SYSTEM_BACKENDS = Path("/var/lib/local-ai/backends")  # where LocalAI's packages put theirs
 
@@ -50,6 +51,7 @@ class Installing(Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
     registry_credentials: Path | None = None  # a file; docker's own are read too
     absolute_links: bool = False
+    archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
     blob_cap_bytes: int = BLOB_CAP_BYTES
     backends_system_path: Path = SYSTEM_BACKENDS
 
@@ -60,6 +62,7 @@ class UpSettings(Timings, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     registry_credentials: Path | None = None
     absolute_links: bool = False
+    archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
     blob_cap_bytes: int = BLOB_CAP_BYTES
     backends_system_path: Path = SYSTEM_BACKENDS
     backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.fetch.faults import Answer, Drop, Flip, Header
+from tests.fetch.faults import Answer, Drop, Flip, Hang, Header
 from tests.fetch.images import (
     digest_of,
     run,
@@ -126,6 +126,13 @@ async def test_a_registry_that_stays_busy_is_given_up_with_its_own_waiting_time(
     error = await refusal(pull)
     assert (type(error), error.code, error.retry_after_seconds) == (Upstream, "upstream_error", 3)
     assert len(pull.proxy.requests) == 4
+
+
+async def test_a_registry_that_never_answers_is_waited_for_once(pull: Pull) -> None:
+    pull.proxy.plan(Hang(), path="manifests/", times=None)
+    error = await refusal(pull)
+    assert (type(error), error.code) == (Upstream, "stalled")
+    assert len(pull.proxy.asked("manifests/")) == 1
 
 
 def test_pauses_grow_and_a_servers_own_waiting_time_counts_up_to_a_minute() -> None:

@@ -29,11 +29,14 @@ DISK_BYTES = SPARE_BYTES + 40 * MEGABYTE
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=755", "tmpfs", place], check=True)
+    # With the right that set-up needed to install the tools.
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    options = f"size={DISK_BYTES},mode=755,uid={os.geteuid()}"
+    subprocess.run([*as_root, "mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
     try:
         yield place
     finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
+        subprocess.run([*as_root, "umount", "--lazy", place], check=True)
 
 
 @pytest.fixture

@@ -35,6 +35,9 @@ def allow_host(function: Function) -> Function:
 def installing(function: Function) -> Function:
     """The flags of everything that installs backends."""
     function = setting("backends_system_path", "Backends that came with the machine.", "DIR")(function)
+    function = setting("archive_limit_bytes", "How large an image may be when it is unpacked (20GiB).", "SIZE")(
+        function
+    )
     function = setting("blob_cap_bytes", "How much of what was fetched is kept for later versions (20GiB).", "SIZE")(
         function
     )

@@ -31,6 +31,9 @@ class Patience(Struct, frozen=True):
             try:
                 return await once()
             except Upstream as error:
+                # Silence has been waited for already: once more would make four of one limit.
+                if error.code in ("stalled", "upstream_timeout"):
+                    raise
                 pause = self.pause_seconds(attempt, error)
             await asyncio.sleep(pause)
         return await once()

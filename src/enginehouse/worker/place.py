@@ -28,6 +28,7 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
     registry_credentials: dict[str, str] = {}
     system_backends: Path | None = None
     absolute_links: bool = False
+    archive_limit_bytes: int = ArchiveLimits().total_bytes
     blob_cap_bytes: int = DEFAULT_CAP_BYTES
     thread_budget: int = 0  # for all engines of this user on this machine; 0 means its cores
 
@@ -42,7 +43,7 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
             system=self.system_backends,
             allowed_hosts=self.allowed_hosts,
             registry_credentials=self.registry_credentials,
-            limits=ArchiveLimits(absolute_links=self.absolute_links),
+            limits=ArchiveLimits(absolute_links=self.absolute_links, total_bytes=self.archive_limit_bytes),
             cap_bytes=self.blob_cap_bytes,
             stall_seconds=self.stall_seconds,
         )
