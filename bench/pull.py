@@ -196,7 +196,7 @@ class DiskPeak:
 
 def kills(bench: Bench, count: int) -> None:
     """Killed at random moments again and again, one install takes little more than one image from the registry."""
-    files = images.choose_files(128 * MIB, 3)
+    files = images.choose_files((32 if bench.quick else 128) * MIB, 3)
     image = images.write_image(bench.place / "kills", images.split(files, 5), "zstd")
     bench.push(image, "kills:latest")
     proxy = CountingProxy(bench.registry)
@@ -273,7 +273,7 @@ def has_room(path: Path, quick: bool) -> bool:
 def measure(bench: Bench) -> int:
     total, rounds = (128 * MIB, 3) if bench.quick else (1024 * MIB, 5)
     # Headers and padding of the tars are part of the size.
-    files = images.choose_files(total * 97 // 100, 1)
+    files = images.choose_files(total * 94 // 100, 1)
     shapes = (
         [("gzip-5", 5), ("zstd-1", 1)] if bench.quick else [("gzip-5", 5), ("gzip-1", 1), ("zstd-5", 5), ("zstd-1", 1)]
     )
@@ -282,7 +282,7 @@ def measure(bench: Bench) -> int:
         image = images.write_image(bench.place / name, images.split(files, count), name.partition("-")[0])
         ratios.append(variant(bench, name, image, rounds))
     kills(bench, 2 if bench.quick else 100)
-    upgrades(bench, total // 8)
+    upgrades(bench, total // 10)
     tools, sequence = (math.exp(statistics.mean(math.log(pair[which]) for pair in ratios)) for which in (0, 1))
     bench.demand(
         "sequence", sequence, BAR_SEQUENCE, f"{sequence:.2f}x of download, flatten, apply (bar {BAR_SEQUENCE})"
