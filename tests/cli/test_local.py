@@ -169,7 +169,7 @@ async def test_a_directory_that_another_process_works_on_is_left_alone(place: Pl
     held = lock(place.backends, "test")
     try:
         refused = place.local("install", "engine", code=1)
-        assert f"is in use by process {os.getpid()}" in refused.stderr
+        assert f"{place.backends} is in use by process {os.getpid()}" in refused.stderr
         assert place.listed() == {}
     finally:
         held.release()

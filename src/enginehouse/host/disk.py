@@ -165,8 +165,8 @@ def free_bytes(path: Path) -> int:
 class Lock:
     """An exclusive lock on a file that dies with its holder and says who holds it."""
 
-    def __init__(self, path: Path, doing: str, option: str = "--data") -> None:
-        """Raises `Conflict` naming the holder's pid when another process has it."""
+    def __init__(self, path: Path, doing: str, option: str = "--data", place: Path | None = None) -> None:
+        """`place` is what is locked, where it is not the directory of the file. Raises `Conflict` naming the holder's pid when another process has it."""
         with naming_the_culprit(path.parent):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -175,7 +175,8 @@ class Lock:
             holder = os.read(self._descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(self._descriptor)
             raise Conflict(
-                f"cannot {doing}: {path.parent} is in use by process {holder}; stop it or give another {option}"
+                f"cannot {doing}: {place or path.parent} is in use by process {holder}; "
+                f"stop it or give another {option}"
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -78,4 +78,4 @@ def lock(backends: Path, doing: str) -> disk.Lock:
     house = Trees(backends).house
     with disk.naming_the_culprit(backends):
         house.mkdir(mode=0o750, parents=True, exist_ok=True)
-    return disk.Lock(house / "lock", doing, option="--backends-path")
+    return disk.Lock(house / "lock", doing, option="--backends-path", place=backends)
