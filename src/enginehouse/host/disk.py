@@ -166,7 +166,10 @@ class Lock:
     """An exclusive lock on a file that dies with its holder and says who holds it."""
 
     def __init__(self, path: Path, doing: str, option: str = "--data", place: Path | None = None) -> None:
-        """`place` is what is locked, where it is not the directory of the file. Raises `Conflict` naming the holder's pid when another process has it."""
+        """Raises `Conflict` naming the holder's pid when another process has it.
+
+        `place` is what is locked, where that is not the directory of the file.
+        """
         with naming_the_culprit(path.parent):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
