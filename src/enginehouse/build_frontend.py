@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import secrets
 import socket
 import time
 import uuid
@@ -15,38 +17,56 @@ from nacl.signing import VerifyKey
 
 from enginehouse import parent
 from enginehouse.api.app import Entry, build
+from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
+from enginehouse.api.events import EventRoutes
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.models import ModelRoutes
-from enginehouse.api.nodes import BusAccess, NodeRoutes
+from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
 from enginehouse.api.serving import serve
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
+from enginehouse.api.workers import BusAccess, WorkerRoutes
 from enginehouse.bus import credentials
 from enginehouse.bus.nats import BusOptions, NatsBus
+from enginehouse.core.artifact import Artifact
 from enginehouse.core.node import Node
 from enginehouse.engine.http import HttpEngine
 from enginehouse.fetch.client import Client, Rules
 from enginehouse.fetch.galleries import Sources, load_builtin
+from enginehouse.fetch.origins import open_origin
+from enginehouse.fetch.patience import Patience as RegistryPatience
+from enginehouse.fetch.registry import Registries
+from enginehouse.frontend.accepting import Acceptance
 from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
 from enginehouse.frontend.collector import PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.dispatcher import Dispatcher
+from enginehouse.frontend.ending import PRUNE_SECONDS, Endings
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
-from enginehouse.frontend.keys import Keys
+from enginehouse.frontend.keys import Keys, Role
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
 from enginehouse.frontend.nodes import Nodes
-from enginehouse.frontend.operations import PRUNE_SECONDS, Operations
+from enginehouse.frontend.operations import Operations
+from enginehouse.frontend.planning import Planner
+from enginehouse.frontend.polling import Poller
 from enginehouse.frontend.router import Router
+from enginehouse.frontend.targets import Targets
+from enginehouse.frontend.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
+from enginehouse.frontend.versions import LIMIT_SECONDS, Ask, Versions
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop
 from enginehouse.ports import Bus
+from enginehouse.setting_file import read_credentials
 from enginehouse.settings import FrontendSettings
 from enginehouse.store.db import Store
 
+log = logging.getLogger(__name__)
+
+HOPELESS_SECONDS = 60.0  # what ends so was never going to run: nobody waits for it
 BUS_CONNECT_SECONDS = 30.0  # a bus that is not there by then is somebody's task: end, and be started again
 
 
@@ -98,6 +118,10 @@ class House(Struct, frozen=True):
     dispatcher: Dispatcher
     metrics: Metrics
     galleries: Galleries
+    endings: Endings
+    poller: Poller
+    planner: Planner
+    upgrades: Upgrades
 
 
 async def run(settings: FrontendSettings) -> int:
@@ -127,6 +151,7 @@ async def run(settings: FrontendSettings) -> int:
     await house.board.restore()
     await house.router.step()
     await house.collector.listen(bus)
+    await house.poller.listen(bus)
     wakes.loops = make_loops(settings, house)
     app = build(
         make_entries(settings, house, engine, bus, wakes, account_seed),
@@ -148,9 +173,13 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
     clock = SystemClock()
     owner = _owner(settings)
     events = Events()
-    patience = Patience(settings.stall_seconds, settings.backend_install_timeout_seconds)
+    patience = Patience(
+        settings.stall_seconds, settings.backend_install_timeout_seconds, settings.backend_upgrade_timeout_seconds
+    )
     board = Board(store, events, clock, patience)
-    client = Client(Rules(settings.allowed_hosts))
+    rules = Rules(settings.allowed_hosts)
+    client = Client(rules)
+    versions = Versions(_ask(client, rules, settings), clock)
     galleries = Galleries([load_builtin()], Sources(settings.backend_galleries, client, settings.data / "galleries"))
     nodes = Nodes(
         store,
@@ -168,12 +197,19 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
     collector.on_settled(wakes.of("route", "load", "dispatch"))
     dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=settings.lease_seconds)
     dispatcher.on_more(wakes.of("dispatch"))
+    collector.on_old_worker(dispatcher.send_forced)
+    acceptance = Acceptance(store, board, wakes.of("dispatch", "route"))
+    targets = Targets(galleries, versions)
     return House(
         board=board,
         events=events,
         keys=Keys(store),
         nodes=nodes,
-        operations=Operations(store, board, galleries, wakes.of("dispatch")),
+        operations=Operations(acceptance, targets, versions),
+        endings=Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=settings.lease_seconds),
+        poller=Poller(store, collector, patience, owner=owner, lease_seconds=settings.lease_seconds),
+        planner=Planner(store, targets, versions),
+        upgrades=Upgrades(store, targets, versions),
         models=Models(store, galleries, events),
         loader=loader,
         router=router,
@@ -200,7 +236,10 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("tell-models", house.models.step, CATCH_UP_SECONDS),
         Loop("catch-up", house.board.catch_up_step, CATCH_UP_SECONDS),
         Loop("galleries", house.galleries.step, STEP_SECONDS),
-        Loop("prune", house.operations.prune_step, PRUNE_SECONDS),
+        Loop("prune", house.endings.prune_step, PRUNE_SECONDS),
+        Loop("hopeless", house.endings.hopeless_step, HOPELESS_SECONDS),
+        Loop("poll", house.poller.step, every),
+        Loop("upgrades", house.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS),
     ]
     return {loop.name: loop for loop in loops}
 
@@ -218,11 +257,14 @@ def make_entries(
     inference = OpenAI(house.router, engine, house.metrics)
     entries = [
         *system.entries(),
-        *NodeRoutes(
+        *WorkerRoutes(
             house.nodes, house.collector, house.keys, access, heartbeat_seconds=settings.heartbeat_seconds
         ).entries(),
-        *OperationRoutes(house.operations, house.board, house.events).entries(),
-        *BackendRoutes(house.nodes, house.galleries).entries(),
+        *NodeRoutes(house.nodes, house.operations, house.endings, house.board).entries(),
+        *OperationRoutes(house.operations, house.endings, house.planner, house.board).entries(),
+        *EventRoutes(house.board, house.models, house.events).entries(),
+        *BackendRoutes(house.nodes, house.galleries, house.upgrades).entries(),
+        *BackendJobRoutes(house.operations, house.galleries, house.board).entries(),
         *ModelRoutes(house.models, house.loader, house.operations, house.board).entries(),
         *TokenRoutes(house.keys).entries(),
         Entry(
@@ -241,12 +283,38 @@ def make_entries(
 
 
 async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:
-    """The tokens that `up` keeps in files are known to the store under fixed names."""
-    for role in ("admin", "join"):
+    """The tokens of the settings, or those kept in files, are known to the store under fixed names. A house that has
+    none gets its first ones, in files of whichever frontend comes first.
+    """
+    given: dict[Role, str] = {"admin": settings.admin_token, "join": settings.join_token}
+    for role, token in given.items():
         path = settings.data / f"{role}.token"
-        if path.exists():
-            await keys.create(role, role, path.read_text().strip())
+        if token or path.exists():
+            await keys.create(role, role, token or path.read_text().strip())
+            continue
+        made = f"eh-{role}-{secrets.token_urlsafe(32)}"
+        # The file first: a token that only a dead process knew would lock everybody out.
+        disk.write_atomic(path, f"{made}\n".encode(), 0o600)
+        if await keys.make_first(role, made):
+            log.warning("token.made role=%s file=%s", role, path)
+        else:
+            path.unlink(missing_ok=True)
     await keys.step()
+
+
+def _ask(client: Client, rules: Rules, settings: FrontendSettings) -> Ask:
+    """How registries are asked which version a tag is now."""
+    registries = Registries(
+        rules,
+        environment=os.environ,
+        credentials=read_credentials(settings.registry_credentials),
+        patience=RegistryPatience(tries=2, total_seconds=LIMIT_SECONDS),
+    )
+
+    async def ask(uri: str, platform: str, sha256: str) -> Artifact:
+        return await open_origin(uri, client=client, registries=registries, sha256=sha256).resolve(platform)
+
+    return ask
 
 
 def _listener(settings: FrontendSettings) -> socket.socket:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 
 from enginehouse.bus.nats import BusOptions, NatsBus
+from enginehouse.core.errors import Invalid
 from enginehouse.core.wire import RegisterReply
 from enginehouse.engine.http import HttpEngine
 from enginehouse.host import disk
@@ -44,7 +46,7 @@ async def run(settings: WorkerSettings) -> int:
     backends_lock = assembly.lock(place.backends, "start a worker")
     engine = HttpEngine()
     link = WorkerLink(FrontendClient(settings.url, settings.token, user_agent="enginehouse-worker"))
-    agent = Agent(place, link, _open_bus, engine, os.environ)
+    agent = Agent(place, link, partial(_open_bus, settings), engine, os.environ)
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(agent.run())
@@ -59,9 +61,18 @@ async def run(settings: WorkerSettings) -> int:
     return 0
 
 
-async def _open_bus(reply: RegisterReply) -> NatsBus:
+async def _open_bus(settings: WorkerSettings, reply: RegisterReply) -> NatsBus:
+    url = settings.nats_url or reply.nats_url
+    if not url:
+        # A Go frontend never says where its bus is, and asking again would not change that.
+        raise Invalid(
+            f"cannot find the bus: {settings.url} does not say where it is; set --nats-url, ENGINEHOUSE_NATS_URL or "
+            "LOCALAI_NATS_URL, like nats://host:4222",
+            code="invalid_setting",
+            param="nats_url",
+        )
     options = BusOptions(
-        url=reply.nats_url,
+        url=url,
         name=f"enginehouse-worker-{reply.name}",
         jwt=reply.nats_jwt,
         seed=reply.nats_user_seed,

@@ -21,17 +21,22 @@ class Loop:
     more step.
     """
 
-    def __init__(self, name: str, step: Callable[[], Awaitable[None]], interval_seconds: float) -> None:
+    def __init__(
+        self, name: str, step: Callable[[], Awaitable[None]], interval_seconds: float, *, first_seconds: float = 0.0
+    ) -> None:
         self.name = name
         self.failures = 0
         self._step = step
         self._interval_seconds = interval_seconds
+        self._first_seconds = first_seconds
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
         self._woken.set()
 
     async def run(self) -> None:
+        if self._first_seconds:
+            await asyncio.sleep(self._first_seconds)
         while True:
             self._woken.clear()
             pause = self._interval_seconds

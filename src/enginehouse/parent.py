@@ -40,7 +40,8 @@ BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 10.0
 STEADY_SECONDS = 20.0  # a child that ran this long is not in a crash loop
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
-_SECRET_VARIABLES = ("ENGINEHOUSE_TOKEN",)
+# Not for the children: a secret, and the bus of somebody else.
+_OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
 # Exit codes of a refusal that trying again does not change; the others (cannot reach, not there yet) may heal.
 _REFUSALS: dict[int, type[EnginehouseError]] = {1: Hopeless, 2: Invalid}
 
@@ -224,7 +225,7 @@ def _self() -> tuple[str, ...]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES} | {
+    return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES} | {
         "PYTHONUNBUFFERED": "1"
     }
 

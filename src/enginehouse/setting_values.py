@@ -221,7 +221,7 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "backends_path": parse_path,
     "backends_system_path": parse_path,
     "url": parse_http_url,
-    "token": parse_text,
+    **dict.fromkeys(("token", "admin_token", "join_token"), parse_text),
     "advertise_host": parse_host,
     "labels": parse_labels,
     "max_replicas_per_model": parse_count,

@@ -84,6 +84,10 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     advertise_nats: str = ""
     backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)  # the built-in one always comes first
     allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
+    registry_credentials: Path | None = None  # for asking registries which version a tag is
+    # Of a house of several frontends: the same for all. Where there are none, the first frontend makes them.
+    admin_token: str = ""
+    join_token: str = ""
 
 
 class WorkerSettings(Installing, frozen=True, kw_only=True):
@@ -91,6 +95,7 @@ class WorkerSettings(Installing, frozen=True, kw_only=True):
     url: str
     token: str
     name: str
+    nats_url: str = ""  # instead of the one that the frontend tells; may hold a user and a password
     advertise_host: str = ""
     base_port: int | None = None
     labels: dict[str, str] = {}
@@ -137,12 +142,18 @@ _LOCALAI_GALLERIES = {"backend_galleries": ("LOCALAI_BACKEND_GALLERIES", "BACKEN
 _LOCALAI_SYSTEM = {"backends_system_path": ("LOCALAI_BACKENDS_SYSTEM_PATH",)}
 _LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
     UpSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, **_LOCALAI_SYSTEM, "name": ("LOCALAI_NODE_NAME",)},
-    FrontendSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, "nats_url": ("LOCALAI_NATS_URL",)},
+    FrontendSettings: {
+        **_LOCALAI_TIMINGS,
+        **_LOCALAI_GALLERIES,
+        "nats_url": ("LOCALAI_NATS_URL",),
+        "join_token": ("LOCALAI_REGISTRATION_TOKEN",),
+    },
     WorkerSettings: {
         **_LOCALAI_SYSTEM,
         "url": ("LOCALAI_REGISTER_TO",),
         "token": ("LOCALAI_REGISTRATION_TOKEN",),
         "name": ("LOCALAI_NODE_NAME",),
+        "nats_url": ("LOCALAI_NATS_URL",),
         "labels": ("LOCALAI_NODE_LABELS",),
         "max_replicas_per_model": ("LOCALAI_MAX_REPLICAS_PER_MODEL",),
         "advertise_host": ("LOCALAI_ADVERTISE_ADDR",),
@@ -269,7 +280,7 @@ def _checked(field: str, value: object, place: str) -> object:
         return PARSERS[field](value)
     except EnginehouseError as error:
         reason = error.message
-    shown = "the value" if field in ("token", "database_url") else repr(value)
+    shown = "the value" if field in ("token", "admin_token", "join_token", "database_url", "nats_url") else repr(value)
     raise Invalid(f"cannot use {shown} from {place}: {reason}", code="invalid_setting", param=setting_name(field))
 
 

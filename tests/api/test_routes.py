@@ -19,17 +19,39 @@ TABLE = {
     ("POST", "/api/node/register"): "join",
     ("POST", "/api/node/{id}/heartbeat"): "node",
     ("POST", "/api/node/{id}/deregister"): "node",
+    ("POST", "/api/node/{id}/drain"): "node",
+    ("POST", "/api/node/{id}/resume"): "node",
+    ("GET", "/api/node/{id}/models"): "node",
     ("GET", "/api/nodes"): "admin",
+    ("DELETE", "/api/nodes/{id}"): "admin",
+    ("POST", "/api/nodes/{id}/drain"): "admin",
+    ("POST", "/api/nodes/{id}/resume"): "admin",
+    ("GET", "/api/nodes/{id}/backends"): "admin",
+    ("POST", "/api/nodes/{id}/backends/install"): "admin",
+    ("POST", "/api/nodes/{id}/backends/upgrade"): "admin",
+    ("POST", "/api/nodes/{id}/backends/delete"): "admin",
     ("GET", "/api/nodes/{id}"): "admin",
     ("POST", "/api/nodes/{id}/approve"): "admin",
     ("POST", "/api/operations"): "admin",
     ("GET", "/api/operations"): "admin",
+    ("POST", "/api/operations/plan"): "admin",
+    ("GET", "/api/operations/history"): "admin",
     ("GET", "/api/operations/{id}"): "admin",
+    ("POST", "/api/operations/{id}/cancel"): "admin",
+    ("POST", "/api/operations/{id}/retry"): "admin",
+    ("POST", "/api/operations/{id}/dismiss"): "admin",
     ("GET", "/api/events"): "admin",
     ("GET", "/backends"): "admin",
     ("GET", "/backends/available"): "admin",
     ("GET", "/backends/galleries"): "admin",
+    ("GET", "/backends/upgrades"): "admin",
+    ("POST", "/backends/upgrades/check"): "admin",
+    ("POST", "/backends/apply"): "admin",
+    ("POST", "/backends/upgrade/{name}"): "admin",
+    ("POST", "/backends/delete/{name}"): "admin",
+    ("GET", "/backends/jobs/{id}"): "admin",
     ("GET", "/api/models"): "admin",
+    ("DELETE", "/api/models/{name:path}"): "admin",
     ("POST", "/api/models/{name:path}/load"): "admin",
     ("POST", "/api/models/{name:path}/unload"): "admin",
     ("GET", "/v1/models"): "user",
@@ -65,7 +87,7 @@ async def here(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 def filled(path: str, here: Site) -> str:
-    return path.replace("{name:path}", "tiny").replace("{id}", here.tokens["node id"])
+    return path.replace("{name:path}", "tiny").replace("{name}", "llama-cpp").replace("{id}", here.tokens["node id"])
 
 
 async def test_the_table_is_exactly_what_is_routed_and_described(here: Site) -> None:

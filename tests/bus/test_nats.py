@@ -121,7 +121,7 @@ async def test_a_command_that_nobody_hears_is_told_at_once(tmp_path: Path) -> No
         await frontend.publish(wire.node_subject("gone", wire.INSTALL), b"{}", reply=wire.reply_subject("i", 3))
         message = await replies.next()
         assert message.no_responders
-        assert wire.parse_reply_subject(message.subject) == ("i", 3)
+        assert wire.parse_reply_subject(message.subject) == wire.ReplySubject("i", 3)
 
 
 async def test_a_worker_may_not_listen_to_another_node_or_to_all(tmp_path: Path) -> None:

@@ -171,47 +171,47 @@ def test_no_node_to_choose_names_the_reason_of_each() -> None:
 
 
 def test_a_report_settles_an_install_by_digest_and_a_forced_one_by_generation() -> None:
-    seen = Report(mark=20.0, backends=(INSTALLED,))
+    seen = Report(boot_id="b", mark=20.0, backends=(INSTALLED,))
     assert report.shows(seen, intent(INSTALL, "running")) is not None
     other = msgspec.structs.replace(BUILD, digest="sha256:2")
     assert report.shows(seen, intent(InstallBackend(backend="x", resolved=other), "running")) is None
     forced = intent(InstallBackend(backend="x", resolved=BUILD, force=True), "running")
     assert report.shows(seen, forced) is None
     applied = msgspec.structs.replace(INSTALLED, generation=3)
-    assert report.shows(Report(backends=(applied,)), forced) is not None
+    assert report.shows(Report(boot_id="b", backends=(applied,)), forced) is not None
     broken = msgspec.structs.replace(INSTALLED, is_broken=True)
-    assert report.shows(Report(backends=(broken,)), intent(INSTALL, "running")) is None
+    assert report.shows(Report(boot_id="b", backends=(broken,)), intent(INSTALL, "running")) is None
 
 
 def test_a_report_settles_a_delete_only_by_absence() -> None:
     remove = intent(RemoveBackend(backend="llama-cpp", directory="xllamacpp"), "running")
-    assert report.shows(Report(backends=(INSTALLED,)), remove) is None
-    assert report.shows(Report(), remove) is not None
+    assert report.shows(Report(boot_id="b", backends=(INSTALLED,)), remove) is None
+    assert report.shows(Report(boot_id="b"), remove) is not None
 
 
 def test_a_report_settles_a_start_only_by_the_process_of_this_generation() -> None:
     old = RunningReplica(model_id="m", replica_index=0, address="h:1", nonce="n", generation=2)
     new = msgspec.structs.replace(old, generation=3)
-    assert report.shows(Report(replicas=(old,)), intent(START, "running")) is None
-    shown = report.shows(Report(replicas=(new,)), intent(START, "running"))
+    assert report.shows(Report(boot_id="b", replicas=(old,)), intent(START, "running")) is None
+    shown = report.shows(Report(boot_id="b", replicas=(new,)), intent(START, "running"))
     assert shown is not None
     assert (shown.address, shown.nonce) == ("h:1", "n")
 
 
 def test_a_command_counts_as_lost_only_when_the_worker_certainly_does_not_have_it() -> None:
     running = intent(INSTALL, "running")  # sent at 12
-    assert not report.lost(Report(mark=13.0, boot_mark=5.0), running), "it may still be under way"
-    assert report.lost(Report(mark=14.5, boot_mark=5.0), running)
-    assert report.lost(Report(mark=0.0, boot_mark=12.5), running), "this run began after the sending"
-    assert not report.lost(Report(mark=99.0, boot_mark=99.0, running=("i",)), running)
+    assert not report.lost(Report(boot_id="b", mark=13.0, boot_mark=5.0), running), "it may still be under way"
+    assert report.lost(Report(boot_id="b", mark=14.5, boot_mark=5.0), running)
+    assert report.lost(Report(boot_id="b", mark=0.0, boot_mark=12.5), running), "this run began after the sending"
+    assert not report.lost(Report(boot_id="b", mark=99.0, boot_mark=99.0, running=("i",)), running)
 
 
 def test_a_result_counts_only_for_its_own_attempt() -> None:
     running = intent(INSTALL, "running")
     result = CommandResult(intent="i", attempt=1, outcome=Outcome(code="x", message="m"))
-    assert report.result_for(Report(results=(result,)), running) == result.outcome
+    assert report.result_for(Report(boot_id="b", results=(result,)), running) == result.outcome
     later = msgspec.structs.replace(running, attempt=2)
-    assert report.result_for(Report(results=(result,)), later) is None
+    assert report.result_for(Report(boot_id="b", results=(result,)), later) is None
 
 
 def test_health_follows_silence() -> None:

@@ -40,6 +40,6 @@ def test_a_digest_that_nobody_knows_equals_none(
         due_at=0.0,
     )
     backend = InstalledBackend(name="x", is_system=False, is_meta=False, digest=reported, generation=generation)
-    outcome = shows(Report(backends=(backend,)), intent)
+    outcome = shows(Report(boot_id="b", backends=(backend,)), intent)
     assert (outcome is not None) is is_settled
     assert outcome is None or outcome.digest == reported

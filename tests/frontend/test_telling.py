@@ -196,7 +196,7 @@ async def test_an_open_operation_is_listed_however_many_came_after_it(world: Wor
 async def test_the_past_is_forgotten_after_a_week_but_never_what_is_open(
     world: World, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginehouse.frontend.operations.KEPT_OPERATIONS", 1)
+    monkeypatch.setattr("enginehouse.frontend.ending.KEPT_OPERATIONS", 1)
     away = await world.join("away")
     await world.set_health(away.id, "offline")
     await world.join("first")
@@ -205,10 +205,10 @@ async def test_the_past_is_forgotten_after_a_week_but_never_what_is_open(
     await world.dispatcher.step()
     await world.reply(await world.intent(old), Outcome())
     newest = await world.install("away", name="other")
-    await world.operations.prune_step()
+    await world.endings.prune_step()
     assert len(await world.board.recent(9, every=True)) == 3
     time.passed += 8 * 24 * 3600
-    await world.operations.prune_step()
+    await world.endings.prune_step()
     kept = [view.jobID for view in await world.board.recent(9, every=True)]
     assert kept == [newest.jobID, waiting.jobID]
     assert await world.intent(waiting)
@@ -222,7 +222,7 @@ async def test_the_last_operations_are_kept_however_old_they_are(world: World, t
     await world.dispatcher.step()
     await world.reply(await world.intent(view), Outcome())
     time.passed += 100 * 24 * 3600
-    await world.operations.prune_step()
+    await world.endings.prune_step()
     assert (await world.board.view(view.jobID)).status == "succeeded"
 
 

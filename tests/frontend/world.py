@@ -13,8 +13,9 @@ from nacl.signing import SigningKey
 
 from enginehouse.build_frontend import verify
 from enginehouse.core import wire
+from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import InstalledBackend
-from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
 from enginehouse.core.gallery import Entry, Gallery
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.model import Model, ModelFile
@@ -22,9 +23,11 @@ from enginehouse.core.node import Node, registration_message
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
+from enginehouse.frontend.accepting import Acceptance
 from enginehouse.frontend.board import Board, Patience
 from enginehouse.frontend.collector import Collector
 from enginehouse.frontend.dispatcher import Dispatcher
+from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.keys import Keys
@@ -32,7 +35,12 @@ from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
 from enginehouse.frontend.nodes import Nodes, Registered
 from enginehouse.frontend.operations import BackendWish, Operations
+from enginehouse.frontend.planning import Planner
+from enginehouse.frontend.polling import Poller
 from enginehouse.frontend.router import Router
+from enginehouse.frontend.targets import Targets
+from enginehouse.frontend.upgrades import Upgrades
+from enginehouse.frontend.versions import Versions
 from enginehouse.frontend.views import OperationView
 from enginehouse.ports import Message
 from enginehouse.store import db, nodes, operations
@@ -53,6 +61,11 @@ GALLERY = Gallery(
     ),
     models=(MODEL,),
 )
+IMAGES = Gallery(
+    name="images",
+    url="https://images.example/index.yaml",
+    backends=(Entry(name="image", uri="registry.example/image:latest", version="2"),),
+)
 
 
 class Time:
@@ -66,6 +79,24 @@ class Time:
 
     def random(self) -> float:
         return 0.5
+
+
+PATIENCE = Patience()
+
+
+class Registry:
+    """What a registry would say; a test sets the digests, and takes it away."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, str] = {}
+        self.asked: list[tuple[str, str]] = []
+
+    async def ask(self, uri: str, platform: str, sha256: str) -> Artifact:
+        self.asked.append((uri, platform))
+        if uri not in self.digests:
+            raise Upstream(f"cannot ask for {uri}: nobody answers")
+        layer = Layer(digest="sha256:" + "1" * 64, size_bytes=1000, compression="gzip")
+        return Artifact(uri=uri, digest=self.digests[uri], platform=platform, layers=(layer,))
 
 
 class Published(Struct, frozen=True):
@@ -82,6 +113,7 @@ class MemoryBus:
         self.is_connected = True
         self.error: EnginehouseError | None = None
         self._receivers: dict[str, Callable[[Message], None]] = {}
+        self._polls: Callable[[Message], None] | None = None
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         if self.error is not None:
@@ -89,12 +121,18 @@ class MemoryBus:
         self.published.append(Published(subject, payload, reply))
 
     async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
+        if subject.startswith(wire.POLLS):
+            self._polls = receive
         self._receivers[subject] = receive
 
     async def close(self) -> None:
         self.is_connected = False
 
     def deliver(self, message: Message) -> None:
+        if message.subject.startswith(wire.POLLS):
+            assert self._polls is not None
+            self._polls(message)
+            return
         kind = wire.ALL_REPLIES if message.subject.startswith(wire.INBOX) else wire.ALL_PROGRESS
         self._receivers[kind](message)
 
@@ -125,8 +163,8 @@ class World:
         self.woken = 0
         self.bus = MemoryBus()
         self.events = Events()
-        self.board = Board(store, self.events, time, Patience())
-        self.galleries = Galleries([GALLERY])
+        self.board = Board(store, self.events, time, PATIENCE)
+        self.galleries = Galleries([GALLERY, IMAGES])
         self.nodes = Nodes(
             store,
             self.board,
@@ -135,9 +173,18 @@ class World:
             verify=verify,
             wake=self._wake,
         )
-        self.operations = Operations(store, self.board, self.galleries, self._wake)
+        self.registry = Registry()
+        self.versions = Versions(self.registry.ask, time)
+        self.targets = Targets(self.galleries, self.versions)
+        self.acceptance = Acceptance(store, self.board, self._wake)
+        self.operations = Operations(self.acceptance, self.targets, self.versions)
         self.collector = Collector(store, self.board, self.nodes, time, owner)
         self.dispatcher = Dispatcher(store, self.bus, self.board, owner=owner, lease_seconds=LEASE_SECONDS)
+        self.collector.on_old_worker(self.dispatcher.send_forced)
+        self.endings = Endings(self.acceptance, self.dispatcher.recall, owner=owner, lease_seconds=LEASE_SECONDS)
+        self.poller = Poller(store, self.collector, PATIENCE, owner=owner, lease_seconds=LEASE_SECONDS)
+        self.upgrades = Upgrades(store, self.targets, self.versions)
+        self.planner = Planner(store, self.targets, self.versions)
         self.loader = Loader(store, self.board, self.galleries, owner=owner, lease_seconds=LEASE_SECONDS)
         self.models = Models(store, self.galleries, self.events)
         self.router = Router(store, self.loader, wait_seconds=5.0)
@@ -148,6 +195,7 @@ class World:
 
     async def start(self) -> None:
         await self.collector.listen(self.bus)
+        await self.poller.listen(self.bus)
         await self.board.restore()
 
     # Nodes ----------------------------------------------------------------------------------------

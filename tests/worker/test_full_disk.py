@@ -123,6 +123,31 @@ async def test_a_disk_that_is_full_when_the_tree_is_put_in_place_keeps_the_old_v
     assert said_by(small.tree) == "two"
 
 
+async def test_a_disk_that_is_full_after_the_swap_gets_the_old_version_back(small: Shelf, small_disk: Path) -> None:
+    await small.publish("engine:1", [{"run.sh": launcher("one"), "a": noise(500_000, 2)}])
+    await small.install(small.wish("engine:1", meta="named", version="1"))
+    before, pointer = tree_of(small.tree), small.assembled.trees.pointers.known("named")
+    seen, fillers = list[str](), list[Path]()
+
+    async def swapped() -> None:
+        seen.append(said_by(small.tree))
+        fillers.append(fill(small_disk))
+
+    with pytest.raises(Unavailable) as caught:
+        await small.assembled.installer.install(
+            small.wish("engine:2", meta="named", version="2"), small.report, swapped
+        )
+    assert caught.value.code == "insufficient_disk"
+    assert seen == ["two"]
+    assert tree_of(small.tree) == before
+    assert said_by(small.assembled.trees.previous_of("engine")) == "one"
+    assert small.assembled.trees.pointers.known("named") == pointer
+    assert not small.residue()
+    fillers[0].unlink()
+    await small.install(small.wish("engine:2", meta="named", version="2"))
+    assert said_by(small.tree) == "two"
+
+
 async def test_what_cannot_fit_is_refused_before_a_byte_is_fetched(small: Shelf) -> None:
     files = {"run.sh": launcher("three"), "large": noise(25 * MEGABYTE, 3)}
     image = await small.publish("engine:3", [files], compression="none")

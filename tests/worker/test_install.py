@@ -23,6 +23,7 @@ from enginehouse.worker.assembly import assemble
 from enginehouse.worker.commands import Work
 from enginehouse.worker.install import InstallWish
 from enginehouse.worker.packages import link_libgomp
+from enginehouse.worker.swap import Swap
 from enginehouse.worker.trees import Trees
 
 
@@ -286,15 +287,13 @@ def test_a_kill_between_any_two_steps_of_the_swap_leaves_a_whole_version(
         patched.setattr(disk, "exchange", stepped_exchange)
         patched.setattr(disk, "remove_tree", stepped_remove)
         try:
-            trees.swap_in("engine")
-            trees.reach("engine", "swapped")
-            trees.retire("engine")
-            trees.reach("engine", "cleaned")
+            Swap(trees).swap_in("engine")
+            Swap(trees).finish("engine")
             killed = False
         except Killed:
             killed = True
     recovered = Trees(tmp_path)
-    recovered.recover()
+    Swap(recovered).recover()
     version = version_of(tmp_path / "engine")
     assert (version, version_of(trees.previous_of("engine"))) in {("old", "older"), ("new", "old")}
     # The meta name belongs to the install: both or neither.
@@ -302,7 +301,7 @@ def test_a_kill_between_any_two_steps_of_the_swap_leaves_a_whole_version(
     assert not list((tmp_path / ".enginehouse" / "staging").iterdir())
     assert not list((tmp_path / ".enginehouse" / "replaced").iterdir())
     assert recovered.record("engine").step == "cleaned"
-    recovered.recover()
+    Swap(recovered).recover()
     assert version_of(tmp_path / "engine") == version
 
 
@@ -311,7 +310,7 @@ def test_recovering_puts_back_a_backup_only_where_nothing_runs(tmp_path: Path) -
     make_version(tmp_path / "two.backup", "old")
     make_version(tmp_path / "two", "new")
     (tmp_path / "three.upgrade-tmp").mkdir()
-    Trees(tmp_path).recover()
+    Swap(Trees(tmp_path)).recover()
     assert {name: version_of(tmp_path / name) for name in visible(tmp_path)} == {"one": "old", "two": "new"}
 
 

@@ -72,6 +72,19 @@ def test_a_file_that_was_changed_in_place_is_not_used(content: bytes, world: Wor
 
 
 @pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_tree_that_took_the_place_of_another_is_not_used(content: bytes, world: World, is_replaced: bool) -> None:
+    first = unpack(world.place / "first", [tar(file("a", content))])
+    tree = world.place / "first"
+    world.sharing.add(tree, list(first.records.values()), tree.stat().st_ino)
+    if is_replaced:
+        tree.rename(world.place / "before")
+        unpack(tree, [tar(file("a", content))])
+    world.second(tar(file("a", content)))
+    assert world.is_shared("a") != is_replaced
+
+
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
 def test_a_file_whose_mode_was_changed_since_is_not_used(content: bytes, world: World) -> None:
     first = world.first(tar(file("a", content)))
     (first / "a").chmod(0o600)

@@ -32,7 +32,7 @@ from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.model import ModelOptions
 from enginehouse.host import processes
 from enginehouse.worker.install import InstallWish
-from enginehouse.worker.replicas import Ports, StartWish
+from enginehouse.worker.replicas import Ports, StartWish, Stopped
 
 
 def wish(generation: int = 1, key: str = KEY, context_size: int = 512) -> StartWish:
@@ -212,10 +212,10 @@ async def test_threads_are_never_promised_beyond_the_budget_of_the_machine(
 async def test_an_upgrade_stops_only_the_processes_of_the_old_tree(world: World) -> None:
     await world.supervisor.start(wish())
     inode = world.trees.inode_of("xllamacpp")
-    assert await world.supervisor.stop_from("xllamacpp", but_inode=inode) == ()
+    assert await world.supervisor.stop_from("xllamacpp", but_inode=inode) == Stopped()
     await world.installer.install(InstallWish(resolved=xllamacpp("2"), generation=2), silent, nothing)
     after = world.trees.inode_of("xllamacpp")
-    assert await world.supervisor.stop_from("xllamacpp", but_inode=after) == ("tiny-chat#0",)
+    assert await world.supervisor.stop_from("xllamacpp", but_inode=after) == Stopped(("tiny-chat#0",))
 
 
 def start_other_worker(script: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:

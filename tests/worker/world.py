@@ -24,9 +24,11 @@ from enginehouse.engine.http import HttpEngine
 from enginehouse.fetch.galleries import load_builtin, load_named
 from enginehouse.host import hardware
 from enginehouse.ports import Message
-from enginehouse.worker.actions import Actions, Parts
+from enginehouse.worker.actions import Actions
 from enginehouse.worker.assembly import assemble
+from enginehouse.worker.installed import InstalledBackends
 from enginehouse.worker.journal import Journal
+from enginehouse.worker.parts import Parts
 from enginehouse.worker.place import WorkerPlace
 from enginehouse.worker.pull import Models
 from enginehouse.worker.supervisor import Supervisor
@@ -93,7 +95,9 @@ def link_tree(source: Path, target: Path) -> None:
 class World:
     """One worker's parts on a directory, without a bus."""
 
-    def __init__(self, directory: Path, *, thread_budget: int = 1000, base_port: int = 0) -> None:
+    def __init__(
+        self, directory: Path, *, thread_budget: int = 1000, base_port: int = 0, allowed_hosts: tuple[str, ...] = ()
+    ) -> None:
         self.place = WorkerPlace(
             directory=directory,
             name="world",
@@ -102,6 +106,7 @@ class World:
             grace_seconds=2.0,
             stall_seconds=20.0,
             thread_budget=thread_budget,
+            allowed_hosts=allowed_hosts,
         )
         self.place.make_directories()
         self.assembled = assemble(self.place.installer_options, os.environ)
@@ -115,7 +120,7 @@ class World:
             self.place, self.trees, self.models, self.engine, environment=os.environ, changed=self._changed
         )
         self.parts = Parts(
-            trees=self.trees,
+            trees=InstalledBackends(self.trees),
             installer=self.installer,
             models=self.models,
             supervisor=self.supervisor,
@@ -182,6 +187,7 @@ class MemoryLink:
         self.deregistered: list[str] = []
         self.forgets = False
         self.fails: Exception | None = None
+        self.cancels: tuple[str, ...] = ()
         self._address = ""
 
     async def register(self, request: RegisterRequest) -> RegisterReply:
@@ -205,7 +211,7 @@ class MemoryLink:
         if self.forgets:
             raise NotFound(f"cannot find the node {node_id}")
         self.heartbeats.append(request)
-        return HeartbeatReply(message="ok", mark=float(len(self.heartbeats)))
+        return HeartbeatReply(message="ok", mark=float(len(self.heartbeats)), cancelled=self.cancels)
 
     async def deregister(self, node_id: str, node_token: str) -> None:
         self.deregistered.append(node_id)

@@ -26,6 +26,7 @@ from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
 from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, TooLarge, Unauthenticated
 from enginehouse.core.name import shown
+from enginehouse.frontend.accepting import Request as Asking
 from enginehouse.frontend.keys import Caller, Keys
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,11 @@ async def _no_route(request: Request, _error: Exception) -> Response:
 def caller_of(request: Request) -> Caller:
     caller: Caller = request.scope["enginehouse.caller"]
     return caller
+
+
+def request_of(request: Request) -> Asking:
+    """Who asks, and under which idempotency key."""
+    return Asking(author=caller_of(request).name, key=request.headers.get("idempotency-key", ""))
 
 
 async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_CONTROL_BYTES) -> T:

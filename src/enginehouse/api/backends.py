@@ -6,14 +6,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.app import Entry, json_response
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.node import Node
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.nodes import Nodes
+from enginehouse.frontend.upgrades import Upgrade, Upgrades, drift_of
 
 
 class BackendRoutes:
-    def __init__(self, nodes: Nodes, galleries: Galleries) -> None:
+    def __init__(self, nodes: Nodes, galleries: Galleries, upgrades: Upgrades) -> None:
         self._nodes = nodes
         self._galleries = galleries
+        self._upgrades = upgrades
 
     def entries(self) -> list[Entry]:
         return [
@@ -38,43 +42,32 @@ class BackendRoutes:
                 summary="The galleries: how fresh each is, and which of its entries cannot be used.",
                 call=self.galleries,
             ),
+            Entry(
+                method="GET",
+                path="/backends/upgrades",
+                role="admin",
+                summary="What could be upgraded, as of the last check.",
+                call=self.upgrades,
+            ),
+            Entry(
+                method="POST",
+                path="/backends/upgrades/check",
+                role="admin",
+                summary="Ask the registries now what could be upgraded.",
+                call=self.check_upgrades,
+            ),
         ]
 
     async def installed(self, _request: Request) -> Response:
-        nodes, _ = await self._nodes.every()
-        rows: dict[str, dict[str, object]] = {}
-        holders: dict[str, list[dict[str, object]]] = {}
+        nodes, now = await self._nodes.every()
+        upgrades = await self._upgrades.known()
+        holders: dict[str, list[tuple[Node, InstalledBackend]]] = {}
         for node in nodes:
             for backend in node.report.backends:
-                rows.setdefault(
-                    backend.name,
-                    {
-                        "Name": backend.name,
-                        "IsMeta": backend.is_meta,
-                        "IsSystem": backend.is_system,
-                        "Metadata": {
-                            "name": backend.name,
-                            "meta_backend_for": backend.meta_backend_for,
-                            "version": backend.version,
-                            "uri": backend.uri,
-                            "digest": backend.digest,
-                            "installed_at": backend.installed_at,
-                        },
-                    },
-                )
-                holders.setdefault(backend.name, []).append(
-                    {
-                        "node_id": node.id,
-                        "node_name": node.name,
-                        "node_status": node.status,
-                        "version": backend.version,
-                        "digest": backend.digest,
-                        "uri": backend.uri,
-                        "installed_at": backend.installed_at,
-                        "is_broken": backend.is_broken,
-                    }
-                )
-        return json_response([{**rows[name], "nodes": holders[name]} for name in sorted(rows)])
+                holders.setdefault(backend.name, []).append((node, backend))
+        return json_response(
+            [_installed(name, found, upgrades.get(name), now) for name, found in sorted(holders.items())]
+        )
 
     async def available(self, _request: Request) -> Response:
         nodes, _ = await self._nodes.every()
@@ -102,3 +95,50 @@ class BackendRoutes:
 
     async def galleries(self, _request: Request) -> Response:
         return json_response(self._galleries.states())
+
+    async def upgrades(self, _request: Request) -> Response:
+        return json_response(await self._upgrades.known())
+
+    async def check_upgrades(self, _request: Request) -> Response:
+        return json_response(await self._upgrades.check())
+
+
+def _installed(
+    name: str, holders: list[tuple[Node, InstalledBackend]], upgrade: Upgrade | None, now: float
+) -> dict[str, object]:
+    """One backend over all nodes: LocalAI's keys, then what it does not tell."""
+    first = holders[0][1]
+    described: dict[str, object] = {
+        "Name": name,
+        "IsMeta": first.is_meta,
+        "IsSystem": first.is_system,
+        "Metadata": {
+            "name": name,
+            "meta_backend_for": first.meta_backend_for,
+            "version": first.version,
+            "uri": first.uri,
+            "digest": first.digest,
+            "installed_at": first.installed_at,
+            "gallery_url": first.gallery_url,
+        },
+        "nodes": [_holder(node, backend, now) for node, backend in sorted(holders, key=lambda pair: pair[0].name)],
+        "drift": drift_of(holders),
+    }
+    if upgrade is not None:
+        described |= {"upgrade_available": True, "available_version": upgrade.available_version}
+    return described
+
+
+def _holder(node: Node, backend: InstalledBackend, now: float) -> dict[str, object]:
+    return {
+        "node_id": node.id,
+        "node_name": node.name,
+        "node_status": node.status,
+        "version": backend.version,
+        "digest": backend.digest,
+        "uri": backend.uri,
+        "installed_at": backend.installed_at,
+        "is_broken": backend.is_broken,
+        # How old the news is: a node that is away may have something else by now.
+        "report_age_seconds": round(max(0.0, now - node.last_heartbeat), 1),
+    }

@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body
+from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
@@ -54,6 +54,14 @@ class ModelRoutes:
                 body=Where,
                 status=202,
             ),
+            Entry(
+                method="DELETE",
+                path="/api/models/{name:path}",
+                role="admin",
+                summary="Serve a model no longer, and remove its files from every node.",
+                call=self.delete,
+                status=202,
+            ),
             Entry(method="GET", path="/v1/models", role="user", summary="OpenAI: list models.", call=self.listed),
             Entry(
                 method="GET",
@@ -79,7 +87,12 @@ class ModelRoutes:
     async def unload(self, request: Request) -> Response:
         where = await read_body(request, Where)
         name = str(request.path_params["name"])
-        operation_id = await self._operations.request_unload(name, where.node, caller_of(request).name)
+        operation_id = await self._operations.request_unload(name, where.node, request_of(request))
+        return json_response(await self._board.view(operation_id), 202)
+
+    async def delete(self, request: Request) -> Response:
+        name = str(request.path_params["name"])
+        operation_id = await self._operations.request_model_delete(name, request_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def listed(self, _request: Request) -> Response:

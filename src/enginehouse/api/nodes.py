@@ -1,74 +1,52 @@
-"""Routes for nodes: the worker's own (`/api/node/…`, singular, as LocalAI has them) and the operator's."""
+"""The operator's routes for nodes: see them, let them in, drain and resume them, remove them, and their backends."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body
-from enginehouse.api.auth import host_of
-from enginehouse.core.errors import Denied
-from enginehouse.core.node import Node
-from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
-from enginehouse.frontend.collector import Collector
-from enginehouse.frontend.keys import Keys
+from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
+from enginehouse.core.errors import Invalid
+from enginehouse.core.operation import OperationKind
+from enginehouse.frontend.board import Board
+from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.nodes import Nodes
-from enginehouse.frontend.views import render_node, render_time
+from enginehouse.frontend.operations import BackendWish, Operations
+from enginehouse.frontend.views import render_node
 
 
-class BusAccess(Struct, frozen=True):
-    """What an approved worker is told about the bus: how to make it a credential, and where the bus is.
+class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
+    """LocalAI's body. Its own list of galleries is refused: which ones there are is a setting of the house."""
 
-    `url_for(host)` gives the address as seen by a worker that reached the frontend under that host name.
-    """
-
-    mint: Callable[[Node], tuple[str, str]]
-    url_for: Callable[[str], str]
+    backend: str = ""
+    uri: str = ""
+    name: str = ""
+    alias: str = ""
+    force: bool = False
+    backend_galleries: str = ""
 
 
 class NodeRoutes:
-    def __init__(
-        self, nodes: Nodes, collector: Collector, keys: Keys, access: BusAccess, *, heartbeat_seconds: float
-    ) -> None:
+    def __init__(self, nodes: Nodes, operations: Operations, endings: Endings, board: Board) -> None:
         self._nodes = nodes
-        self._collector = collector
-        self._keys = keys
-        self._access = access
-        self._heartbeat_seconds = heartbeat_seconds
+        self._operations = operations
+        self._endings = endings
+        self._board = board
 
     def entries(self) -> list[Entry]:
         return [
-            Entry(
-                method="POST",
-                path="/api/node/register",
-                role="join",
-                summary="A worker asks to be a node.",
-                call=self.register,
-                body=RegisterRequest,
-                status=201,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/heartbeat",
-                role="node",
-                summary="A worker says that it is there, and what it has.",
-                call=self.heartbeat,
-                body=HeartbeatRequest,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/deregister",
-                role="node",
-                summary="A worker says goodbye; its node is offline from then on.",
-                call=self.deregister,
-            ),
             Entry(method="GET", path="/api/nodes", role="admin", summary="All nodes, by name.", call=self.every),
             Entry(
                 method="GET", path="/api/nodes/{id}", role="admin", summary="One node, by id or name.", call=self.one
+            ),
+            Entry(
+                method="DELETE",
+                path="/api/nodes/{id}",
+                role="admin",
+                summary="Forget a node; what waits for it is cancelled.",
+                call=self.remove,
             ),
             Entry(
                 method="POST",
@@ -77,65 +55,112 @@ class NodeRoutes:
                 summary="Let a pending node in.",
                 call=self.approve,
             ),
+            Entry(
+                method="POST",
+                path="/api/nodes/{id}/drain",
+                role="admin",
+                summary="Give a node no more work and stop what serves there.",
+                call=self.drain,
+                status=202,
+            ),
+            Entry(
+                method="POST",
+                path="/api/nodes/{id}/resume",
+                role="admin",
+                summary="Give a drained node work again.",
+                call=self.resume,
+            ),
+            Entry(
+                method="GET",
+                path="/api/nodes/{id}/backends",
+                role="admin",
+                summary="What a node has installed, as it reported it.",
+                call=self.backends,
+            ),
+            *(
+                Entry(
+                    method="POST",
+                    path=f"/api/nodes/{{id}}/backends/{kind}",
+                    role="admin",
+                    summary=f"{kind.capitalize()} a backend on one node.",
+                    call=call,
+                    body=NodeBackend,
+                    status=202,
+                )
+                for kind, call in (("install", self.install), ("upgrade", self.upgrade), ("delete", self.delete))
+            ),
         ]
-
-    async def register(self, request: Request) -> Response:
-        asked = await read_body(request, RegisterRequest)
-        registered = await self._nodes.register(asked)
-        node = registered.node
-        await self._keys.step()  # the new token must be known before the worker can use it
-        reply = RegisterReply(
-            id=node.id,
-            name=node.name,
-            node_type=node.node_type,
-            status=node.status,
-            created_at=render_time(node.created_at),
-            node_token=registered.token,
-            heartbeat_seconds=self._heartbeat_seconds,
-            mark=registered.now,
-        )
-        if node.approved:
-            jwt, seed = self._access.mint(node)
-            host = host_of("//" + request.headers.get("host", "")) or "127.0.0.1"
-            reply = msgspec.structs.replace(
-                reply, nats_jwt=jwt, nats_user_seed=seed, nats_url=self._access.url_for(host)
-            )
-        return json_response(reply, 201)
-
-    async def heartbeat(self, request: Request) -> Response:
-        node_id = await self._own_node(request)
-        said = await read_body(request, HeartbeatRequest)
-        if said.report is not None:
-            # Before the node counts as there: what it has done while away must not be sent to it again.
-            await self._collector.report(node_id, said.report)
-        mark = await self._nodes.heartbeat(node_id, said)
-        return json_response(HeartbeatReply(message="heartbeat received", mark=mark))
-
-    async def deregister(self, request: Request) -> Response:
-        await self._nodes.set_health(await self._own_node(request), "offline")
-        return json_response({"message": "node set to offline"})
-
-    async def _own_node(self, request: Request) -> str:
-        """The node of the path, if the caller is that node. A join token speaks only for nodes without a key."""
-        node_id = str(request.path_params["id"])
-        caller = caller_of(request)
-        if caller.role == "node" and caller.node_id == node_id:
-            return node_id
-        if caller.role == "join":
-            node, _ = await self._nodes.get(node_id)
-            if not node.public_key and node.id == node_id:
-                return node_id
-        raise Denied("cannot speak for another node: use the token that this node got when it registered")
 
     async def every(self, _request: Request) -> Response:
         nodes, now = await self._nodes.every()
         return json_response([render_node(node, now) for node in nodes])
 
     async def one(self, request: Request) -> Response:
-        node, now = await self._nodes.get(str(request.path_params["id"]))
+        node, now = await self._nodes.get(_name(request))
         return json_response(render_node(node, now))
 
     async def approve(self, request: Request) -> Response:
-        node = await self._nodes.approve(str(request.path_params["id"]))
+        node = await self._nodes.approve(_name(request))
         _, now = await self._nodes.get(node.id)
         return json_response({**msgspec.to_builtins(render_node(node, now)), "message": "node approved"})
+
+    async def remove(self, request: Request) -> Response:
+        await self._endings.remove_node(_name(request), caller_of(request).name)
+        return json_response({"message": "node deregistered"})
+
+    async def drain(self, request: Request) -> Response:
+        operation_id = await self._operations.request_drain(_name(request), request_of(request))
+        view = await self._board.view(operation_id)
+        # LocalAI's sentence; the message of the operation itself is its status.
+        return json_response({**msgspec.to_builtins(view), "message": "node set to draining"}, 202)
+
+    async def resume(self, request: Request) -> Response:
+        await self._nodes.resume(_name(request))
+        return json_response({"message": "node resumed"})
+
+    async def backends(self, request: Request) -> Response:
+        node, _ = await self._nodes.get(_name(request))
+        return json_response(node.report.backends)
+
+    async def install(self, request: Request) -> Response:
+        return await self._request(request, "install")
+
+    async def upgrade(self, request: Request) -> Response:
+        return await self._request(request, "upgrade")
+
+    async def delete(self, request: Request) -> Response:
+        return await self._request(request, "delete")
+
+    async def _request(self, request: Request, kind: OperationKind) -> Response:
+        asked = await read_body(request, NodeBackend)
+        if asked.backend_galleries:
+            raise Invalid(
+                "cannot use galleries of a request: configure them with --backend-galleries",
+                code="unsupported",
+                param="backend_galleries",
+            )
+        if not asked.backend and not (asked.uri and asked.name):
+            raise Invalid(
+                f"cannot {kind} nothing: name a backend, or a uri and a name", code="invalid_name", param="backend"
+            )
+        by = request_of(request)
+        wish = BackendWish(
+            kind=kind,
+            name=(asked.name if asked.uri else "") or asked.backend,
+            author=by.author,
+            nodes=(_name(request),),
+            uri=asked.uri,
+            alias=asked.alias,
+            force=asked.force,
+        )
+        operation_id = await self._operations.request(wish, by.key)
+        answer = {
+            "jobID": operation_id,
+            "statusUrl": f"/backends/jobs/{operation_id}",
+            "message": f"{kind} of {wish.name} was accepted",
+        }
+        return json_response(answer, 202)
+
+
+def _name(request: Request) -> str:
+    return str(request.path_params["id"])

@@ -1,24 +1,24 @@
-"""Routes for operations, and the stream of everything that changes."""
+"""Routes for operations: ask for one, plan one, see them, and change one's mind."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body
+from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import shown
 from enginehouse.frontend.board import Board
-from enginehouse.frontend.events import Event, Events
+from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.operations import BackendWish, Operations
+from enginehouse.frontend.planning import Planner
+from enginehouse.frontend.views import OperationView
 
-KEEP_ALIVE_SECONDS = 5.0  # shorter than any proxy's idle limit, and soon enough for a watcher to notice a dead server
 MAX_LISTED = 500
+_OUTCOMES = {"succeeded": "completed", "partial": "failed", "superseded": "cancelled"}
 
 
 class OperationRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,13 +26,45 @@ class OperationRequest(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     nodes: tuple[str, ...] | None = None
     force: bool = False
+    uri: str = ""
+    alias: str = ""
+    sha256: str = ""
+    max_parallel: int = 0
+
+
+class OnNode(Struct, frozen=True, forbid_unknown_fields=True):
+    """One node of an operation; absent means all of them."""
+
+    node: str | None = None
+
+
+class HistoryRecord(Struct, frozen=True, kw_only=True):
+    """LocalAI's keys, then ours."""
+
+    id: str
+    name: str
+    jobID: str
+    isBackend: bool
+    nodeID: str | UnsetType
+    taskType: str
+    outcome: str
+    error: str | UnsetType
+    startedAt: str
+    finishedAt: str | UnsetType
+    # Ours.
+    kind: str
+    status: str
+    author: str
+    nodes: object
+    excluded: object
 
 
 class OperationRoutes:
-    def __init__(self, operations: Operations, board: Board, events: Events) -> None:
+    def __init__(self, operations: Operations, endings: Endings, planner: Planner, board: Board) -> None:
         self._operations = operations
+        self._endings = endings
+        self._planner = planner
         self._board = board
-        self._events = events
 
     def entries(self) -> list[Entry]:
         return [
@@ -46,29 +78,61 @@ class OperationRoutes:
                 status=202,
             ),
             Entry(
+                method="POST",
+                path="/api/operations/plan",
+                role="admin",
+                summary="What such a request would do on each node; nothing is done.",
+                call=self.plan,
+                body=OperationRequest,
+            ),
+            Entry(
                 method="GET",
                 path="/api/operations",
                 role="admin",
                 summary="Operations, newest first: open and failed ones, or `all=true`.",
                 call=self.every,
             ),
-            Entry(method="GET", path="/api/operations/{id}", role="admin", summary="One operation.", call=self.one),
             Entry(
                 method="GET",
-                path="/api/events",
+                path="/api/operations/history",
                 role="admin",
-                summary="Every change, as server-sent events; `operation=ID` for those of one operation.",
-                call=self.events,
+                summary="Operations that have ended, newest first.",
+                call=self.history,
+            ),
+            Entry(method="GET", path="/api/operations/{id}", role="admin", summary="One operation.", call=self.one),
+            Entry(
+                method="POST",
+                path="/api/operations/{id}/cancel",
+                role="admin",
+                summary="End what is open of an operation, everywhere or on one node.",
+                call=self.cancel,
+                body=OnNode,
+            ),
+            Entry(
+                method="POST",
+                path="/api/operations/{id}/retry",
+                role="admin",
+                summary="Do again what failed or was cancelled, everywhere or on one node.",
+                call=self.retry,
+                body=OnNode,
+                status=202,
+            ),
+            Entry(
+                method="POST",
+                path="/api/operations/{id}/dismiss",
+                role="admin",
+                summary="A failure has been seen; it stays in the history.",
+                call=self.dismiss,
             ),
         ]
 
     async def request(self, request: Request) -> Response:
-        asked = await read_body(request, OperationRequest)
-        wish = BackendWish(
-            kind=asked.kind, name=asked.name, author=caller_of(request).name, nodes=asked.nodes, force=asked.force
-        )
-        operation_id = await self._operations.request(wish)
+        wish = await _wish(request)
+        operation_id = await self._operations.request(wish, request_of(request).key)
         return json_response(await self._board.view(operation_id), 202)
+
+    async def plan(self, request: Request) -> Response:
+        return json_response(await self._planner.plan(await _wish(request)))
 
     async def every(self, request: Request) -> Response:
         every = request.query_params.get("all") in ("true", "1")
@@ -79,38 +143,65 @@ class OperationRoutes:
         return json_response({"operations": views})
 
     async def one(self, request: Request) -> Response:
-        return json_response(await self._board.view(str(request.path_params["id"])))
+        return json_response(await self._board.view(_id(request)))
 
-    async def events(self, request: Request) -> Response:
-        only = request.query_params.get("operation", "")
-        if only:
-            await self._board.view(only)  # an unknown id is an error now, not a stream that never speaks
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._stream(only), media_type="text/event-stream", headers=headers)
+    async def history(self, request: Request) -> Response:
+        views = await self._board.ended(_limit(request))
+        return json_response({"operations": [_record(view) for view in views]})
 
-    async def _stream(self, only: str) -> AsyncIterator[bytes]:
-        with self._events.watch() as watcher:
-            # Watching begins before the first look, so nothing falls between the two.
-            yield b"event: hello\ndata: {}\n\n"
-            if only:
-                # Through the board, which sees to it that nothing older is told after it.
-                await self._board.operations_changed([only])
-            while True:
-                try:
-                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                        event = await watcher.queue.get()
-                except TimeoutError:
-                    yield b": keep-alive\n\n"
-                    continue
-                if not only or event.id == only:
-                    yield _rendered(event)
-                if watcher.overflowed or event.kind == "bye":
-                    # It missed something, or this frontend stops: a watcher whose stream ends comes back and looks.
-                    return
+    async def cancel(self, request: Request) -> Response:
+        where = await read_body(request, OnNode)
+        await self._endings.cancel(_id(request), where.node, caller_of(request).name)
+        view = await self._board.view(_id(request))
+        return json_response({"success": True, "message": "Operation cancelled", "operation": view})
+
+    async def retry(self, request: Request) -> Response:
+        where = await read_body(request, OnNode)
+        operation_id = await self._endings.retry(_id(request), where.node, request_of(request))
+        return json_response(await self._board.view(operation_id), 202)
+
+    async def dismiss(self, request: Request) -> Response:
+        await self._endings.dismiss(_id(request))
+        return json_response({"success": True, "message": "Operation dismissed"})
 
 
-def _rendered(event: Event) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind.encode(), event.body)
+async def _wish(request: Request) -> BackendWish:
+    asked = await read_body(request, OperationRequest)
+    return BackendWish(
+        kind=asked.kind,
+        name=asked.name,
+        author=caller_of(request).name,
+        nodes=asked.nodes,
+        force=asked.force,
+        uri=asked.uri,
+        alias=asked.alias,
+        sha256=asked.sha256,
+        max_parallel=asked.max_parallel,
+    )
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"])
+
+
+def _record(view: OperationView) -> HistoryRecord:
+    return HistoryRecord(
+        id=view.id,
+        name=view.name,
+        jobID=view.jobID,
+        isBackend=view.isBackend,
+        nodeID=view.nodeID,
+        taskType="deletion" if view.isDeletion else view.taskType.lower(),
+        outcome=_OUTCOMES.get(view.status, view.status),
+        error=view.error,
+        startedAt=view.createdAt,
+        finishedAt=view.finishedAt,
+        kind=view.kind,
+        status=view.status,
+        author=view.author,
+        nodes=view.nodes if view.nodes is not UNSET else [],
+        excluded=view.excluded,
+    )
 
 
 def _limit(request: Request) -> int:

@@ -22,6 +22,7 @@ from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from enginehouse.bus.address import parse_address
 from enginehouse.core.errors import Denied, Invalid, TooLarge, Unavailable
 from enginehouse.ports import Message
 
@@ -29,16 +30,13 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 2  # of one attempt: a LAN answers in milliseconds, a VPN in tenths
 FIRST_PAUSE_SECONDS = 0.1  # between attempts: a restarted server is back soon,
-LONGEST_PAUSE_SECONDS = (
-    2.0  # and one that stays away must not be hammered by a whole fleet, so pauses grow and are jittered
-)
+LONGEST_PAUSE_SECONDS = 2.0  # and one that stays away must not be hammered by a fleet: pauses grow and are jittered
 PING_SECONDS = 8  # two unanswered pings and the third is due: a half-open link is noticed within 24 s (G26: 30 s)
 UNANSWERED_PINGS = 2
 FLUSH_SECONDS = 5  # a round trip to a server that lives; LocalAI waits as long
 CLOSE_SECONDS = 5
-# What may wait to be written or to be received. Receivers return at once, so a full queue means that this
-# process hangs; the excess is dropped and logged, because a reader that waits would miss its pings and lose
-# everything.
+# What may wait to be written or to be received. Receivers return at once, so a full queue means that this process
+# hangs; the excess is dropped and logged, because a reader that waits would miss its pings and lose everything.
 OUTGOING_BYTES = 8 * 1024 * 1024
 INCOMING_MESSAGES = 65_536
 INCOMING_BYTES = 64 * 1024 * 1024
@@ -51,8 +49,7 @@ def _nothing() -> None:
 
 
 class BusOptions(Struct, frozen=True, kw_only=True):
-    """Where and as whom. Without `jwt` and `seed` the server must take anonymous clients, as LocalAI's
-    default does."""
+    """Where and as whom: a user in `url`, else `jwt` and `seed`, else anonymous as LocalAI's default is."""
 
     url: str
     name: str
@@ -67,6 +64,7 @@ class NatsBus:
 
     def __init__(self, options: BusOptions) -> None:
         self._options = options
+        self._address = parse_address(options.url)
         self._client = Client()
         self._subscriptions: list[tuple[str, Callable[[Message], None]]] = []
         self._violations: list[str] = []
@@ -88,7 +86,7 @@ class NatsBus:
         except TimeoutError as error:
             await bus.close()
             raise Unavailable(
-                f"cannot connect to the bus at {options.url} within {limit_seconds:g} s: {bus._last_error}. "
+                f"cannot connect to the bus at {bus._address.shown} within {limit_seconds:g} s: {bus._last_error}. "
                 "Check that nats-server is running there and that the address is right",
                 code="bus_unavailable",
             ) from error
@@ -98,7 +96,7 @@ class NatsBus:
         except (nats.errors.Error, ValueError) as error:
             await bus.close()
             raise Invalid(
-                f"cannot use {options.url!r} as the address of the bus: {error}", code="invalid_uri"
+                f"cannot use {bus._address.shown!r} as the address of the bus: {error}", code="invalid_uri"
             ) from error
         finally:
             bus._is_opening = False
@@ -146,11 +144,14 @@ class NatsBus:
             log.warning("bus.close_failed name=%s error=%s", self._options.name, error)
 
     async def _open(self) -> None:
-        options = self._options
-        has_credential = bool(options.jwt and options.seed)
+        options, address = self._options, self._address
+        has_credential = bool(options.jwt and options.seed) and not address.has_user
         client = self._client = Client()
         await client.connect(
-            servers=[options.url],
+            servers=list(address.servers),
+            user=address.user or None,
+            password=address.password if address.user else None,
+            token=address.token or None,
             name=options.name,  # shown by the server for each connection
             # Attempts without end: an outage of any length heals without a restart. The default gives up
             # after 60.
@@ -221,7 +222,7 @@ class NatsBus:
 
     def _unavailable(self, subject: str, cause: str) -> Unavailable:
         return Unavailable(
-            f"cannot use {subject} on the bus at {self._options.url}: {cause}; it is being tried again",
+            f"cannot use {subject} on the bus at {self._address.shown}: {cause}; it is being tried again",
             code="bus_unavailable",
         )
 
@@ -243,7 +244,7 @@ class NatsBus:
             if self._is_opening and "authorization" in text:
                 # Raised through the library's connect, which would try the same credential for ever.
                 raise Denied(
-                    f"cannot connect to the bus at {self._options.url}: "
+                    f"cannot connect to the bus at {self._address.shown}: "
                     f"it does not accept the credential of {self._options.name}"
                 )
         else:
@@ -256,12 +257,12 @@ class NatsBus:
 
     async def _on_disconnected(self) -> None:
         if not self._is_closing:
-            log.warning("bus.disconnected name=%s url=%s", self._options.name, self._options.url)
+            log.warning("bus.disconnected name=%s url=%s", self._options.name, self._address.shown)
             self._options.on_disconnected()
 
     async def _on_reconnected(self) -> None:
         self._said.clear()
-        log.info("bus.reconnected name=%s url=%s", self._options.name, self._options.url)
+        log.info("bus.reconnected name=%s url=%s", self._options.name, self._address.shown)
         self._options.on_connected()
 
     async def _on_closed(self) -> None:

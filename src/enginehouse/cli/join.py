@@ -21,6 +21,7 @@ from enginehouse.core.errors import Invalid
 )
 @click.argument("address", metavar="URL")
 @setting("name", "Name of this node (the host name).", "NAME")
+@setting("nats_url", "The NATS server, where the frontend does not say; may hold user:password@.", "URL")
 @setting("advertise_host", "Address of this machine as the frontend reaches it.", "ADDRESS")
 @setting("base_port", "First port for engines (50051).", "PORT")
 @setting("labels", "Labels of this node.", "KEY=VALUE,…")

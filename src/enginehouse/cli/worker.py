@@ -17,6 +17,7 @@ from enginehouse.cli.sources import installing
     ),
 )
 @setting("name", "Name of this node (the host name).", "NAME")
+@setting("nats_url", "The NATS server, where the frontend does not say; may hold user:password@.", "URL")
 @setting("advertise_host", "Address of this machine as the frontend reaches it.", "ADDRESS")
 @setting("base_port", "First port for engines (50051).", "PORT")
 @setting("labels", "Labels of this node.", "KEY=VALUE,…")
@@ -26,7 +27,8 @@ from enginehouse.cli.sources import installing
 def entry(**flags: Any) -> int:
     """Run the worker of a node alone.
 
-    Reads LocalAI's LOCALAI_REGISTER_TO, LOCALAI_REGISTRATION_TOKEN, LOCALAI_NODE_NAME and LOCALAI_NODE_LABELS too.
+    Reads LocalAI's LOCALAI_REGISTER_TO, LOCALAI_REGISTRATION_TOKEN, LOCALAI_NODE_NAME, LOCALAI_NODE_LABELS and
+    LOCALAI_NATS_URL too.
     """
     from enginehouse.settings import WorkerSettings, load
 

@@ -21,6 +21,9 @@ class InstallBackend(Struct, tag="install_backend", frozen=True, omit_defaults=T
     resolved: Resolved
     force: bool = False
     upgrade: bool = False
+    # For LocalAI's workers, which resolve by themselves: where to look the name up, or that there is only an address.
+    galleries: str = ""
+    is_external: bool = False
 
 
 class RemoveBackend(Struct, tag="remove_backend", frozen=True, omit_defaults=True, kw_only=True):
@@ -30,6 +33,12 @@ class RemoveBackend(Struct, tag="remove_backend", frozen=True, omit_defaults=Tru
 
 class PullModel(Struct, tag="pull_model", frozen=True, omit_defaults=True, kw_only=True):
     model: Model
+
+
+class RemoveModel(Struct, tag="remove_model", frozen=True, omit_defaults=True, kw_only=True):
+    """Have no file of the model on the node, and no process that serves it."""
+
+    model: str
 
 
 class StartReplica(Struct, tag="start_replica", frozen=True, omit_defaults=True, kw_only=True):
@@ -44,7 +53,14 @@ class StopReplica(Struct, tag="stop_replica", frozen=True, omit_defaults=True, k
     slot: int
 
 
-Action = InstallBackend | RemoveBackend | PullModel | StartReplica | StopReplica
+class Foreign(Struct, tag="foreign", frozen=True, kw_only=True):
+    """An action that a newer version wrote into the store: shown, neither run nor removed."""
+
+    text: str
+    subject: str
+
+
+Action = InstallBackend | RemoveBackend | PullModel | RemoveModel | StartReplica | StopReplica | Foreign
 
 
 def subject_of(action: Action) -> str:
@@ -56,10 +72,14 @@ def subject_of(action: Action) -> str:
             return f"backend:{action.directory}"
         case PullModel():
             return f"model:{action.model.name}"
+        case RemoveModel():
+            return f"model:{action.model}"
         case StartReplica():
             return f"replica:{process_key(action.model.name, action.slot)}"
         case StopReplica():
             return f"replica:{process_key(action.model, action.slot)}"
+        case Foreign():
+            return action.subject
         case _:
             assert_never(action)
 
@@ -75,7 +95,21 @@ def is_same_wish(wanted: Action, open_one: Action) -> bool:
             open_one.slot,
             open_one.directory,
         )
+    if isinstance(wanted, InstallBackend) and isinstance(open_one, InstallBackend):
+        return _is_same_install(wanted, open_one)
     return wanted == open_one
+
+
+def _is_same_install(wanted: InstallBackend, open_one: InstallBackend) -> bool:
+    """Whether both would leave the same tree. A digest that one of them does not know yet is found in the same
+    place.
+    """
+    first, second = wanted.resolved, open_one.resolved
+    digests = {first.digest, second.digest} - {""}
+    return len(digests) <= 1 and (
+        (first.directory, first.uri, first.meta, first.sha256, wanted.force, wanted.upgrade)
+        == (second.directory, second.uri, second.meta, second.sha256, open_one.force, open_one.upgrade)
+    )
 
 
 def phrase(action: Action) -> str:
@@ -87,9 +121,13 @@ def phrase(action: Action) -> str:
             return f"delete {action.backend}"
         case PullModel():
             return f"place the files of {action.model.name}"
+        case RemoveModel():
+            return f"remove the files of {action.model}"
         case StartReplica():
             return f"start {action.model.name}"
         case StopReplica():
             return f"stop {action.model}"
+        case Foreign():
+            return f"something that a newer version asked for ({action.subject})"
         case _:
             assert_never(action)

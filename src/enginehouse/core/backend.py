@@ -32,6 +32,7 @@ class Resolved(Struct, frozen=True, omit_defaults=True, kw_only=True):
     size_bytes: int = 0  # unpacked, for progress
     mirrors: tuple[str, ...] = ()  # other places of the same thing, in order
     sha256: str = ""  # of an archive; images carry their own digests
+    index_digest: str = ""  # of the image index that `digest` was found in: what LocalAI's workers may record
     gallery_url: str = ""
 
 

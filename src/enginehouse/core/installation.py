@@ -25,8 +25,9 @@ HOUSE = ".enginehouse"  # everything of ours in a backends directory: LocalAI li
 BACKUPS = (".install-backup", ".backup")
 SUFFIXES = (".install-tmp", ".upgrade-tmp", *BACKUPS)
 
-# How far an install is. Before `swapped` it is undone after a crash, from there on it is finished.
-Step = Literal["fetching", "verified", "staged", "swapped", "cleaned"]
+# How far an install is. `staged`: complete, perhaps in place, but only `swapped` says that it is all on disk. Before that
+# it is undone when the machine stopped meanwhile, from there on it is finished. `undoing`: the disk refused it.
+Step = Literal["fetching", "verified", "staged", "undoing", "swapped", "cleaned"]
 
 
 class Metadata(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -61,7 +62,10 @@ class InstallRecord(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     step: Step
     attempt_inode: int = 0  # of the tree being installed
+    # The run of the machine whose memory holds what is not yet on disk; empty when all of it was synced before.
+    boot_id: str = ""
     pointer: Metadata | None = None  # of the meta name that has to lead to it
+    pointer_before: Metadata | None = None  # what that name led to
     versions: tuple[Version, ...] = ()
 
 

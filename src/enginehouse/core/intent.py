@@ -112,6 +112,9 @@ class Intent(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     outcome: Outcome | None = None
     version: int = 0
+    # Of the intents in one lane, at most as many run at once as it is wide; "" is no lane.
+    lane: str = ""
+    lane_width: int = 0
 
     @property
     def is_open(self) -> bool:

@@ -14,8 +14,9 @@ from msgspec import Struct
 from enginehouse.core.intent import NODE_AWAY, Intent
 from enginehouse.core.progress import Progress
 
-OperationKind = Literal["install", "upgrade", "delete", "load", "unload"]
+OperationKind = Literal["install", "upgrade", "delete", "load", "unload", "delete_model", "drain"]
 OperationStatus = Literal["queued", "running", "succeeded", "partial", "failed", "cancelled", "superseded"]
+ENDED: frozenset[OperationStatus] = frozenset({"succeeded", "partial", "failed", "cancelled", "superseded"})
 NodeWord = Literal["queued", "downloading", "running_on_worker", "success", "error", "cancelled", "superseded"]
 
 
@@ -27,10 +28,23 @@ class Excluded(Struct, frozen=True):
     reason: str
 
 
+class Asked(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The request as it was given, beyond kind, name and author: what somebody reads years later to know what was
+    meant. What is done is in the intents.
+    """
+
+    nodes: tuple[str, ...] | None = None
+    force: bool = False
+    uri: str = ""
+    alias: str = ""
+    sha256: str = ""
+    max_parallel: int = 0
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     id: str
     kind: OperationKind
-    name: str  # the backend or model it is about
+    name: str  # the backend, model or node it is about
     author: str
     created_at: float
     targets: tuple[str, ...]
@@ -38,6 +52,9 @@ class Operation(Struct, frozen=True, kw_only=True):
     is_steered: bool = False
     error_code: str = ""  # why steering ended without another step to take
     error_message: str = ""
+    asked: Asked = Asked()
+    retry_of: str = ""  # the operation whose failed nodes this one tries again
+    dismissed: bool = False  # somebody has seen that it failed
 
     @property
     def is_about_backend(self) -> bool:
@@ -49,7 +66,7 @@ def status_of(operation: Operation, intents: Sequence[Intent]) -> OperationStatu
     if operation.is_steered:
         return "running" if "running" in states or "succeeded" in states else "queued"
     if operation.error_code:
-        return "failed"
+        return "cancelled" if operation.error_code == "cancelled" else "failed"
     if "running" in states:
         return "running"
     if states & {"accepted", "waiting"}:
@@ -62,6 +79,16 @@ def status_of(operation: Operation, intents: Sequence[Intent]) -> OperationStatu
     if "failed" in states:
         return "failed"
     return "superseded" if "superseded" in states else "cancelled"
+
+
+FLEET_SHARE = 0.25  # of a fleet that is upgraded at the same time: three quarters go on serving
+
+
+def width_of(kind: OperationKind, max_parallel: int, fleet: int) -> int:
+    """How many of an operation's intents may run at once; 0 is no limit."""
+    if max_parallel:
+        return max_parallel
+    return max(1, int(FLEET_SHARE * fleet)) if kind == "upgrade" else 0
 
 
 AWAY_MESSAGE = "the node is away; this happens by itself when it returns"

@@ -43,6 +43,21 @@ def bounded(progress: Progress) -> Progress:
     )
 
 
+def continued(progress: Progress, known: Progress) -> Progress:
+    """What comes after `known`, of a worker that numbers nothing: LocalAI's begin to count anew when they unpack."""
+    total = max(progress.total_bytes, known.total_bytes)
+    is_again = progress.phase == "extracting" and known.phase == "downloading"
+    done = known.done_bytes if is_again else max(progress.done_bytes, known.done_bytes)
+    return Progress(
+        phase=progress.phase,
+        file=progress.file,
+        done_bytes=min(done, total) if total else done,
+        total_bytes=total,
+        attempt=known.attempt,
+        sequence=known.sequence + 1,
+    )
+
+
 def is_newer(candidate: Progress, known: Progress | None) -> bool:
     return known is None or (candidate.attempt, candidate.sequence) > (known.attempt, known.sequence)
 

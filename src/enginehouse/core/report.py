@@ -7,14 +7,18 @@ usable as evidence.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import msgspec
 from msgspec import Struct
 
 from enginehouse.core.action import (
     Action,
+    Foreign,
     InstallBackend,
     PullModel,
     RemoveBackend,
+    RemoveModel,
     StartReplica,
     StopReplica,
 )
@@ -44,6 +48,13 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
     results: tuple[CommandResult, ...] = ()
     running: tuple[str, ...] = ()  # intents being worked on
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a worker made it; else it was put together from the listings of one of LocalAI's, which knows no
+        generations, no intents and nothing of files.
+        """
+        return bool(self.boot_id)
+
 
 def believed(report: Report, now: float) -> Report:
     """The report with no mark later than the store's own time: what was not handed out yet is no evidence."""
@@ -61,19 +72,16 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
     action: Action = intent.action
     match action:
         case InstallBackend():
-            for backend in report.backends:
-                if backend.name == action.resolved.directory and not backend.is_broken:
-                    wanted = action.resolved.digest
-                    is_same = not wanted or backend.digest == wanted
-                    is_applied = backend.generation >= intent.generation
-                    if is_same and (is_applied or (wanted and not action.force)):
-                        return Outcome(digest=backend.digest)
-            return None
+            return _shows_install(report, action, intent.generation)
         case RemoveBackend():
             present = any(backend.name == action.directory for backend in report.backends)
             return None if present else Outcome()
         case PullModel():
             return Outcome() if holds(report.models, action.model) else None
+        case RemoveModel():
+            # A listing of LocalAI's workers says nothing of files.
+            held = any(model.name == action.model for model in report.models)
+            return None if held or not report.is_whole else Outcome()
         case StartReplica():
             for replica in report.replicas:
                 if (replica.model_id, replica.replica_index) == (action.model.name, action.slot) and (
@@ -84,6 +92,27 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
         case StopReplica():
             running = {(replica.model_id, replica.replica_index) for replica in report.replicas}
             return None if (action.model, action.slot) in running else Outcome()
+        case Foreign():
+            return None
+        case _:
+            assert_never(action)
+
+
+def _shows_install(report: Report, action: InstallBackend, generation: int) -> Outcome | None:
+    wanted = {action.resolved.digest, action.resolved.index_digest} - {""}
+    for backend in report.backends:
+        if backend.name != action.resolved.directory or backend.is_broken:
+            continue
+        is_same = backend.digest in wanted
+        if not report.is_whole:
+            # No generations: that it is there now, and was asked for before, is all that can be known. Something was
+            # there before an upgrade too, so only the new digest counts.
+            is_shown = is_same or not (wanted or action.upgrade)
+            return Outcome(digest=backend.digest) if is_shown and not action.force else None
+        is_applied = backend.generation >= generation
+        if (is_same and not action.force) or (is_applied and (is_same or not wanted)):
+            return Outcome(digest=backend.digest)
+    return None
 
 
 DELIVERY_SECONDS = 2.0  # how long a message on the bus may be under way before a report that lacks it counts
@@ -95,7 +124,7 @@ def lost(report: Report, intent: Intent) -> bool:
     Either this run of the worker registered after the command was sent, or the report was taken long enough after the
     sending.
     """
-    if intent.id in report.running:
+    if intent.id in report.running or not report.is_whole:
         return False
     return report.boot_mark > intent.dispatched_at or report.mark > intent.dispatched_at + DELIVERY_SECONDS
 

@@ -41,9 +41,27 @@ DELETE = "backend.delete"
 LIST = "backend.list"
 RUNNING = "models.running"
 STOP_MODEL = "model.stop"
+STOP = "backend.stop"
+UNLOAD = "model.unload"
+DELETE_MODEL = "model.delete"
+STOP_NODE = "stop"
 PULL_MODEL = "model.pull"  # ours
+CANCEL = "command.cancel"  # ours
 # What a worker listens to; a missing one of the first four makes a Go frontend call the node unhealthy.
-WORKER_SUBJECTS = (INSTALL, UPGRADE, DELETE, LIST, RUNNING, STOP_MODEL, PULL_MODEL)
+WORKER_SUBJECTS = (
+    INSTALL,
+    UPGRADE,
+    DELETE,
+    LIST,
+    RUNNING,
+    STOP_MODEL,
+    STOP,
+    UNLOAD,
+    DELETE_MODEL,
+    STOP_NODE,
+    PULL_MODEL,
+    CANCEL,
+)
 
 
 def node_subject(node_id: str, verb: str) -> str:
@@ -58,16 +76,42 @@ ALL_PROGRESS = "nodes.*.backend.install.*.progress"
 ALL_REPLIES = f"{INBOX}.>"
 
 
-def reply_subject(intent_id: str, attempt: int) -> str:
-    return f"{INBOX}.{token(intent_id)}.{attempt}"
+FORCED = "forced"
 
 
-def parse_reply_subject(subject: str) -> tuple[str, int]:
+class ReplySubject(Struct, frozen=True):
+    """Whom an answer is for. `is_forced` where an upgrade went out again as an install, for a worker that knows no
+    upgrades: only the subject tells the two silences apart.
+    """
+
+    intent_id: str
+    attempt: int
+    is_forced: bool = False
+
+
+def reply_subject(intent_id: str, attempt: int, *, is_forced: bool = False) -> str:
+    return f"{INBOX}.{token(intent_id)}.{attempt}" + (f".{FORCED}" if is_forced else "")
+
+
+def parse_reply_subject(subject: str) -> ReplySubject:
     parts = subject.split(".")
+    is_forced = len(parts) == 5 and parts[4] == FORCED
     # Nine digits: Python refuses to read numbers of thousands, and not as an error of ours.
-    if len(parts) != 4 or not parts[3].isdecimal() or len(parts[3]) > 9:
+    if (len(parts) != 4 and not is_forced) or not parts[3].isdecimal() or len(parts[3]) > 9:
         raise Malformed(f"cannot read the reply subject {subject!r}", code="invalid_json")
-    return parts[2], int(parts[3])
+    return ReplySubject(parts[2], int(parts[3]), is_forced)
+
+
+POLLS = "_INBOX.eh-poll"  # answers to questions that one frontend asks for itself
+
+
+def poll_subject(frontend: str, verb: str, node_id: str, number: int) -> str:
+    """Where the answer to one `backend.list` or `models.running` goes."""
+    return f"{POLLS}.{token(frontend)}.{token(verb)}.{token(node_id)}.{number}"
+
+
+def all_polls(frontend: str) -> str:
+    return f"{POLLS}.{token(frontend)}.>"
 
 
 # Commands ----------------------------------------------------------------------------------------
@@ -193,6 +237,41 @@ class ModelPullReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     outcome: Outcome | None = None
 
 
+class ModelDeleteRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    model_name: str
+    # Additive.
+    op_id: str = ""
+    command: Command | None = None
+
+
+ModelDeleteReply = ModelPullReply  # the same contract on the wire
+
+
+class ModelUnloadRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    model_name: str
+    address: str = ""
+
+
+class ModelUnloadReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    success: bool
+    error: str = ""
+
+
+class BackendStopRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Published, never answered. An empty name, `null` and no payload at all mean every process."""
+
+    backend: str = ""
+    force: bool = False
+
+
+class CancelRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Published, never answered: stop working on this intent. Where it is lost, the answer to the next heartbeat says
+    the same.
+    """
+
+    intent: str
+
+
 class ProgressEvent(Struct, frozen=True, omit_defaults=True, kw_only=True):
     op_id: str
     node_id: str
@@ -227,6 +306,8 @@ def progress_of(event: ProgressEvent) -> Progress:
     if event.progress is not None:
         return event.progress
     phase = event.phase if event.phase in ("resolving", "downloading", "extracting", "starting") else ""
+    if event.file_name.startswith("Extracting "):
+        phase = "extracting"  # LocalAI's workers say `downloading` to the end
     return Progress(
         phase=phase,  # type: ignore[arg-type]  # narrowed by the line above
         file=event.file_name,
@@ -316,6 +397,7 @@ class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     message: str
     # Additive.
     mark: float = 0.0
+    cancelled: tuple[str, ...] = ()  # intents that the report calls running and that have ended: stop working on them
 
 
 # Coding ------------------------------------------------------------------------------------------

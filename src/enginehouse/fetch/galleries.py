@@ -53,7 +53,8 @@ class Sources:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
-        self._copies = [Copy(one, client, directory, may_read_files=may_read_files, now=now) for one in sources]
+        self.configured = tuple(sources)
+        self._copies = [Copy(one, client, directory, may_read_files=may_read_files, now=now) for one in self.configured]
 
     @property
     def galleries(self) -> tuple[Gallery, ...]:

@@ -20,25 +20,38 @@ from enginehouse.core.errors import NotFound
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation, status_of
-from enginehouse.core.progress import Progress, is_newer
+from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.frontend.events import Events
-from enginehouse.frontend.views import Moment, OperationView, Sign, render_node, render_operation
+from enginehouse.frontend.views import (
+    Moment,
+    NodeView,
+    OperationView,
+    Patience,
+    Sign,
+    render_node,
+    render_operation,
+)
 from enginehouse.ports import Clock
 from enginehouse.store import db, history, nodes, operations
 from enginehouse.store.db import Connection, Store
+
+__all__ = ["Board", "Patience"]
 
 PUBLISH_SECONDS = 0.2  # how often progress of one operation is told; faster than this nobody reads
 CATCH_UP_SECONDS = 1.0  # how late a watcher here learns what another frontend did
 _OVERLAP_SECONDS = 5.0  # a change is dated when its transaction begins and seen when it ends
 _MAX_TOLD = 20_000  # operations whose last telling is remembered; far more than change within the overlap
 _RENDERED_AT_ONCE = 50  # then the event loop has its turn
+MAX_MISSED = 500  # operations told again to a watcher that comes back; a page of the list
 
 
-class Patience(Struct, frozen=True):
-    """After how much silence a running intent is shown as `running_on_worker`."""
+class Missed(Struct, frozen=True, kw_only=True):
+    """What changed while a watcher was away. Not `is_all`: more than is told; whoever wants the rest lists it."""
 
-    stall_seconds: float = 120.0
-    reply_budget_seconds: float = 900.0
+    operations: list[OperationView]
+    nodes: list[NodeView]
+    position: float
+    is_all: bool
 
 
 class Snapshot(Struct):
@@ -46,6 +59,7 @@ class Snapshot(Struct):
     intents: list[Intent]
     names: dict[str, str]
     absent: set[str]
+    drained: set[str]
     read_at: float
     read_monotonic: float
 
@@ -55,6 +69,7 @@ class Tracked(Struct):
 
     node_id: str
     operations: set[str]
+    attempt: int = 0  # that is running
 
 
 class Board:
@@ -88,15 +103,23 @@ class Board:
 
         return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
 
+    async def ended(self, limit: int) -> list[OperationView]:
+        """What is over, newest first."""
+
+        def work(connection: Connection) -> list[Snapshot]:
+            return self._read(connection, [operation.id for operation in history.ended(connection, limit)])
+
+        return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
+
     def _read(self, connection: Connection, operation_ids: Sequence[str]) -> list[Snapshot]:
         now = db.now(connection)
         by_operation = operations.intents_of(connection, operation_ids)
         node_ids = {intent.node_id for intents in by_operation.values() for intent in intents}
-        names, absent = nodes.named(connection, node_ids)
+        names, absent, drained = nodes.named(connection, node_ids)
         found = operations.many(connection, operation_ids)
         monotonic = self._clock.monotonic()
         return [
-            Snapshot(found[one], by_operation[one], names, absent, now, monotonic)
+            Snapshot(found[one], by_operation[one], names, absent, drained, now, monotonic)
             for one in operation_ids
             if one in found
         ]
@@ -106,9 +129,9 @@ class Board:
         moment = Moment(
             now=snapshot.read_at + (monotonic - snapshot.read_monotonic),
             monotonic=monotonic,
-            stall_seconds=self._patience.stall_seconds,
-            reply_budget_seconds=self._patience.reply_budget_seconds,
+            patience=self._patience,
             absent=snapshot.absent,
+            drained=snapshot.drained,
         )
         return render_operation(snapshot.operation, snapshot.intents, snapshot.names, self._signs, moment)
 
@@ -140,14 +163,24 @@ class Board:
             if status_of(snapshot.operation, snapshot.intents) in ("queued", "running"):
                 self._open[operation_id] = snapshot
                 for intent in snapshot.intents:
-                    self._tracked.setdefault(intent.id, Tracked(intent.node_id, set())).operations.add(operation_id)
+                    tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
+                    tracked.operations.add(operation_id)
+                    tracked.attempt = intent.attempt if intent.state == "running" else 0
             else:
                 self._open.pop(operation_id, None)
             self._publish(snapshot)
             for intent in snapshot.intents:
                 if not intent.is_open:
-                    self._signs.pop(intent.id, None)
-                    self._tracked.pop(intent.id, None)
+                    self._forget_share(intent.id, operation_id)
+
+    def _forget_share(self, intent_id: str, operation_id: str) -> None:
+        """An intent is followed as long as one operation wants it."""
+        tracked = self._tracked.get(intent_id)
+        if tracked is not None:
+            tracked.operations.discard(operation_id)
+            if not tracked.operations:
+                del self._tracked[intent_id]
+                self._signs.pop(intent_id, None)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self._dirty.discard(snapshot.operation.id)
@@ -166,6 +199,19 @@ class Board:
         self._signs[intent_id] = Sign(progress, self._clock.monotonic())
         self._dirty.update(tracked.operations)
         return True
+
+    def plain_progress(self, node_id: str, operation_id: str, progress: Progress) -> tuple[str, Progress]:
+        """The same for a worker that knows only the operation, and no numbers: the intent meant ("" for none), and the
+        progress with an attempt and a sequence of its own, no smaller than what is known.
+        """
+        for intent_id, tracked in self._tracked.items():
+            if tracked.node_id == node_id and operation_id in tracked.operations and tracked.attempt:
+                known = self._signs[intent_id].progress if intent_id in self._signs else Progress()
+                if known.attempt != tracked.attempt:
+                    known = Progress(attempt=tracked.attempt)
+                after = continued(progress, known)
+                return (intent_id, after) if self.progress(node_id, intent_id, after) else ("", after)
+        return "", progress
 
     async def step(self) -> None:
         """Tell the operations whose progress moved since the last step."""
@@ -192,7 +238,34 @@ class Board:
             if any(intent.node_id == node_id and intent.is_open for intent in snapshot.intents):
                 away = {node_id} if node.health != "healthy" else set()
                 snapshot.absent = (snapshot.absent - {node_id}) | away
+                snapshot.drained = (snapshot.drained - {node_id}) | ({node_id} if node.drained else set())
                 self._dirty.add(operation_id)
+
+    def node_removed(self, node_id: str) -> None:
+        self._told_nodes.pop(node_id, None)
+        self._events.publish("node-removed", node_id, msgspec.json.encode({"id": node_id}))
+
+    # Coming back ----------------------------------------------------------------------------------
+
+    async def changed_since(self, position: float) -> Missed:
+        """What a watcher has missed that was told everything up to `position`, by whichever frontend."""
+        since = position - _OVERLAP_SECONDS
+
+        def work(connection: Connection) -> tuple[list[Snapshot], list[Node], float, bool]:
+            found = list(history.revisions(connection, since, ()))
+            snapshots = self._read(connection, found[:MAX_MISSED])
+            changed = nodes.changed_since(connection, since)
+            found_nodes = [node for node in nodes.every(connection) if node.id in changed]
+            return snapshots, found_nodes, db.now(connection), len(found) <= MAX_MISSED
+
+        snapshots, found_nodes, now, is_all = await self._store.transaction(work)
+        snapshots.sort(key=lambda snapshot: snapshot.operation.created_at)
+        return Missed(
+            operations=[self._render(snapshot) for snapshot in snapshots],
+            nodes=[render_node(node, now) for node in found_nodes],
+            position=now,
+            is_all=is_all,
+        )
 
     # Other frontends ------------------------------------------------------------------------------
 
@@ -205,6 +278,7 @@ class Board:
 
         snapshots, self._caught_up_to = await self._store.transaction(work)
         self._keep(snapshots)
+        self._events.position = self._caught_up_to
 
     async def catch_up_step(self) -> None:
         """Tell what other frontends changed, and whatever this one failed to tell."""
@@ -225,6 +299,7 @@ class Board:
         self._keep(snapshots)
         for node_id in changed_nodes:
             await self.node_changed(node_id)
+        self._events.position = self._caught_up_to
         self._forget_told()
 
     def _forget_told(self) -> None:
@@ -237,4 +312,4 @@ class Board:
 def _revision(snapshot: Snapshot) -> int:
     """The same number as `history.revisions`."""
     steps = sum(1 + intent.version for intent in snapshot.intents)
-    return steps + (0 if snapshot.operation.is_steered else 1)
+    return steps + (0 if snapshot.operation.is_steered else 1) + (1 if snapshot.operation.dismissed else 0)

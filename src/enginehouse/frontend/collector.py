@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from msgspec import Struct
 
 from enginehouse.core import intent as intents_core
 from enginehouse.core import report as reports
 from enginehouse.core import wire
-from enginehouse.core.action import StartReplica, StopReplica, phrase
-from enginehouse.core.errors import Conflict, Malformed, Unavailable
+from enginehouse.core.action import InstallBackend, RemoveModel, StartReplica, StopReplica, phrase
+from enginehouse.core.errors import Conflict, Invalid, Malformed, Unavailable
 from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
 from enginehouse.core.operation import AWAY_MESSAGE
 from enginehouse.core.progress import Progress
 from enginehouse.core.progress import bounded as bounded_progress
-from enginehouse.core.replica import Replica
+from enginehouse.core.replica import Replica, parse_process_key
 from enginehouse.core.report import Report
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.nodes import Nodes, note_deaf
@@ -44,9 +44,24 @@ RESTARTED_MESSAGE = "the worker was restarted before it was done; it is sent aga
 class Reply(Struct, frozen=True):
     """A worker's last word on one attempt; no outcome means that nobody listens on that node."""
 
-    intent_id: str
-    attempt: int
+    to: wire.ReplySubject
     outcome: Outcome | None
+
+
+class _Settled(Struct):
+    """What a batch of replies did."""
+
+    intents: list[Intent]
+    deaf: set[str]  # nodes where nobody listens
+    forced: list[Intent]  # upgrades to be sent again, to workers that know none
+
+
+class Reported(Struct):
+    """What a report did."""
+
+    intents: list[Intent]
+    changed: bool = False
+    ended: tuple[str, ...] = ()  # which of those that the worker still works on have been cancelled or superseded
 
 
 class Collector:
@@ -60,10 +75,15 @@ class Collector:
         self._batch: list[Reply] = []
         self._unwritten: dict[str, Progress] = {}
         self._on_settled: list[Callable[[], None]] = []
+        self._send_forced: Callable[[Sequence[Intent]], Awaitable[None]] | None = None
 
     def on_settled(self, wake: Callable[[], None]) -> None:
         """Whom to wake when an intent ended or a replica came or went: the dispatcher, the loader, the router."""
         self._on_settled.append(wake)
+
+    def on_old_worker(self, send_forced: Callable[[Sequence[Intent]], Awaitable[None]]) -> None:
+        """How an upgrade is sent to a worker that knows none: the dispatcher's."""
+        self._send_forced = send_forced
 
     async def listen(self, bus: Bus) -> None:
         await bus.subscribe(wire.ALL_REPLIES, self._take_reply)
@@ -73,11 +93,11 @@ class Collector:
 
     def _take_reply(self, message: Message) -> None:
         try:
-            intent_id, attempt = wire.parse_reply_subject(message.subject)
+            to = wire.parse_reply_subject(message.subject)
             outcome = None
             if not message.no_responders:
                 outcome = intents_core.bounded(wire.outcome_of(wire.decode(message.payload, wire.AnyReply, "a reply")))
-            self._replies.put_nowait(Reply(intent_id, attempt, outcome))
+            self._replies.put_nowait(Reply(to, outcome))
         except Malformed as error:
             log.warning("reply.dropped subject=%s error=%s", message.subject, error)
         except asyncio.QueueFull:
@@ -91,10 +111,16 @@ class Collector:
             return
         # The subject's node is the one whose credential could publish it; the payload may claim anything.
         sender = message.subject.split(".")[1]
-        if event.node_id == sender and event.intent:
-            progress = bounded_progress(wire.progress_of(event))
-            if self._board.progress(sender, event.intent, progress):
-                self._unwritten[event.intent] = progress
+        if event.node_id != sender:
+            return
+        progress = bounded_progress(wire.progress_of(event))
+        if event.intent:
+            told = event.intent if self._board.progress(sender, event.intent, progress) else ""
+        else:
+            # One of LocalAI's workers: it knows the operation, and events come in order or not at all.
+            told, progress = self._board.plain_progress(sender, event.op_id, progress)
+        if told:
+            self._unwritten[told] = progress
 
     async def replies_step(self) -> None:
         """Work through the replies that have come; waits for the first."""
@@ -104,48 +130,70 @@ class Collector:
             self._batch.append(self._replies.get_nowait())
         batch, self._batch = self._batch, []
         try:
-            settled, deaf = await self._store.transaction(lambda connection: self._settle(connection, batch))
+            done = await self._store.transaction(lambda connection: self._settle(connection, batch))
         except Unavailable:
             self._batch = batch  # the first of the next step
             raise
-        await self._nodes.tell(deaf)
-        await self._tell(settled)
+        if done.forced and self._send_forced is not None:
+            await self._send_forced(done.forced)
+        await self._nodes.tell(done.deaf)
+        await self.tell(done.intents)
 
-    def _settle(self, connection: Connection, batch: Sequence[Reply]) -> tuple[list[Intent], set[str]]:
+    def _settle(self, connection: Connection, batch: Sequence[Reply]) -> _Settled:
         now = db.now(connection)
-        settled: list[Intent] = []
-        deaf: set[str] = set()
+        done = _Settled([], set(), [])
         for reply in batch:
-            intent = operations.intent(connection, reply.intent_id)
-            if intent is None or intent.state != "running" or intent.attempt != reply.attempt:
+            intent = operations.intent(connection, reply.to.intent_id)
+            if intent is None or intent.state != "running" or intent.attempt != reply.to.attempt:
                 continue
             if intent.owner != self._owner and intent.lease_until >= now:
                 continue  # its owner heard the same
+            if reply.outcome is None and _may_be_old(intent) and not reply.to.is_forced:
+                done.forced.append(intent)
+                continue
             if reply.outcome is None:
                 # In one transaction with the wait, or the dispatcher would take it for due on a healthy node.
                 if note_deaf(connection, intent.node_id, now):
-                    deaf.add(intent.node_id)
+                    done.deaf.add(intent.node_id)
                 change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
             else:
                 change = intents_core.after_outcome(intent, reply.outcome, now, self._clock.random())
-            settled += _applied(connection, intent, change)
-        return settled, deaf
+            done.intents += _applied(connection, intent, change)
+        operations.note_ended(connection, [intent.id for intent in done.intents if not intent.is_open])
+        return done
 
     # From heartbeats ---------------------------------------------------------------------------
 
-    async def report(self, node_id: str, report: Report) -> None:
-        """Store a report and settle what it proves."""
-        settled, changed = await self._store.transaction(
-            lambda connection: self._take_report(connection, node_id, report)
-        )
-        if changed:
+    async def report(self, node_id: str, report: Report) -> tuple[str, ...]:
+        """Store a report and settle what it proves. Which of the intents it works on have been cancelled or superseded:
+        the worker is to stop them.
+        """
+        done = await self._store.transaction(lambda connection: self._take_report(connection, node_id, report))
+        if done.changed:
             await self._board.node_changed(node_id)
-        await self._tell(settled, wake=changed)
+        await self.tell(done.intents, wake=done.changed)
+        return done.ended
 
-    def _take_report(self, connection: Connection, node_id: str, report: Report) -> tuple[list[Intent], bool]:
+    async def restarted(self, node_id: str) -> None:
+        """A worker that sends no reports has registered anew: what it was doing it does no longer."""
+
+        def work(connection: Connection) -> list[Intent]:
+            now = db.now(connection)
+            settled: list[Intent] = []
+            for intent in operations.open_on(connection, node_id):
+                if intent.state == "running":
+                    again = Change(
+                        kind="wait", now=now, reason="worker_restarted", message=RESTARTED_MESSAGE, due_at=now
+                    )
+                    settled += _applied(connection, intent, again)
+            return settled
+
+        await self.tell(await self._store.transaction(work))
+
+    def _take_report(self, connection: Connection, node_id: str, report: Report) -> Reported:
         node = nodes.get(connection, node_id)
         if node is None or _is_older(report, node.report):
-            return [], False
+            return Reported([])
         now = db.now(connection)
         report = reports.believed(report, now)
         settled: list[Intent] = []
@@ -158,7 +206,9 @@ class Collector:
         gone = _forget_gone_replicas(connection, node_id, report)
         changed = gone or _shown(report) != _shown(node.report)
         nodes.set_report(connection, node_id, report, now if changed else None)
-        return settled, changed
+        operations.note_ended(connection, [intent.id for intent in settled if not intent.is_open])
+        ended = operations.ended_among(connection, node_id, report.running[:MAX_RUNNING])
+        return Reported(settled, changed, ended)
 
     def _evidence(self, report: Report, intent: Intent, busy: Collection[str], now: float) -> Change | None:
         """What a report proves about an open intent; None when it proves nothing."""
@@ -178,7 +228,7 @@ class Collector:
 
     # Telling -----------------------------------------------------------------------------------
 
-    async def _tell(self, settled: Sequence[Intent], *, wake: bool = False) -> None:
+    async def tell(self, settled: Sequence[Intent], *, wake: bool = False) -> None:
         for intent in settled:
             self._unwritten.pop(intent.id, None)
             log.info(
@@ -203,11 +253,12 @@ class Collector:
         if not taken:
             return
 
-        def work(connection: Connection) -> None:
-            for intent_id, progress in taken.items():
-                operations.set_progress(connection, intent_id, progress)
+        await self._store.transaction(lambda connection: operations.set_progress(connection, taken))
 
-        await self._store.transaction(work)
+
+def _may_be_old(intent: Intent) -> bool:
+    """Whether nobody listening may only mean that the worker is older than upgrades."""
+    return isinstance(intent.action, InstallBackend) and intent.action.upgrade
 
 
 def _applied(connection: Connection, intent: Intent, change: Change) -> list[Intent]:
@@ -232,7 +283,20 @@ def _applied(connection: Connection, intent: Intent, change: Change) -> list[Int
             replicas.put(connection, replica, change.now)
         elif isinstance(action, StopReplica):
             replicas.remove(connection, after.node_id, action.model, action.slot)
+        elif isinstance(action, RemoveModel):
+            replicas.remove_of_model(connection, after.node_id, action.model)
+        _forget_stopped(connection, after.node_id, outcome.stopped)
     return [after]
+
+
+def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:
+    """The rows of processes that an upgrade or a delete has stopped: nothing is routed there any more."""
+    for key in keys:
+        try:
+            model, slot = parse_process_key(key)
+        except Invalid:
+            continue  # of a worker's own naming
+        replicas.remove(connection, node_id, model, slot)
 
 
 def _forget_gone_replicas(connection: Connection, node_id: str, report: Report) -> bool:

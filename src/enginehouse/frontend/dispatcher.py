@@ -9,25 +9,15 @@ only what it has claimed, so each intent goes out once per attempt, on however m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import assert_never
-
-from msgspec import Struct
+from collections.abc import Callable, Iterable, Sequence
 
 from enginehouse.core import wire
-from enginehouse.core.action import (
-    InstallBackend,
-    PullModel,
-    RemoveBackend,
-    StartReplica,
-    StopReplica,
-    phrase,
-)
+from enginehouse.core.action import phrase
 from enginehouse.core.errors import Conflict, EnginehouseError, can_heal
 from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
 from enginehouse.core.operation import AWAY_MESSAGE
-from enginehouse.core.replica import process_key
 from enginehouse.frontend.board import Board
+from enginehouse.frontend.messages import encode_cancel, encode_command, encode_forced
 from enginehouse.ports import Bus
 from enginehouse.store import db, operations
 from enginehouse.store.db import Connection, Store
@@ -36,61 +26,6 @@ log = logging.getLogger(__name__)
 
 CLAIM_LIMIT = 250  # per step, about a quarter of a second; the rest is the next step, which starts at once
 BUS_RETRY_SECONDS = 1.0  # nothing was sent, so trying again costs nothing
-
-
-class Sent(Struct, frozen=True):
-    subject: str
-    payload: bytes
-
-
-def encode_command(intent: Intent, operation_id: str) -> Sent:
-    """The message for an intent: LocalAI's, with our additive fields."""
-    command = wire.Command(intent=intent.id, generation=intent.generation, attempt=intent.attempt, fence=intent.fence)
-    action = intent.action
-    match action:
-        case InstallBackend(upgrade=True):
-            verb = wire.UPGRADE
-            message: Struct = wire.BackendUpgradeRequest(
-                backend=action.backend, op_id=operation_id, command=command, resolved=action.resolved
-            )
-        case InstallBackend():
-            verb = wire.INSTALL
-            message = wire.BackendInstallRequest(
-                backend=action.backend,
-                force=action.force,
-                op_id=operation_id,
-                command=command,
-                resolved=action.resolved,
-            )
-        case RemoveBackend():
-            verb = wire.DELETE
-            # The directory, because that is what a delete means on every worker.
-            message = wire.BackendDeleteRequest(backend=action.directory, op_id=operation_id, command=command)
-        case PullModel():
-            verb = wire.PULL_MODEL
-            message = wire.ModelPullRequest(model=action.model, op_id=operation_id, command=command)
-        case StartReplica():
-            verb = wire.INSTALL
-            message = wire.BackendInstallRequest(
-                backend=action.directory,
-                model_id=action.model.name,
-                replica_index=action.slot,
-                op_id=operation_id,
-                command=command,
-                model=wire.ModelStart(model=action.model, key=action.key),
-            )
-        case StopReplica():
-            verb = wire.STOP_MODEL
-            message = wire.ModelStopRequest(
-                model_name=action.model,
-                process_key=process_key(action.model, action.slot),
-                expected_address="",
-                op_id=operation_id,
-                command=command,
-            )
-        case _:
-            assert_never(action)
-    return Sent(wire.node_subject(intent.node_id, verb), wire.encode(message))
 
 
 class Dispatcher:
@@ -113,24 +48,55 @@ class Dispatcher:
         claimed, changed = await self._store.transaction(self._claim)
         unsent: list[tuple[Intent, EnginehouseError]] = []
         for intent, operation_id in claimed:
-            sent = encode_command(intent, operation_id)
-            try:
-                await self._bus.publish(sent.subject, sent.payload, wire.reply_subject(intent.id, intent.attempt))
-            except EnginehouseError as error:
+            error = await self._send(intent, operation_id)
+            if error is not None:
                 unsent.append((intent, error))
-            else:
-                log.info(
-                    "intent.sent intent=%s node=%s attempt=%d action=%r",
-                    intent.id,
-                    intent.node_id,
-                    intent.attempt,
-                    phrase(intent.action),
-                )
         if unsent:
             await self._store.transaction(lambda connection: _give_back(connection, unsent))
         await self._board.intents_changed([intent for intent, _ in claimed] + changed)
-        if len(claimed) == CLAIM_LIMIT:
+        if len(claimed) >= CLAIM_LIMIT:
             self._wake_again()
+
+    async def _send(self, intent: Intent, operation_id: str) -> EnginehouseError | None:
+        try:
+            sent = encode_command(intent, operation_id)
+            await self._bus.publish(sent.subject, sent.payload, wire.reply_subject(intent.id, intent.attempt))
+        except EnginehouseError as error:
+            return error
+        log.info(
+            "intent.sent intent=%s node=%s attempt=%d action=%r",
+            intent.id,
+            intent.node_id,
+            intent.attempt,
+            phrase(intent.action),
+        )
+        return None
+
+    async def send_forced(self, intents: Sequence[Intent]) -> None:
+        """The same attempt once more, as a worker understands it that knows no upgrades."""
+        ids = [intent.id for intent in intents]
+        first = await self._store.transaction(lambda connection: operations.first_of_intents(connection, ids))
+        unsent: list[tuple[Intent, EnginehouseError]] = []
+        for intent in intents:
+            reply = wire.reply_subject(intent.id, intent.attempt, is_forced=True)
+            try:
+                sent = encode_forced(intent, first.get(intent.id, intent.id))
+                await self._bus.publish(sent.subject, sent.payload, reply)
+            except EnginehouseError as error:
+                unsent.append((intent, error))
+            else:
+                log.info("intent.sent_forced intent=%s node=%s attempt=%d", intent.id, intent.node_id, intent.attempt)
+        if unsent:
+            await self._store.transaction(lambda connection: _give_back(connection, unsent))
+
+    async def recall(self, intents: Iterable[Intent]) -> None:
+        """Tell workers to stop what has been cancelled. Who does not hear it learns it with the next heartbeat."""
+        for intent in intents:
+            sent = encode_cancel(intent)
+            try:
+                await self._bus.publish(sent.subject, sent.payload)
+            except EnginehouseError as error:
+                log.warning("cancel.not_sent intent=%s error=%s", intent.id, error)
 
     async def renew_step(self) -> None:
         """Keep this frontend's leases and take over those that ended."""
@@ -168,3 +134,4 @@ def _give_back(connection: Connection, unsent: list[tuple[Intent, EnginehouseErr
             operations.apply(connection, intent, change)
         except Conflict:
             continue  # cancelled or superseded meanwhile
+    operations.note_ended(connection, [intent.id for intent, _ in unsent])

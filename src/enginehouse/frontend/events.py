@@ -13,12 +13,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-EventKind = Literal["operation", "node", "model", "bye"]
+EventKind = Literal["operation", "node", "node-removed", "model", "bye"]
 QUEUE_LENGTH = 1024  # a few seconds of a busy fleet
 
 
 class Event(Struct, frozen=True):
-    number: int
+    position: float  # the store's time before which everything has been told: where a watcher goes on, on any frontend
     kind: EventKind
     id: str  # of the operation, node or model
     body: bytes  # JSON, rendered once for all watchers
@@ -33,19 +33,14 @@ class Watcher:
 class Events:
     def __init__(self) -> None:
         self._watchers: set[Watcher] = set()
-        self._number = 0
+        self.position = 0.0  # moved on by the board when it has told everything up to there
 
     @property
     def is_watched(self) -> bool:
         return bool(self._watchers)
 
-    @property
-    def number(self) -> int:
-        return self._number
-
     def publish(self, kind: EventKind, id: str, body: bytes) -> None:
-        self._number += 1
-        event = Event(self._number, kind, id, body)
+        event = Event(self.position, kind, id, body)
         for watcher in self._watchers:
             try:
                 watcher.queue.put_nowait(event)

@@ -15,6 +15,7 @@ from enginehouse.core import gallery
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Hopeless
 from enginehouse.core.gallery import Catalogue, Choice, Entry, Gallery, GalleryState
+from enginehouse.core.gallery_source import encode_sources
 from enginehouse.core.model import Model
 from enginehouse.core.node import Node
 from enginehouse.fetch.galleries import Sources
@@ -38,9 +39,15 @@ class Galleries:
     def __init__(self, galleries: Iterable[Gallery], sources: Sources | None = None) -> None:
         self._own = tuple(galleries)
         self._sources = sources
+        self._encoded = encode_sources(sources.configured) if sources is not None and sources.configured else ""
         self._catalogue = Catalogue(self._own)
         self._fitting: dict[tuple[str, str], set[tuple[str, str]]] = {}
         self._gather()
+
+    @property
+    def encoded(self) -> str:
+        """The configured galleries as LocalAI's workers take them; they have no use for the built-in one."""
+        return self._encoded
 
     async def restore(self) -> None:
         """Take what an earlier run kept, so that nothing that was known is unknown after a restart."""
@@ -93,6 +100,15 @@ class Galleries:
     def known(self, name: str) -> list[Entry]:
         """What that name stands for; `NotFound` where no gallery has it."""
         return [entry for _, entry in self._catalogue.builds(name)]
+
+    def metas_of(self, name: str) -> list[str]:
+        """The meta entries that lead to this one, where it is a build for one kind of hardware."""
+        plain = name.rpartition("@")[2]
+        return [
+            entry.name
+            for _, entry in self._catalogue.entries()
+            if entry.is_meta and plain in entry.capabilities.values() and entry.name != plain
+        ]
 
     def resolve(self, name: str, node: Node) -> Resolved:
         return self.explain(name, node).resolved

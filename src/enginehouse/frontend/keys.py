@@ -15,13 +15,16 @@ from msgspec import Struct
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.name import check_name, shown
 from enginehouse.frontend.nodes import token_hash
-from enginehouse.store import db, keys, nodes
+from enginehouse.store import db, keys, leases, nodes
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
 
 Role = Literal["admin", "user", "join"]
 ROLES: tuple[Role, ...] = ("admin", "user", "join")
 MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; anything much shorter was made by hand
+
+
+_MAKING_SECONDS = 10.0  # within which frontends that start together leave it to one of them
 
 
 class Created(Struct, frozen=True):
@@ -78,6 +81,21 @@ class Keys:
         await self._store.transaction(work)
         await self.step()
         return Created(row_id, role, name, given)
+
+    async def make_first(self, role: Role, token: str) -> bool:
+        """Have `token` be the first of its role; False where there is one already, or another frontend is making it."""
+
+        def work(connection: Connection) -> bool:
+            now = db.now(connection)
+            is_ours = leases.acquire(connection, f"first-{role}-token", token_hash(token), now, now + _MAKING_SECONDS)
+            if not is_ours or any(row.role == role for row in keys.every(connection)):
+                return False
+            keys.insert(connection, TokenRow(str(uuid.uuid4()), role, role, token_hash(token), now))
+            return True
+
+        made = await self._store.transaction(work)
+        await self.step()
+        return made
 
     async def every(self) -> list[TokenRow]:
         return await self._store.transaction(keys.every)

@@ -36,10 +36,10 @@ class ModelView(Struct, frozen=True, kw_only=True):
 
 
 def reachable(connection: Connection, model: str | None = None) -> list[Replica]:
-    """Replicas, of one model or all, on nodes that are not offline."""
-    healths = nodes.health_of_every(connection)
+    """Replicas, of one model or all, on nodes that are neither offline nor drained."""
+    serving = nodes.serving(connection)
     found = replicas.every(connection) if model is None else replicas.of_model(connection, model)
-    return [one for one in found if one.node_id in healths and healths[one.node_id][1] != "offline"]
+    return [one for one in found if one.node_id in serving]
 
 
 class Models:

@@ -171,6 +171,19 @@ class Nodes:
         self._wake()
         return node
 
+    async def resume(self, name_or_id: str) -> Node:
+        """Give a drained node work again."""
+
+        def work(connection: Connection) -> Node:
+            node = find_node(connection, name_or_id)
+            nodes.set_drained(connection, node.id, False, db.now(connection))
+            return msgspec.structs.replace(node, drained=False)
+
+        node = await self._store.transaction(work)
+        await self._board.node_changed(node.id)
+        self._wake()
+        return node
+
     async def heartbeat(self, node_id: str, request: HeartbeatRequest) -> float:
         """Note that the node is there; returns the mark for its next report."""
 

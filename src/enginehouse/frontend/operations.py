@@ -1,82 +1,57 @@
 """Wishes become rows here: one Operation and one Intent per target node, in one transaction, before anybody is
 answered.
 
-Targets are fixed at this moment and shown; nodes that cannot take the wish are named with the reason instead of being
-sent what must fail. Being away is no such reason: a wish waits. This is the only place that creates, cancels and
-supersedes operations and intents (the loader adds its steps through `store` too).
+Targets are fixed at this moment and shown (`targets`). Under an idempotency key the same request is the same operation,
+on every frontend. This is the only place that creates, cancels, retries and supersedes operations and intents (the
+loader adds its steps through `store` too).
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Sequence
-
-from msgspec import Struct
-
-from enginehouse.core import backend as backends
-from enginehouse.core.action import Action, InstallBackend, RemoveBackend, StopReplica
-from enginehouse.core.errors import Conflict, Hopeless, Invalid, NotFound
-from enginehouse.core.name import check_name
+from enginehouse.core.action import RemoveModel, StopReplica
+from enginehouse.core.errors import NotFound
+from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Excluded, Operation, OperationKind
-from enginehouse.frontend.board import Board
-from enginehouse.frontend.galleries import Galleries
+from enginehouse.core.operation import width_of
+from enginehouse.frontend.accepting import Acceptance, Actions, Kept, Request, insert_operation, new_operation
 from enginehouse.frontend.nodes import find_node
-from enginehouse.store import db, history, nodes, operations, replicas
-from enginehouse.store.db import Connection, Store
+from enginehouse.frontend.targets import BackendWish, Targets, check_wish
+from enginehouse.frontend.versions import Versions
+from enginehouse.store import db, models, nodes, operations, replicas
+from enginehouse.store.db import Connection
 
-PRUNE_SECONDS = 600.0  # how often the past is cut; nobody waits for it
-KEPT_SECONDS = 7 * 24 * 3600.0
-KEPT_OPERATIONS = 1000
-_PRUNED_AT_ONCE = 500  # so that no transaction is long
-
-
-class BackendWish(Struct, frozen=True, kw_only=True):
-    """What someone wants of a backend. No nodes named means every approved node."""
-
-    kind: OperationKind
-    name: str
-    author: str
-    nodes: tuple[str, ...] | None = None
-    force: bool = False
+__all__ = ["BackendWish", "Operations", "Request"]
 
 
 class Operations:
-    def __init__(self, store: Store, board: Board, galleries: Galleries, wake: Callable[[], None]) -> None:
-        self._store = store
-        self._board = board
-        self._galleries = galleries
-        self._wake = wake
+    def __init__(self, acceptance: Acceptance, targets: Targets, versions: Versions) -> None:
+        self._acceptance = acceptance
+        self._store = acceptance.store
+        self._board = acceptance.board
+        self._targets = targets
+        self._versions = versions
 
-    async def request(self, wish: BackendWish) -> str:
+    async def request(self, wish: BackendWish, key: str = "") -> str:
         """Accept a wish and return the operation's id; on return it is stored, whatever happens to this process."""
-        gallery, at, plain = wish.name.rpartition("@")
-        check_name(plain, "backend")
-        if at:
-            check_name(gallery, "gallery")
+        check_wish(wish)
+        if wish.kind != "delete":
+            # Outside of any transaction: a registry may take its time.
+            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
+            await self._versions.look(builds)
 
         def work(connection: Connection) -> str:
-            targets = self._targets(connection, wish)
-            if wish.kind == "delete":
-                actions, excluded = self._removals(wish, targets)
-            else:
-                actions, excluded = self._installs(wish, targets)
-            if not actions:
-                raise self._nothing_to_do(wish, excluded)
-            operation = Operation(
-                id=str(uuid.uuid4()),
-                kind=wish.kind,
-                name=wish.name,
-                author=wish.author,
-                created_at=db.now(connection),
-                targets=tuple(node.id for node, _ in actions),
-                excluded=tuple(excluded),
+            chosen = self._targets.choose(connection, wish)
+            targets = tuple(node.id for node, _ in chosen.actions)
+            kept = Kept(targets=targets, excluded=tuple(chosen.excluded), asked=wish.asked)
+            operation = new_operation(connection, wish.kind, wish.name, wish.author, kept)
+            actions = [(node.id, action) for node, action in chosen.actions]
+            return insert_operation(
+                connection, operation, actions, width_of(wish.kind, wish.max_parallel, chosen.fleet)
             )
-            return _insert(connection, operation, actions)
 
-        return await self._accept(work)
+        return await self._acceptance.accept(work, Request(author=wish.author, key=key), wish)
 
-    async def request_unload(self, model: str, node: str | None, author: str) -> str:
+    async def request_unload(self, model: str, node: str | None, request: Request) -> str:
         """Stop the replicas of a model, on one node or everywhere."""
 
         def work(connection: Connection) -> str:
@@ -85,128 +60,49 @@ class Operations:
             if not found:
                 where = f" on {node}" if node else ""
                 raise NotFound(f"cannot unload {model}: no replica of it runs{where}", code="not_found", param="model")
-            actions: list[tuple[Node, Action]] = []
-            for replica in found:
-                at = nodes.get(connection, replica.node_id)
-                if at is not None:
-                    actions.append((at, StopReplica(model=model, slot=replica.slot)))
-            operation = Operation(
-                id=str(uuid.uuid4()),
-                kind="unload",
-                name=model,
-                author=author,
-                created_at=db.now(connection),
-                targets=tuple(at.id for at, _ in actions),
-            )
-            return _insert(connection, operation, actions)
+            stops: Actions = [(one.node_id, StopReplica(model=model, slot=one.slot)) for one in found]
+            targets = tuple(dict.fromkeys(node_id for node_id, _ in stops))
+            operation = new_operation(connection, "unload", model, request.author, Kept(targets=targets))
+            return insert_operation(connection, operation, stops)
 
-        return await self._accept(work)
+        return await self._acceptance.accept(work, request, ["unload", model, node])
 
-    async def prune_step(self) -> None:
-        """Forget what ended more than a week ago, all but the last thousand operations."""
+    async def request_model_delete(self, model: str, request: Request) -> str:
+        """Serve the model no longer, and have no file of it on any node, loaded there or not."""
+        check_model_name(model)
 
-        def work(connection: Connection) -> int:
-            return history.prune(connection, db.now(connection) - KEPT_SECONDS, KEPT_OPERATIONS, _PRUNED_AT_ONCE)
+        def work(connection: Connection) -> str:
+            every = [node for node in nodes.every(connection) if node.is_target]
+            holders = [node for node in every if _has(connection, node, model)]
+            is_row = models.remove(connection, model)
+            if not holders and not is_row:
+                raise NotFound(f"cannot delete {model}: it is not served, and no node has files of it", param="model")
+            removals: Actions = [(node.id, RemoveModel(model=model)) for node in holders]
+            targets = tuple(node.id for node in holders)
+            operation = new_operation(connection, "delete_model", model, request.author, Kept(targets=targets))
+            return insert_operation(connection, operation, removals)
 
-        while await self._store.transaction(work) == _PRUNED_AT_ONCE:
-            pass
+        return await self._acceptance.accept(work, request, ["delete_model", model])
 
-    async def _accept(self, work: Callable[[Connection], str]) -> str:
-        operation_id = await self._store.transaction(work)
-        self._wake()
-        await self._board.operations_changed([operation_id])
-        return operation_id
+    async def request_drain(self, name_or_id: str, request: Request) -> str:
+        """Give a node no more work, and stop what serves there; the fact stays until it is resumed."""
 
-    def _targets(self, connection: Connection, wish: BackendWish) -> list[Node]:
-        if wish.nodes is None:
-            found = [node for node in nodes.every(connection) if node.is_target]
-            if not found:
-                raise Conflict(
-                    f"cannot {wish.kind} {wish.name}: no node is approved; see `enginehouse nodes list`",
-                    code="node_not_approved",
-                )
-            return found
-        if not wish.nodes:
-            raise Invalid(
-                f"cannot {wish.kind} {wish.name}: the list of nodes is empty",
-                code="invalid_name",
-                param="nodes",
-            )
-        found = [find_node(connection, name) for name in dict.fromkeys(wish.nodes)]
-        for node in found:
-            if node.node_type != "backend":
-                raise Invalid(
-                    f"cannot {wish.kind} {wish.name} on {node.name}: an {node.node_type} node takes no backends",
-                    code="unsupported",
-                    param="nodes",
-                )
-            if not node.approved:
-                raise Conflict(
-                    f"cannot {wish.kind} {wish.name} on {node.name}: it waits for approval; "
-                    f"approve it with `enginehouse nodes approve {node.name}`",
-                    code="node_not_approved",
-                )
-        return found
+        def work(connection: Connection) -> str:
+            node = find_node(connection, name_or_id)
+            nodes.set_drained(connection, node.id, True, db.now(connection))
+            stops: Actions = [
+                (node.id, StopReplica(model=replica.model, slot=replica.slot))
+                for replica, _ in replicas.on_node(connection, node.id)
+            ]
+            operation = new_operation(connection, "drain", node.name, request.author, Kept(targets=(node.id,)))
+            return insert_operation(connection, operation, stops)
 
-    def _installs(self, wish: BackendWish, targets: Sequence[Node]) -> tuple[list[tuple[Node, Action]], list[Excluded]]:
-        builds, reasons = self._galleries.resolve_each(wish.name, targets)
-        actions: list[tuple[Node, Action]] = []
-        plain = wish.name.rpartition("@")[2]
-        for node in targets:
-            if node.id not in builds:
-                continue
-            resolved = builds[node.id]
-            if wish.kind == "upgrade" and backends.find(node.report.backends, resolved.directory) is None:
-                reasons[node.id] = f"{plain} is not installed there"
-                continue
-            actions.append(
-                (
-                    node,
-                    InstallBackend(backend=plain, resolved=resolved, force=wish.force, upgrade=wish.kind == "upgrade"),
-                )
-            )
-        return actions, _excluded(targets, reasons)
-
-    def _removals(self, wish: BackendWish, targets: Sequence[Node]) -> tuple[list[tuple[Node, Action]], list[Excluded]]:
-        """A delete goes to the nodes that report the backend and to those that may have it without having reported it
-        yet (away, or an install under way); not to those for which there is no build of it."""
-        plain = wish.name.rpartition("@")[2]
-        reported = any(self._directory(plain, node) for node in targets)
-        if not reported:
-            self._galleries.known(wish.name)  # a name that nobody knows is a mistake, not an empty success
-        actions: list[tuple[Node, Action]] = []
-        reasons: dict[str, str] = {}
-        for node in targets:
-            directory = self._directory(plain, node)
-            if directory is None:
-                try:
-                    directory = self._galleries.resolve(wish.name, node).directory
-                except NotFound:
-                    directory = plain
-                except Hopeless:
-                    reasons[node.id] = f"{plain} is not installed there, and there is no build of it for this machine"
-                    continue
-            actions.append((node, RemoveBackend(backend=plain, directory=directory)))
-        return actions, _excluded(targets, reasons)
-
-    def _directory(self, name: str, node: Node) -> str | None:
-        for backend in node.report.backends:
-            if backend.name == name:
-                return backend.meta_backend_for or backend.name
-        return None
-
-    def _nothing_to_do(self, wish: BackendWish, excluded: Sequence[Excluded]) -> Conflict:
-        reasons = "; ".join(f"{one.node_name}: {one.reason}" for one in excluded)
-        return Conflict(f"cannot {wish.kind} {wish.name}: no node can take it ({reasons})", code="unsupported")
+        return await self._acceptance.accept(work, request, ["drain", name_or_id])
 
 
-def _insert(connection: Connection, operation: Operation, actions: Sequence[tuple[Node, Action]]) -> str:
-    operations.insert(connection, operation)
-    # Always in the same order: two wishes for the same nodes must not wait for each other's locks crosswise.
-    for node, action in sorted(actions, key=lambda pair: pair[0].id):
-        operations.add_intent(connection, operation.id, node.id, action, str(uuid.uuid4()), operation.created_at)
-    return operation.id
-
-
-def _excluded(targets: Sequence[Node], reasons: dict[str, str]) -> list[Excluded]:
-    return [Excluded(node.id, node.name, reasons[node.id]) for node in targets if node.id in reasons]
+def _has(connection: Connection, node: Node, model: str) -> bool:
+    """Whether a node has, or is about to have, files or a process of a model."""
+    held = any(one.name == model for one in node.report.models)
+    runs = any(one.model_id == model for one in node.report.replicas)
+    open_ones = (f"model:{model}", f"replica:{model}#")
+    return held or runs or any(one.subject.startswith(open_ones) for one in operations.open_on(connection, node.id))

@@ -90,25 +90,25 @@ class Router:
         return [route for routes in self._routes.values() for route in routes]
 
     async def step(self) -> None:
-        """Rebuild the routes: ready replicas on nodes that are not offline."""
+        """Rebuild the routes: ready replicas on nodes that are neither offline nor drained."""
 
         dropped = {route.id: at for route, at in self._dropped.items()}
 
         def work(connection: Connection) -> tuple[list[Route], set[str], float]:
-            by_id = nodes.health_of_every(connection)
+            by_id = nodes.serving(connection)
             found = [
                 Route(
                     model=replica.model,
                     slot=replica.slot,
                     node_id=replica.node_id,
-                    node_name=by_id[replica.node_id][0],
+                    node_name=by_id[replica.node_id],
                     address=replica.address,
                     key=replica.key,
                     revision=replica.revision,
                     nonce=replica.nonce,
                 )
                 for replica in replicas.every(connection)
-                if replica.node_id in by_id and by_id[replica.node_id][1] != "offline"
+                if replica.node_id in by_id
             ]
             alive = {
                 route.id for route in found if route.id in dropped and _is_shown(connection, route, dropped[route.id])

@@ -14,17 +14,13 @@ from enginehouse.core import operation as operations
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import NODE_AWAY, Intent
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Excluded, Operation
-from enginehouse.core.progress import Progress, format_bytes
+from enginehouse.core.operation import Asked, Excluded, Operation
+from enginehouse.core.progress import Progress, format_bytes, is_newer
 from enginehouse.core.replica import RunningReplica
 
-_TASK_TYPES = {
-    "install": "Installation",
-    "upgrade": "Installation",
-    "delete": "deletion",
-    "load": "staging",
-    "unload": "unload",
-}
+# LocalAI's words where it has one, else our own.
+_TASK_TYPES = {"install": "Installation", "upgrade": "Upgrade", "delete": "deletion", "load": "staging"}
+DRAINED_MESSAGE = "the node is drained; this goes on when it is resumed"
 
 
 class NodeRow(Struct, kw_only=True):
@@ -62,6 +58,8 @@ class OperationView(Struct, kw_only=True):
     isQueued: bool
     cancellable: bool
     message: str
+    nodeID: str | UnsetType = UNSET
+    phase: str | UnsetType = UNSET
     currentBytes: int | UnsetType = UNSET
     totalBytes: int | UnsetType = UNSET
     error: str | UnsetType = UNSET
@@ -73,6 +71,11 @@ class OperationView(Struct, kw_only=True):
     author: str
     createdAt: str
     excluded: tuple[Excluded, ...]
+    targets: tuple[str, ...]
+    asked: Asked
+    retryOf: str | UnsetType = UNSET
+    dismissed: bool
+    finishedAt: str | UnsetType = UNSET
 
 
 class Sign(Struct):
@@ -82,14 +85,27 @@ class Sign(Struct):
     monotonic: float
 
 
+class Patience(Struct, frozen=True):
+    """After how much silence a running intent is shown as `running_on_worker`."""
+
+    stall_seconds: float = 120.0
+    install_seconds: float = 900.0
+    upgrade_seconds: float = 900.0
+
+    def budget_of(self, intent: Intent) -> float:
+        """Of a worker that has not spoken at all."""
+        is_upgrade = isinstance(intent.action, actions.InstallBackend) and intent.action.upgrade
+        return self.upgrade_seconds if is_upgrade else self.install_seconds
+
+
 class Moment(Struct, frozen=True):
     """When a view is rendered, and how patient it is with silent workers."""
 
     now: float
     monotonic: float
-    stall_seconds: float
-    reply_budget_seconds: float
+    patience: Patience
     absent: Collection[str]  # nodes that are away
+    drained: Collection[str]
 
 
 def render_time(seconds: float) -> str:
@@ -122,12 +138,14 @@ def render_operation(
         fullName=operation.name,
         jobID=operation.id,
         progress=int(sum(row.percentage for row in rows) / len(rows)) if rows else 0,
-        taskType=_TASK_TYPES[operation.kind],
-        isDeletion=operation.kind == "delete",
+        taskType=_TASK_TYPES.get(operation.kind, operation.kind),
+        isDeletion=operation.kind in ("delete", "delete_model"),
         isBackend=operation.is_about_backend,
         isQueued=status == "queued",
-        cancellable=False,
+        cancellable=status in ("queued", "running"),
         message=_message(status, rows),
+        nodeID=operation.targets[0] if _is_for_one_node(operation) else UNSET,
+        phase=_phase(status, rows) or UNSET,
         currentBytes=done or UNSET,
         totalBytes=total or UNSET,
         error=error or UNSET,
@@ -138,16 +156,42 @@ def render_operation(
         author=operation.author,
         createdAt=render_time(operation.created_at),
         excluded=operation.excluded,
+        targets=operation.targets,
+        asked=operation.asked,
+        retryOf=operation.retry_of or UNSET,
+        dismissed=operation.dismissed,
+        finishedAt=_finished_at(operation, intents, status),
     )
+
+
+def _is_for_one_node(operation: Operation) -> bool:
+    """Whether somebody named the node, as LocalAI's node routes do."""
+    return len(operation.targets) == 1 and len(operation.asked.nodes or ()) == 1
+
+
+def _phase(status: str, rows: Sequence[NodeRow]) -> str:
+    """Where most of the work is: that of the node which is least far among those at work."""
+    if status == "queued":
+        return "queued"
+    at_work = [row for row in rows if row.state == "running" and isinstance(row.phase, str)]
+    return str(min(at_work, key=lambda row: row.percentage).phase) if at_work else ""
+
+
+def _finished_at(operation: Operation, intents: Sequence[Intent], status: str) -> str | UnsetType:
+    if status in ("queued", "running"):
+        return UNSET
+    return render_time(max((intent.updated_at for intent in intents), default=operation.created_at))
 
 
 def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> NodeRow:
     if sign is not None and sign.progress.attempt == intent.attempt:
-        progress: Progress | None = sign.progress
-        silent, patience = moment.monotonic - sign.monotonic, moment.stall_seconds
+        # Another frontend may have heard, and written down, more than this one.
+        written = intent.progress
+        progress = written if written is not None and is_newer(written, sign.progress) else sign.progress
+        silent, patience = moment.monotonic - sign.monotonic, moment.patience.stall_seconds
     else:
         progress = intent.progress
-        silent, patience = moment.now - intent.dispatched_at, moment.reply_budget_seconds
+        silent, patience = moment.now - intent.dispatched_at, moment.patience.budget_of(intent)
     row = NodeRow(
         node_id=intent.node_id,
         node_name=name,
@@ -162,8 +206,12 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
         row.error = intent.message
     if intent.reason:
         row.reason = intent.reason
+    if row.status == "running_on_worker":
+        row.error = f"nothing was heard of it for {silent:.0f} s; it may go on there, and its end will be noticed"
     if operations.waits_for_node(intent, moment.absent):
         row.reason, row.error = NODE_AWAY, operations.AWAY_MESSAGE
+    elif intent.state in ("accepted", "waiting") and intent.node_id in moment.drained:
+        row.reason, row.error = "draining", DRAINED_MESSAGE
     elif intent.state == "waiting" and intent.due_at > moment.now:
         row.due_in_seconds = round(intent.due_at - moment.now, 1)
     if progress is not None and intent.state == "running":

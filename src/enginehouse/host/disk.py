@@ -23,6 +23,7 @@ from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Unavai
 _CHUNK_BYTES = 1024 * 1024
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def storage_error(error: OSError, doing: str) -> EnginehouseError:
@@ -47,6 +48,14 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
         os.replace(temporary, path)
         unless_in_place.pop_all()
     sync_directory(path.parent)
+
+
+def boot_id() -> str:
+    """What tells this run of the machine from any other; empty where the system does not say."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def sync_directory(path: Path) -> None:
@@ -103,6 +112,22 @@ def exchange(first: Path, second: Path) -> bool:
     if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         return False
     raise OSError(code, os.strerror(code), str(first), None, str(second))
+
+
+def change_places(first: Path, second: Path, spare: Path) -> None:
+    """In one step where the system can.
+
+    Else there is an instant without `second`: whoever finds the tree that was there at `spare` must put it back.
+    """
+    if exchange(first, second):
+        return
+    second.rename(spare)
+    try:
+        first.rename(second)
+    except OSError:
+        spare.rename(second)
+        raise
+    spare.rename(first)
 
 
 def remove_tree(path: Path) -> None:

@@ -13,13 +13,14 @@ from sqlalchemy import Select, case, delete, func, not_, or_, select
 from enginehouse.core.intent import OPEN
 from enginehouse.core.operation import Operation
 from enginehouse.store.db import Connection
-from enginehouse.store.operations import select_operations
+from enginehouse.store.operations import end_of, select_operations
 from enginehouse.store.schema import intents, operation_intents, operations
 
 
 def _with_intents(*conditions: object) -> Select[tuple[str]]:
     """The ids of operations that have an intent like this."""
     query = select(operation_intents.c.operation_id).join(intents, intents.c.id == operation_intents.c.intent_id)
+    query = query.where(operation_intents.c.detached.is_(False))
     return query.where(*conditions)  # type: ignore[arg-type]  # column expressions, whose type is not exported
 
 
@@ -30,14 +31,32 @@ def open_ids(connection: Connection) -> list[str]:
 
 
 def unfinished(connection: Connection, limit: int) -> list[Operation]:
-    """Open and failed operations, newest first. However many have failed since, an open one is not pushed out."""
-    is_open = or_(operations.c.is_steered, operations.c.id.in_(_with_intents(intents.c.state.in_(OPEN))))
-    is_failed = or_(operations.c.error_code != "", operations.c.id.in_(_with_intents(intents.c.state == "failed")))
+    """Open operations, and failed ones that nobody has dismissed, newest first. However many have failed since, an open
+    one is not pushed out.
+    """
     newest = select(operations).order_by(operations.c.created_at.desc())
-    found = select_operations(connection, newest.where(is_open).limit(limit))
+    found = select_operations(connection, newest.where(operations.c.ended_as == "").limit(limit))
     if len(found) < limit:
-        found += select_operations(connection, newest.where(is_failed, not_(is_open)).limit(limit - len(found)))
+        failed = newest.where(operations.c.ended_as.in_(("failed", "partial")), operations.c.dismissed.is_(False))
+        found += select_operations(connection, failed.limit(limit - len(found)))
     return sorted(found, key=lambda operation: operation.created_at, reverse=True)
+
+
+def ended(connection: Connection, limit: int) -> list[Operation]:
+    """What is over, newest first."""
+    query = select(operations).where(operations.c.ended_as != "").order_by(operations.c.created_at.desc()).limit(limit)
+    return select_operations(connection, query)
+
+
+def note_every_end(connection: Connection) -> None:
+    """Find operations whose end nobody wrote down."""
+    over = select(operations.c.id).where(
+        operations.c.ended_as == "",
+        not_(operations.c.is_steered),
+        operations.c.id.not_in(_with_intents(intents.c.state.in_(OPEN))),
+    )
+    for operation_id in list(connection.execute(over).scalars()):
+        end_of(connection, operation_id)
 
 
 def revisions(connection: Connection, since: float, also: Collection[str]) -> dict[str, int]:
@@ -49,13 +68,15 @@ def revisions(connection: Connection, since: float, also: Collection[str]) -> di
         operations.c.id.in_(_with_intents(intents.c.updated_at >= since)),
         operations.c.id.in_(list(also)),
     )
-    steps = func.count(intents.c.id) + func.coalesce(func.sum(intents.c.version), 0)
+    detached = func.coalesce(func.sum(case((operation_intents.c.detached, 1), else_=0)), 0)
+    steps = func.count(intents.c.id) + func.coalesce(func.sum(intents.c.version), 0) + detached
+    steps += case((operations.c.dismissed, 1), else_=0)
     query = (
         select(operations.c.id, steps + case((operations.c.is_steered, 0), else_=1))
         .outerjoin(operation_intents, operation_intents.c.operation_id == operations.c.id)
         .outerjoin(intents, intents.c.id == operation_intents.c.intent_id)
         .where(changed)
-        .group_by(operations.c.id, operations.c.is_steered)
+        .group_by(operations.c.id, operations.c.is_steered, operations.c.dismissed)
     )
     return {operation_id: int(revision) for operation_id, revision in connection.execute(query)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from enginehouse.core.model import Model
 from enginehouse.store.db import Connection
@@ -21,6 +21,11 @@ def insert(connection: Connection, model: Model, now: float) -> None:
     connection.execute(
         models.insert().values(name=model.name, definition=msgspec.json.encode(model).decode(), created_at=now)
     )
+
+
+def remove(connection: Connection, name: str) -> bool:
+    """Whether there was one."""
+    return connection.execute(delete(models).where(models.c.name == name)).rowcount > 0
 
 
 def every(connection: Connection) -> list[tuple[Model, float]]:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import Row, delete, func, select, update
 
 from enginehouse.core.node import Capacity, Health, Node
 from enginehouse.core.report import Report
 from enginehouse.store.db import Connection
+from enginehouse.store.rows import slices
 from enginehouse.store.schema import nodes
 
 
@@ -77,6 +78,14 @@ def set_approved(connection: Connection, node_id: str, now: float) -> None:
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(approved=True, updated_at=now))
 
 
+def set_drained(connection: Connection, node_id: str, drained: bool, now: float) -> None:
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(drained=drained, updated_at=now))
+
+
+def remove(connection: Connection, node_id: str) -> None:
+    connection.execute(delete(nodes).where(nodes.c.id == node_id))
+
+
 def set_health(connection: Connection, node_id: str, health: Health, now: float) -> bool:
     """Whether it changed."""
     changed = connection.execute(
@@ -113,11 +122,17 @@ def every(connection: Connection) -> list[Node]:
     return [_node(row) for row in connection.execute(select(nodes).order_by(nodes.c.name, nodes.c.created_at))]
 
 
-def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], set[str]]:
-    """The names of these nodes, and which of them are away."""
-    query = select(nodes.c.id, nodes.c.name, nodes.c.health).where(nodes.c.id.in_(list(node_ids)))
-    rows = connection.execute(query).all()
-    return {row.id: row.name for row in rows}, {row.id for row in rows if row.health != "healthy"}
+def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], set[str], set[str]]:
+    """The names of these nodes, which of them are away, and which are drained."""
+    rows = [
+        row
+        for some in slices(node_ids)
+        for row in connection.execute(
+            select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained).where(nodes.c.id.in_(some))
+        )
+    ]
+    away = {row.id for row in rows if row.health != "healthy"}
+    return {row.id: row.name for row in rows}, away, {row.id for row in rows if row.drained}
 
 
 def health_of_every(connection: Connection) -> dict[str, tuple[str, Health]]:
@@ -125,6 +140,16 @@ def health_of_every(connection: Connection) -> dict[str, tuple[str, Health]]:
     return {
         row.id: (row.name, row.health) for row in connection.execute(select(nodes.c.id, nodes.c.name, nodes.c.health))
     }
+
+
+def serving(connection: Connection) -> dict[str, str]:
+    """The names, by id, of nodes whose replicas may be used."""
+    query = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.drained.is_(False))
+    return {row.id: row.name for row in connection.execute(query)}
+
+
+def types(connection: Connection) -> dict[str, str]:
+    return {row.id: row.node_type for row in connection.execute(select(nodes.c.id, nodes.c.node_type))}
 
 
 def changed_since(connection: Connection, since: float) -> dict[str, float]:

@@ -6,32 +6,36 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, func, literal, select, update
+import msgspec
+from sqlalchemy import Select, and_, func, literal, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core import intent as intents_core
 from enginehouse.core.action import Action, is_same_wish, subject_of
 from enginehouse.core.errors import Conflict
 from enginehouse.core.intent import OPEN, Change, Intent
-from enginehouse.core.operation import Operation
-from enginehouse.core.progress import Progress
+from enginehouse.core.operation import ENDED, Operation, status_of
+from enginehouse.core.progress import Progress, is_newer
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import intent_columns, intent_of, operation_of, slices, text_of
+from enginehouse.store.rows import (
+    KNOWN_KINDS,
+    intent_columns,
+    intent_of,
+    operation_columns,
+    operation_of,
+    slices,
+    text_of,
+)
 from enginehouse.store.schema import intents, nodes, operation_intents, operations, subjects
 
 # Operations --------------------------------------------------------------------------------------
 
 
 def insert(connection: Connection, operation: Operation) -> None:
-    columns = {field: getattr(operation, field) for field in Operation.__struct_fields__}
-    connection.execute(
-        operations.insert().values(
-            columns | {"targets": text_of(operation.targets), "excluded": text_of(operation.excluded)}
-        )
-    )
+    connection.execute(operations.insert().values(operation_columns(operation)))
 
 
 def get(connection: Connection, operation_id: str) -> Operation | None:
@@ -79,6 +83,7 @@ def end_steering(connection: Connection, operation_id: str, code: str = "", mess
         .where(operations.c.id == operation_id)
         .values(is_steered=False, error_code=code, error_message=message)
     )
+    end_of(connection, operation_id)
 
 
 def of_intents(connection: Connection, intent_ids: Iterable[str]) -> list[Operation]:
@@ -112,14 +117,28 @@ def intents_of(connection: Connection, operation_ids: Sequence[str]) -> dict[str
     found: dict[str, list[Intent]] = {operation_id: [] for operation_id in operation_ids}
     for some in slices(operation_ids):
         query = (
-            select(operation_intents.c.operation_id, *intents.c)
+            select(operation_intents.c.operation_id, operation_intents.c.detached, *intents.c)
             .join(intents, intents.c.id == operation_intents.c.intent_id)
             .where(operation_intents.c.operation_id.in_(some))
             .order_by(operation_intents.c.position)
         )
         for row in connection.execute(query):
-            found[row.operation_id].append(intent_of(row))
+            intent = intent_of(row)
+            found[row.operation_id].append(_as_cancelled(intent) if row.detached else intent)
     return found
+
+
+def _as_cancelled(intent: Intent) -> Intent:
+    """As an operation sees an intent that it gave up and that goes on for another."""
+    message = "cancelled; it goes on for another request of the same thing"
+    return msgspec.structs.replace(
+        intent,
+        state="cancelled",
+        reason="cancelled",
+        message=message,
+        progress=None,
+        version=intent.version + 1,  # it was a change of this operation
+    )
 
 
 def intent(connection: Connection, intent_id: str) -> Intent | None:
@@ -132,6 +151,18 @@ def open_on(connection: Connection, node_id: str) -> list[Intent]:
     return [intent_of(row) for row in connection.execute(query.order_by(intents.c.created_at))]
 
 
+def open_on_others(connection: Connection, node_ids: Iterable[str]) -> list[Intent]:
+    """Open intents of any node but these."""
+    query = select(intents).where(intents.c.state.in_(OPEN), intents.c.node_id.not_in(list(node_ids)))
+    return [intent_of(row) for row in connection.execute(query)]
+
+
+def nameless(connection: Connection) -> list[Intent]:
+    """Open intents about a backend without a name."""
+    query = select(intents).where(intents.c.state.in_(OPEN), intents.c.subject == "backend:")
+    return [intent_of(row) for row in connection.execute(query)]
+
+
 def subjects_of(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> set[str]:
     """What these intents of the node are about."""
     found: set[str] = set()
@@ -141,11 +172,28 @@ def subjects_of(connection: Connection, node_id: str, intent_ids: Iterable[str])
     return found
 
 
+def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:
+    """Which of these intents of the node nobody wants any more."""
+    found: list[str] = []
+    for some in slices(intent_ids):
+        query = select(intents.c.id).where(
+            intents.c.node_id == node_id, intents.c.id.in_(some), intents.c.state.in_(("cancelled", "superseded"))
+        )
+        found += connection.execute(query).scalars()
+    return tuple(found)
+
+
 def add_intent(
-    connection: Connection, operation_id: str, node_id: str, action: Action, intent_id: str, now: float
+    connection: Connection,
+    operation_id: str,
+    node_id: str,
+    action: Action,
+    intent_id: str,
+    now: float,
+    lane_width: int = 0,
 ) -> Intent:
     """Give the operation an intent for `action` on the node: a new one that supersedes what was open there, or the
-    equal one that is open.
+    equal one that is open. Of those with a `lane_width`, so many of the operation run at once.
     """
     subject = subject_of(action)
     generation = _lock_subject(connection, node_id, subject)
@@ -163,6 +211,7 @@ def add_intent(
         for older in open_ones:
             message = "a newer request for the same thing on this node replaced it"
             apply(connection, older, Change(kind="supersede", now=now, reason="superseded", message=message))
+        superseded = [older.id for older in open_ones]
         chosen = Intent(
             id=intent_id,
             node_id=node_id,
@@ -173,8 +222,11 @@ def add_intent(
             created_at=now,
             updated_at=now,
             due_at=now,
+            lane=operation_id if lane_width else "",
+            lane_width=lane_width,
         )
         connection.execute(intents.insert().values(intent_columns(chosen)))
+        note_ended(connection, superseded)
         connection.execute(
             update(subjects)
             .where(subjects.c.node_id == node_id, subjects.c.subject == subject)
@@ -225,10 +277,74 @@ def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     return after
 
 
-def set_progress(connection: Connection, intent_id: str, progress: Progress) -> None:
-    """Progress is not a change of state: it takes no version, and only a running intent has any, of its own attempt."""
-    running = (intents.c.state == "running", intents.c.attempt == progress.attempt)
-    connection.execute(update(intents).where(intents.c.id == intent_id, *running).values(progress=text_of(progress)))
+def set_progress(connection: Connection, heard: Mapping[str, Progress]) -> None:
+    """Progress is not a change of state: it takes no version, only a running intent has any, of its own attempt, and
+    what another frontend heard later stays.
+    """
+    for some in slices(heard):
+        query = select(intents.c.id, intents.c.attempt, intents.c.progress).where(
+            intents.c.id.in_(some), intents.c.state == "running"
+        )
+        for row in connection.execute(query.with_for_update(skip_locked=True)).all():
+            known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
+            progress = heard[row.id]
+            if progress.attempt == row.attempt and is_newer(progress, known):
+                connection.execute(update(intents).where(intents.c.id == row.id).values(progress=text_of(progress)))
+
+
+def cancel_share(connection: Connection, operation_id: str, intent: Intent, change: Change) -> Intent | None:
+    """Cancel an intent for one operation: the intent itself, unless another operation still wants it.
+
+    The intent as it is now where it was cancelled; None where it goes on.
+    """
+    wanted = (
+        select(operation_intents.c.operation_id)
+        .where(
+            operation_intents.c.intent_id == intent.id,
+            operation_intents.c.operation_id != operation_id,
+            operation_intents.c.detached.is_(False),
+        )
+        .limit(1)
+    )
+    if connection.execute(wanted).scalar_one_or_none() is None:
+        after = apply(connection, intent, change)
+        note_ended(connection, [intent.id])
+        return after
+    share = (operation_intents.c.operation_id == operation_id, operation_intents.c.intent_id == intent.id)
+    connection.execute(update(operation_intents).where(*share).values(detached=True))
+    note_ended(connection, [intent.id])
+    return None
+
+
+def note_ended(connection: Connection, intent_ids: Iterable[str]) -> None:
+    """Write down how the operations of these intents ended, those that have. For finding them: whoever forgets to call
+    this makes a list slower, not wrong.
+    """
+    ids = sorted(one.id for one in of_intents(connection, intent_ids))
+    if ids:
+        # Locked, always in the same order: of two that end the last two intents the second sees the first.
+        connection.execute(
+            select(operations.c.id).where(operations.c.id.in_(ids)).order_by(operations.c.id).with_for_update()
+        )
+        found = many(connection, ids)
+        for operation_id, ended in intents_of(connection, ids).items():
+            _note_end(connection, found[operation_id], ended)
+
+
+def end_of(connection: Connection, operation_id: str) -> None:
+    operation = get(connection, operation_id)
+    if operation is not None:
+        _note_end(connection, operation, intents_of(connection, [operation_id])[operation_id])
+
+
+def _note_end(connection: Connection, operation: Operation, ended: Sequence[Intent]) -> None:
+    status = status_of(operation, ended)
+    if status in ENDED:
+        connection.execute(update(operations).where(operations.c.id == operation.id).values(ended_as=status))
+
+
+def dismiss(connection: Connection, operation_id: str) -> None:
+    connection.execute(update(operations).where(operations.c.id == operation_id).values(dismissed=True))
 
 
 # Claims ------------------------------------------------------------------------------------------
@@ -236,22 +352,40 @@ def set_progress(connection: Connection, intent_id: str, progress: Progress) -> 
 
 def claim_due(connection: Connection, owner: str, now: float, lease_until: float, limit: int) -> list[Intent]:
     """Take every due intent whose node is approved and healthy: a new attempt with a new fence each. Oldest first,
-    skipping what another frontend holds.
+    skipping what another frontend holds, and of a lane no more than it is wide.
     """
-    due = (
-        select(intents)
-        .join(nodes, nodes.c.id == intents.c.node_id)
-        .where(
-            intents.c.state.in_(("accepted", "waiting")),
-            intents.c.due_at <= now,
-            nodes.c.approved.is_(True),
-            nodes.c.health == "healthy",
-        )
-        .order_by(intents.c.created_at)
-        .limit(limit)
-    )
+    # The nodes first: a thousand wishes for machines that are away must not be looked at every second.
+    present = select(nodes.c.id, nodes.c.drained).where(nodes.c.approved.is_(True), nodes.c.health == "healthy")
+    serving: list[str] = []
+    drained: list[str] = []
+    for node_id, is_drained in connection.execute(present):
+        (drained if is_drained else serving).append(node_id)
     change = Change(kind="claim", now=now, owner=owner, lease_until=lease_until)
-    return _take(connection, due, change)
+    due = (
+        # A drained node gets nothing to do but to stop what it has.
+        or_(
+            intents.c.node_id.in_(serving),
+            and_(intents.c.node_id.in_(drained), intents.c.kind.in_(("stop_replica", "remove_model"))),
+        )
+        if drained
+        else intents.c.node_id.in_(serving),
+        intents.c.state.in_(("accepted", "waiting")),
+        intents.c.due_at <= now,
+        intents.c.kind.in_(KNOWN_KINDS),
+    )
+    oldest = select(intents).where(*due).order_by(intents.c.created_at)
+    claimed = _take(connection, oldest.where(intents.c.lane == "").limit(limit), change)
+    lanes = select(intents.c.lane, func.max(intents.c.lane_width)).where(*due, intents.c.lane != "")
+    for lane, width in connection.execute(lanes.group_by(intents.c.lane)).all():
+        # Two frontends that count at once would let twice as many in.
+        own = select(operations.c.id).where(operations.c.id == lane).with_for_update(skip_locked=True)
+        if connection.execute(own).scalar_one_or_none() is None:
+            continue
+        running = select(func.count()).select_from(intents).where(intents.c.lane == lane, intents.c.state == "running")
+        free = width - int(connection.execute(running).scalar_one())
+        if free > 0:
+            claimed += _take(connection, oldest.where(intents.c.lane == lane).limit(free), change)
+    return claimed
 
 
 def take_over(connection: Connection, owner: str, now: float, lease_until: float) -> list[Intent]:

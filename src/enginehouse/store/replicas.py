@@ -28,6 +28,10 @@ def remove(connection: Connection, node_id: str, model: str, slot: int) -> None:
     )
 
 
+def remove_of_model(connection: Connection, node_id: str, model: str) -> None:
+    connection.execute(delete(replicas).where(replicas.c.node_id == node_id, replicas.c.model == model))
+
+
 def remove_all_on(connection: Connection, node_id: str) -> int:
     return connection.execute(delete(replicas).where(replicas.c.node_id == node_id)).rowcount
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData()
@@ -59,6 +60,13 @@ operations = Table(
     Column("is_steered", Boolean, nullable=False),
     Column("error_code", String(64), nullable=False),
     Column("error_message", Text, nullable=False),
+    # Later columns have defaults in the database: a frontend of the version before still writes rows.
+    Column("asked", Text, nullable=False, server_default="{}"),
+    Column("retry_of", String(36), nullable=False, server_default=""),
+    Column("dismissed", Boolean, nullable=False, server_default=false()),
+    # How it ended, written once for finding it again; "" while it is open. What people see is computed.
+    Column("ended_as", String(16), nullable=False, server_default=""),
+    Index("operations_ended", "ended_as", "created_at"),
     Index("operations_created", "created_at"),
     Index("operations_name", "kind", "name", "created_at"),
     Index("operations_steered", "is_steered"),
@@ -87,8 +95,13 @@ intents = Table(
     Column("progress", Text, nullable=True),
     Column("outcome", Text, nullable=True),
     Column("version", Integer, nullable=False),
+    Column("lane", String(36), nullable=False, server_default=""),
+    Column("lane_width", Integer, nullable=False, server_default="0"),
+    # What its action is called, so that one this version does not know is never claimed; "" is one of the first.
+    Column("kind", String(32), nullable=False, server_default=""),
     Index("intents_due", "state", "due_at"),
-    Index("intents_node", "node_id", "state"),
+    Index("intents_node", "node_id", "state", "due_at"),
+    Index("intents_lane", "lane", "state"),
     Index("intents_updated", "updated_at"),
     UniqueConstraint("node_id", "subject", "generation", name="intents_generation"),
 )
@@ -100,7 +113,21 @@ operation_intents = Table(
     Column("operation_id", String(36), ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True),
     Column("intent_id", String(36), ForeignKey("intents.id", ondelete="CASCADE"), primary_key=True),
     Column("position", Integer, nullable=False),
+    # The operation was cancelled while the intent goes on for another one.
+    Column("detached", Boolean, nullable=False, server_default=false()),
     Index("operation_intents_intent", "intent_id"),
+)
+
+# What a caller asked for under a key of its own: the same again is the same operation.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("author", String(128), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("body_hash", String(64), nullable=False),
+    Column("operation_id", String(36), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index("idempotency_keys_created", "created_at"),
 )
 
 # The last generation given out per (node, subject); its row is what two frontends lock against each other.

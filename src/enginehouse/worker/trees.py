@@ -1,25 +1,20 @@
-"""The directories of installed backends: what is there, and the few steps that change it.
+"""The directories of installed backends: where everything is, what is there, and how far an install of it is.
 
-The only writer of a backends directory. At every instant a backend's directory is the whole old version, the whole new
-one or absent. New trees are made in `.enginehouse/staging`, replaced ones go through `replaced` to `previous`; a kill
-at any step leaves a record and such trees, which `recover` finishes or undoes at the next start. Trees are told apart
-by inode. Everything blocks; callers hold the lock of the directory.
+New trees are made in `.enginehouse/staging`, replaced ones go through `replaced` to `previous`; moving them is the
+business of `worker/swap`. Trees are told apart by inode. A directory that cannot be read hides nothing but itself.
+Everything blocks; whoever changes something holds the lock of the directory.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from enginehouse.core.backend import InstalledBackend, Resolved
-from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.installation import (
-    BACKUPS,
     HOUSE,
     METADATA_FILE,
-    RUN_FILE,
     InstallRecord,
     Metadata,
     Step,
@@ -33,11 +28,13 @@ from enginehouse.core.installation import (
 )
 from enginehouse.host import disk
 from enginehouse.worker.looking import directories, inode, look, now
+from enginehouse.worker.pointers import Pointers
 
 
 class Trees:
     def __init__(self, backends: Path, system: Path | None = None) -> None:
         self.backends = backends
+        self.pointers = Pointers(backends)
         self._system = system
 
     @property
@@ -53,6 +50,9 @@ class Trees:
     def previous_of(self, directory: str) -> Path:
         return self.house / "previous" / check_directory(directory)
 
+    def replaced_of(self, directory: str) -> Path:
+        return self.house / "replaced" / check_directory(directory)
+
     def make_directories(self) -> None:
         self.backends.mkdir(mode=0o750, parents=True, exist_ok=True)
         for name in ("staging", "replaced", "previous", "state"):
@@ -66,6 +66,12 @@ class Trees:
     def every_tree(self) -> list[Path]:
         """All complete versions: installed ones, then previous ones."""
         return [*self._installed(), *directories(self.house / "previous")]
+
+    def lasting_trees(self) -> list[tuple[Path, int]]:
+        """The complete versions that are on disk for good, with their inodes: what a new tree may share files with."""
+        # The inode before the record: a tree is recorded before it is in place.
+        found = [(path, number) for path in self.every_tree() if (number := inode(path)) is not None]
+        return [(path, number) for path, number in found if number != self._unsynced(path.name)]
 
     def inode_of(self, directory: str) -> int | None:
         """What tells a tree from the one that replaced it under the same name."""
@@ -93,28 +99,6 @@ class Trees:
                 fresh = msgspec.structs.replace(metadata, generation=0)
                 disk.write_atomic(path / METADATA_FILE, encode_metadata(fresh))
 
-    def check_pointer(self, resolved: Resolved) -> None:
-        """Refuse a meta name that is the directory of another backend."""
-        if resolved.meta and resolved.meta != resolved.directory and (self.path_of(resolved.meta) / RUN_FILE).exists():
-            raise Conflict(
-                f"cannot let {resolved.meta} stand for {resolved.directory}: "
-                "a backend of that name is installed; delete it first"
-            )
-
-    def point(self, resolved: Resolved) -> None:
-        """The directory of the meta name, which holds nothing but metadata."""
-        if not resolved.meta or resolved.meta == resolved.directory:
-            return
-        found = look(self.path_of(resolved.meta))
-        known = decode_metadata(found.metadata) if found.metadata else None
-        if known is None or (known.meta_backend_for, known.version) != (resolved.directory, resolved.version):
-            self._write_pointer(pointer_for(resolved, now()))
-
-    def _write_pointer(self, metadata: Metadata) -> None:
-        pointer = self.path_of(metadata.name)
-        pointer.mkdir(mode=0o750, exist_ok=True)
-        disk.write_atomic(pointer / METADATA_FILE, encode_metadata(metadata))
-
     def record(self, directory: str) -> InstallRecord:
         try:
             return msgspec.json.decode(self._record_path(directory).read_bytes(), type=InstallRecord)
@@ -124,158 +108,44 @@ class Trees:
     def reach(self, directory: str, step: Step) -> None:
         """Write down that an install has come so far."""
         known = self.record(directory)
-        alive = {inode(place(directory)) for place in (self.path_of, self.previous_of, self._replaced_of)}
+        alive = {inode(place(directory)) for place in (self.path_of, self.previous_of, self.replaced_of)}
         versions = tuple(one for one in known.versions if one.inode in alive)
         attempt = known.attempt_inode if step == "swapped" else 0
         pointer = known.pointer if step == "swapped" else None
-        self._write_record(
+        self.write_record(
             directory, InstallRecord(step=step, attempt_inode=attempt, pointer=pointer, versions=versions)
         )
 
     def reach_staged(self, directory: str, version: Version, resolved: Resolved) -> None:
-        """From here on everything is on disk: the tree, and what is needed to finish without whoever asked for it."""
+        """The tree is complete, and what is needed to finish or undo without whoever asked for it is on disk."""
+        boot_id = disk.boot_id()
+        if not boot_id:  # nobody could tell later whether the machine stopped before a sync that comes after the swap
+            disk.sync_files(self.staging_of(directory))
         pointer = pointer_for(resolved, now()) if resolved.meta and resolved.meta != resolved.directory else None
-        versions = (*self.record(directory).versions, version)
-        self._write_record(
-            directory,
-            InstallRecord(step="staged", attempt_inode=version.inode, pointer=pointer, versions=versions),
+        record = InstallRecord(
+            step="staged",
+            attempt_inode=version.inode,
+            boot_id=boot_id,
+            pointer=pointer,
+            pointer_before=self.pointers.known(pointer.name) if pointer is not None else None,
+            versions=(*self.record(directory).versions, version),
         )
+        self.write_record(directory, record)
 
-    def _write_record(self, directory: str, record: InstallRecord) -> None:
+    def write_record(self, directory: str, record: InstallRecord) -> None:
         disk.write_atomic(self._record_path(directory), msgspec.json.encode(record), mode=0o640)
 
-    def swap_in(self, directory: str) -> None:
-        """Put the finished staging tree in place. The old one stays beside until `retire`."""
-        current, staging, old = self.path_of(directory), self.staging_of(directory), self._replaced_of(directory)
-        disk.remove_tree(old)
-        if not os.path.lexists(current):
-            staging.rename(current)
-        elif disk.exchange(staging, current):
-            staging.rename(old)
-        else:
-            # Two steps, with an instant where neither is in place; `recover` puts the old one back after a kill there.
-            current.rename(old)
-            try:
-                staging.rename(current)
-            except OSError:
-                old.rename(current)
-                raise
-        disk.sync_directory(self.backends)
-
-    def is_in_place(self, directory: str) -> bool:
-        """Whether the tree of the install under way has been swapped in."""
-        attempt = self.record(directory).attempt_inode
-        return attempt != 0 and attempt == self.inode_of(directory)
-
-    def retire(self, directory: str) -> None:
-        """The tree that was replaced becomes the previous version, unless it could not be started anyway."""
-        old, previous = self._replaced_of(directory), self.previous_of(directory)
-        if look(old).has_run_file:
-            disk.remove_tree(previous)
-            old.rename(previous)
-            disk.sync_directory(previous.parent)
-        else:
-            disk.remove_tree(old)
-
-    def roll_back(self, directory: str) -> Metadata:
-        """The previous version and the current one change places; one step, so it can be done again."""
-        previous, current = self.previous_of(directory), self.path_of(directory)
-        metadata = self.previous_metadata(directory)
-        if metadata is None:
-            raise NotFound(f"cannot roll {directory} back: no previous version of it is kept", code="not_found")
-        if not os.path.lexists(current):
-            previous.rename(current)
-        elif not disk.exchange(previous, current):
-            old = self._replaced_of(directory)
-            current.rename(old)
-            previous.rename(current)
-            old.rename(previous)
-        disk.sync_directory(self.backends)
-        disk.sync_directory(previous.parent)
-        return metadata
-
-    def discard(self, directory: str) -> None:
-        """What an attempt leaves: finished if it got as far as the swap, else undone."""
-        if not self.is_in_place(directory):
-            # First, because on a full disk there is no room for the record before it.
-            disk.remove_tree(self.staging_of(directory))
-        self.settle(directory)
-
-    def remove(self, directory: str) -> list[int]:
-        """A backend, its previous version and the meta names that point to it; nothing there is fine.
-
-        The inodes of the trees that were there.
-        """
-        installed = {backend.name: backend for backend in self.list_installed()}
-        if directory in installed and installed[directory].is_system:
-            raise Invalid(f"cannot delete {directory}: it belongs to the system", code="unsupported", param="backend")
-        # Pointers first: a kill between the two leaves a backend without a meta name, not a name that leads nowhere.
-        for backend in installed.values():
-            if backend.is_meta and backend.meta_backend_for == directory:
-                disk.remove_tree(self.backends / backend.name)
-        target, going = self.path_of(directory), self.staging_of(directory)
-        gone = [number for path in (target, self.previous_of(directory)) if (number := inode(path)) is not None]
-        self.make_directories()
-        disk.remove_tree(going)
-        if os.path.lexists(target):
-            target.rename(going)
-            disk.sync_directory(self.backends)
-            disk.remove_tree(going)
-        disk.remove_tree(self._replaced_of(directory))
-        disk.remove_tree(self.previous_of(directory))
-        self._record_path(directory).unlink(missing_ok=True)
-        return gone
-
-    def recover(self) -> None:
-        """Finish or undo what a killed worker left: afterwards nothing is in staging."""
-        self.make_directories()
-        for path in directories(self.backends):
-            belongs = target_of(path.name)
-            if belongs is not None and belongs[1] in BACKUPS:
-                self._put_back(path, self.backends / belongs[0])
-        for path in directories(self.backends):
-            if target_of(path.name) is not None:
-                disk.remove_tree(path)
-        for path in (self.house / "state").glob("*.json"):
-            self.settle(path.stem)
-        for path in directories(self.house / "replaced"):
-            self._put_back(path, self.path_of(path.name))
-        for path in directories(self.house / "replaced"):
-            self.retire(path.name)
-        for path in directories(self.house / "staging"):
-            disk.remove_tree(path)
-        self._remove_halves()
-        disk.sync_directory(self.backends)
-
-    def settle(self, directory: str) -> None:
-        """What was swapped is finished; of anything less the staging tree is left, which nobody needs."""
+    def _unsynced(self, directory: str) -> int:
+        """The inode of the tree that may not be on disk yet; 0 where there is none."""
         record = self.record(directory)
-        if self.is_in_place(directory):
-            staging = self.staging_of(directory)
-            if os.path.lexists(staging):  # killed between the exchange and the move: this is the tree that was replaced
-                disk.remove_tree(self._replaced_of(directory))
-                staging.rename(self._replaced_of(directory))
-            if record.pointer is not None:
-                self._write_pointer(record.pointer)
-            if os.path.lexists(self._replaced_of(directory)):
-                self.retire(directory)
-        if record.step != "cleaned":
-            self.reach(directory, "cleaned")
+        return record.attempt_inode if record.step in ("staged", "undoing") else 0
 
-    def _remove_halves(self) -> None:
-        """Files that were being written when a worker was killed, beside those they were to replace."""
-        for path in (self.house / "state", *self._installed(), *directories(self.house / "previous")):
-            for half in path.glob(".*.json.*.tmp"):
-                half.unlink(missing_ok=True)
+    def forget_record(self, directory: str) -> None:
+        self._record_path(directory).unlink(missing_ok=True)
 
-    def _put_back(self, path: Path, target: Path) -> None:
-        """A replaced tree whose replacement did not get into place."""
-        if look(path).has_run_file and not (target / RUN_FILE).is_file():
-            disk.remove_tree(target)
-            path.rename(target)
-
-    def _replaced_of(self, directory: str) -> Path:
-        return self.house / "replaced" / check_directory(directory)
+    def records(self) -> list[str]:
+        """The directories of which there is one."""
+        return [path.stem for path in (self.house / "state").glob("*.json")]
 
     def _record_path(self, directory: str) -> Path:
         return self.house / "state" / f"{directory}.json"

@@ -1,0 +1,139 @@
+"""LocalAI's routes that ask for something to be done with backends, and its view of a job.
+
+The same operations as everywhere: what is started here is seen, followed and cancelled like any other. An unknown job
+is a 404, and what is refused is not done.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from enginehouse.api.app import Entry, json_response, read_body, request_of
+from enginehouse.core.errors import Conflict
+from enginehouse.core.operation import OperationKind
+from enginehouse.core.progress import format_bytes
+from enginehouse.frontend.board import Board
+from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.operations import BackendWish, Operations
+from enginehouse.frontend.views import NodeRow, OperationView
+
+
+class Apply(Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    force: bool = False
+
+
+class JobStatus(Struct, frozen=True, kw_only=True):
+    """LocalAI's keys."""
+
+    deletion: bool
+    file_name: str
+    error: str | UnsetType
+    processed: bool
+    message: str
+    progress: float
+    phase: str | UnsetType
+    current_bytes: int | UnsetType
+    total_bytes: int | UnsetType
+    file_size: str
+    downloaded_size: str
+    gallery_element_name: str
+    cancelled: bool
+    cancellable: bool
+    nodes: list[NodeRow] | UnsetType
+
+
+class BackendJobRoutes:
+    def __init__(self, operations: Operations, galleries: Galleries, board: Board) -> None:
+        self._operations = operations
+        self._galleries = galleries
+        self._board = board
+
+    def entries(self) -> list[Entry]:
+        return [
+            Entry(
+                method="POST",
+                path="/backends/apply",
+                role="admin",
+                summary="Install a backend on every node that can take it.",
+                call=self.apply,
+                body=Apply,
+            ),
+            Entry(
+                method="POST",
+                path="/backends/upgrade/{name}",
+                role="admin",
+                summary="Upgrade a backend wherever it is installed.",
+                call=self.upgrade,
+            ),
+            Entry(
+                method="POST",
+                path="/backends/delete/{name}",
+                role="admin",
+                summary="Delete a backend wherever it is installed.",
+                call=self.delete,
+            ),
+            Entry(
+                method="GET",
+                path="/backends/jobs/{id}",
+                role="admin",
+                summary="How far such a request is, in LocalAI's words.",
+                call=self.job,
+            ),
+        ]
+
+    async def apply(self, request: Request) -> Response:
+        asked = await read_body(request, Apply)
+        metas = self._galleries.metas_of(asked.id)
+        if metas:
+            refused = Conflict(
+                f"cannot install {asked.id} everywhere: it is a build for one kind of hardware; install {metas[0]}, "
+                "which is the right one on each node, or name a node",
+                code="concrete_backend_requires_target",
+                param="id",
+            )
+            refused.details["meta_alternative"] = metas[0]
+            raise refused
+        return await self._request(request, "install", asked.id, force=asked.force)
+
+    async def upgrade(self, request: Request) -> Response:
+        return await self._request(request, "upgrade", str(request.path_params["name"]))
+
+    async def delete(self, request: Request) -> Response:
+        return await self._request(request, "delete", str(request.path_params["name"]))
+
+    async def _request(self, request: Request, kind: OperationKind, name: str, *, force: bool = False) -> Response:
+        by = request_of(request)
+        wish = BackendWish(kind=kind, name=name, author=by.author, force=force)
+        operation_id = await self._operations.request(wish, by.key)
+        address = f"{request.url.scheme}://{request.url.netloc}/backends/jobs/{operation_id}"
+        return json_response({"id": operation_id, "status_url": address})
+
+    async def job(self, request: Request) -> Response:
+        return json_response(_status(await self._board.view(str(request.path_params["id"]))))
+
+
+def _status(view: OperationView) -> JobStatus:
+    rows = view.nodes if isinstance(view.nodes, list) else []
+    current = next((row for row in rows if row.state == "running" and isinstance(row.file_name, str)), None)
+    total = view.totalBytes if isinstance(view.totalBytes, int) else 0
+    done = view.currentBytes if isinstance(view.currentBytes, int) else 0
+    return JobStatus(
+        deletion=view.isDeletion,
+        file_name=str(current.file_name) if current is not None else "",
+        error=view.error,
+        processed=not view.cancellable,
+        message="completed" if view.status == "succeeded" else view.message,
+        progress=float(view.progress),
+        phase=view.phase,
+        current_bytes=view.currentBytes,
+        total_bytes=view.totalBytes,
+        file_size=format_bytes(total) if total else "",
+        downloaded_size=format_bytes(done) if done else "",
+        gallery_element_name=view.name,
+        cancelled=view.status == "cancelled",
+        cancellable=view.cancellable,
+        nodes=view.nodes if rows else UNSET,
+    )

@@ -1,0 +1,159 @@
+"""The worker's own routes (`/api/node/…`, singular, as LocalAI has them): register, heartbeat, leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from enginehouse.api.app import Entry, caller_of, json_response, read_body
+from enginehouse.api.auth import host_of
+from enginehouse.core.errors import Denied
+from enginehouse.core.node import Node
+from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.frontend.collector import Collector
+from enginehouse.frontend.keys import Keys
+from enginehouse.frontend.nodes import Nodes
+from enginehouse.frontend.views import render_time
+
+
+class BusAccess(Struct, frozen=True):
+    """What an approved worker is told about the bus: how to make it a credential, and where the bus is.
+
+    `url_for(host)` gives the address as seen by a worker that reached the frontend under that host name.
+    """
+
+    mint: Callable[[Node], tuple[str, str]]
+    url_for: Callable[[str], str]
+
+
+class WorkerRoutes:
+    def __init__(
+        self, nodes: Nodes, collector: Collector, keys: Keys, access: BusAccess, *, heartbeat_seconds: float
+    ) -> None:
+        self._nodes = nodes
+        self._collector = collector
+        self._keys = keys
+        self._access = access
+        self._heartbeat_seconds = heartbeat_seconds
+
+    def entries(self) -> list[Entry]:
+        return [
+            Entry(
+                method="POST",
+                path="/api/node/register",
+                role="join",
+                summary="A worker asks to be a node.",
+                call=self.register,
+                body=RegisterRequest,
+                status=201,
+            ),
+            Entry(
+                method="POST",
+                path="/api/node/{id}/heartbeat",
+                role="node",
+                summary="A worker says that it is there, and what it has.",
+                call=self.heartbeat,
+                body=HeartbeatRequest,
+            ),
+            Entry(
+                method="POST",
+                path="/api/node/{id}/deregister",
+                role="node",
+                summary="A worker says goodbye; its node is offline from then on.",
+                call=self.deregister,
+            ),
+            Entry(
+                method="POST",
+                path="/api/node/{id}/drain",
+                role="node",
+                summary="A worker is about to leave: no new work for it.",
+                call=self.leaving,
+            ),
+            Entry(
+                method="POST",
+                path="/api/node/{id}/resume",
+                role="node",
+                summary="A worker stays after all.",
+                call=self.staying,
+            ),
+            Entry(
+                method="GET",
+                path="/api/node/{id}/models",
+                role="node",
+                summary="The replicas of a worker's own node.",
+                call=self.models,
+            ),
+        ]
+
+    async def register(self, request: Request) -> Response:
+        asked = await read_body(request, RegisterRequest)
+        registered = await self._nodes.register(asked)
+        node = registered.node
+        if not node.report.is_whole:
+            # One of LocalAI's: it says nowhere else that it was started anew.
+            await self._collector.restarted(node.id)
+        await self._keys.step()  # the new token must be known before the worker can use it
+        reply = RegisterReply(
+            id=node.id,
+            name=node.name,
+            node_type=node.node_type,
+            status=node.status,
+            created_at=render_time(node.created_at),
+            node_token=registered.token,
+            heartbeat_seconds=self._heartbeat_seconds,
+            mark=registered.now,
+        )
+        if node.approved:
+            jwt, seed = self._access.mint(node)
+            host = host_of("//" + request.headers.get("host", "")) or "127.0.0.1"
+            reply = msgspec.structs.replace(
+                reply, nats_jwt=jwt, nats_user_seed=seed, nats_url=self._access.url_for(host)
+            )
+        return json_response(reply, 201)
+
+    async def heartbeat(self, request: Request) -> Response:
+        node_id = await self._own_node(request)
+        said = await read_body(request, HeartbeatRequest)
+        cancelled: tuple[str, ...] = ()
+        if said.report is not None:
+            # Before the node counts as there: what it has done while away must not be sent to it again.
+            cancelled = await self._collector.report(node_id, said.report)
+        mark = await self._nodes.heartbeat(node_id, said)
+        return json_response(HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled))
+
+    async def deregister(self, request: Request) -> Response:
+        await self._nodes.set_health(await self._own_node(request), "offline")
+        return json_response({"message": "node set to offline"})
+
+    async def _own_node(self, request: Request) -> str:
+        """The node of the path, if the caller is that node. A join token speaks only for nodes without a key."""
+        node_id = str(request.path_params["id"])
+        caller = caller_of(request)
+        if caller.role == "node" and caller.node_id == node_id:
+            return node_id
+        if caller.role == "join":
+            node, _ = await self._nodes.get(node_id)
+            if not node.public_key and node.id == node_id:
+                return node_id
+        raise Denied("cannot speak for another node: use the token that this node got when it registered")
+
+    async def leaving(self, request: Request) -> Response:
+        # Not the operator's drain, which would outlive the restart that this is the beginning of.
+        await self._nodes.set_health(await self._own_node(request), "unhealthy")
+        return json_response({"message": "node set to draining"})
+
+    async def staying(self, request: Request) -> Response:
+        await self._nodes.heartbeat(await self._own_node(request), HeartbeatRequest())
+        return json_response({"message": "node resumed"})
+
+    async def models(self, request: Request) -> Response:
+        node, _ = await self._nodes.get(await self._own_node(request))
+        running = [
+            {"node_id": node.id, "model_name": one.model_id, "replica_index": one.replica_index, "state": "loaded"}
+            for one in node.report.replicas
+        ]
+        return json_response(running)

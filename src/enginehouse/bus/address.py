@@ -1,0 +1,53 @@
+"""The address of a NATS server as people write it: one URL or several with commas between, perhaps with a user in it.
+
+What is secret in it leaves only towards the server: `shown` is what logs and messages may hold.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from msgspec import Struct
+
+from enginehouse.core.errors import Invalid
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    servers: tuple[str, ...]  # without user-info
+    user: str = ""
+    password: str = ""
+    token: str = ""  # a user without a password is one, as in every NATS client
+
+    @property
+    def shown(self) -> str:
+        return ",".join(self.servers)
+
+    @property
+    def has_user(self) -> bool:
+        return bool(self.user or self.token)
+
+
+def parse_address(url: str) -> Address:
+    """Raises `Invalid`, without repeating what may be a password."""
+    found: list[SplitResult] = []
+    for text in url.split(","):
+        try:
+            parts = urlsplit(text.strip() if "//" in text else f"nats://{text.strip()}")
+            is_good = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good:
+            raise Invalid(
+                "cannot use the address of the bus: it is written like nats://host:4222 or "
+                "nats://user:password@host:4222, with special characters of a password as %XX",
+                code="invalid_uri",
+            )
+        found.append(parts)
+    servers = tuple(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() for parts in found)
+    named = next((parts for parts in found if parts.username), None)
+    if named is None:
+        return Address(servers=servers)
+    user = unquote(named.username or "")
+    if named.password is None:
+        return Address(servers=servers, token=user)
+    return Address(servers=servers, user=user, password=unquote(named.password))

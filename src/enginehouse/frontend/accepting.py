@@ -1,0 +1,125 @@
+"""How a wish becomes rows: one operation and its intents in one transaction, once for one idempotency key.
+
+Nobody is answered before the commit, and nothing is kept in memory until then: whoever does not hear the answer asks
+again with the same key and gets the same operation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.action import Action
+from enginehouse.core.errors import Invalid, NotFound, Unavailable
+from enginehouse.core.intent import Intent
+from enginehouse.core.operation import Asked, Excluded, Operation, OperationKind
+from enginehouse.frontend.board import Board
+from enginehouse.frontend.nodes import find_node
+from enginehouse.store import db, idempotency, operations
+from enginehouse.store.db import Connection, Store
+
+MAX_KEY = 255
+
+Actions = Sequence[tuple[str, Action]]  # the id of a node, and what it is to do
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """Who asks, and under which key ("" for none)."""
+
+    author: str
+    key: str = ""
+
+
+class Acceptance:
+    def __init__(self, store: Store, board: Board, wake: Callable[[], None]) -> None:
+        self.store = store
+        self.board = board
+        self.wake = wake
+
+    async def accept(self, work: Callable[[Connection], str], request: Request, body: object) -> str:
+        """Store what `work` makes of the request, once for one key; `body` is what a second request is compared by."""
+        if request.key:
+            work = _once(work, request, body)
+        operation_id = await self.store.transaction(work)
+        self.wake()
+        # It is accepted: a store that goes away now must not make it look refused. Watchers are told a little later.
+        with suppress(Unavailable):
+            await self.board.operations_changed([operation_id])
+        return operation_id
+
+
+def _once(work: Callable[[Connection], str], request: Request, body: object) -> Callable[[Connection], str]:
+    """`work`, unless the key has been used: then what came of it."""
+    if len(request.key) > MAX_KEY or not request.key.isprintable():
+        raise Invalid(
+            f"cannot use this Idempotency-Key: it must be at most {MAX_KEY} printable characters",
+            code="invalid_name",
+            param="Idempotency-Key",
+        )
+    body_hash = hashlib.sha256(msgspec.json.encode(body)).hexdigest()
+
+    def once(connection: Connection) -> str:
+        now = db.now(connection)
+        known = idempotency.known(connection, request.author, request.key, body_hash, now)
+        if known is None:
+            known = work(connection)
+            idempotency.remember(connection, request.author, request.key, body_hash, known, now)
+        return known
+
+    return once
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """What an operation's row keeps beside who asked for what."""
+
+    targets: tuple[str, ...]
+    excluded: tuple[Excluded, ...] = ()
+    asked: Asked = Asked()
+    retry_of: str = ""
+
+
+def new_operation(connection: Connection, kind: OperationKind, name: str, author: str, kept: Kept) -> Operation:
+    return Operation(
+        id=str(uuid.uuid4()),
+        kind=kind,
+        name=name,
+        author=author,
+        created_at=db.now(connection),
+        targets=kept.targets,
+        excluded=kept.excluded,
+        asked=kept.asked,
+        retry_of=kept.retry_of,
+    )
+
+
+def insert_operation(connection: Connection, operation: Operation, actions: Actions, width: int = 0) -> str:
+    """The rows of an operation and of its intents; with a `width`, so many of them run at once."""
+    operations.insert(connection, operation)
+    # Always in the same order: two wishes for the same nodes must not wait for each other's locks crosswise.
+    for node_id, action in sorted(actions, key=lambda pair: pair[0]):
+        operations.add_intent(
+            connection, operation.id, node_id, action, str(uuid.uuid4()), operation.created_at, lane_width=width
+        )
+    if not actions:
+        operations.end_of(connection, operation.id)
+    return operation.id
+
+
+def with_intents(connection: Connection, operation_id: str, node: str | None) -> tuple[Operation, list[Intent]]:
+    """An operation and its intents, on one node or all."""
+    operation = operations.get(connection, operation_id)
+    if operation is None:
+        raise NotFound(f"cannot find an operation with the id {operation_id!r}", code="not_found")
+    intents = operations.intents_of(connection, [operation_id])[operation_id]
+    if node is None:
+        return operation, intents
+    only = find_node(connection, node).id
+    found = [intent for intent in intents if intent.node_id == only]
+    if not found:
+        raise NotFound(f"cannot find {node} in operation {operation_id}: it was not sent there", param="node")
+    return operation, found

@@ -1,0 +1,125 @@
+"""How an intent travels: LocalAI's message for its action, with our additive fields.
+
+A worker of ours obeys `command` and `resolved`. One of LocalAI's sees neither: it gets a plain name and the galleries
+to look it up in, or an address with a name.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec import Struct
+
+from enginehouse.core import wire
+from enginehouse.core.action import (
+    Foreign,
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    RemoveModel,
+    StartReplica,
+    StopReplica,
+)
+from enginehouse.core.errors import Hopeless
+from enginehouse.core.intent import Intent
+from enginehouse.core.replica import process_key
+
+
+class Sent(Struct, frozen=True):
+    subject: str
+    payload: bytes
+
+
+def encode_command(intent: Intent, operation_id: str) -> Sent:
+    """The message for an intent."""
+    command = command_of(intent)
+    action = intent.action
+    match action:
+        case InstallBackend():
+            verb = wire.UPGRADE if action.upgrade else wire.INSTALL
+            message: Struct = (
+                _upgrade(action, operation_id, command)
+                if action.upgrade
+                else (_install(action, operation_id, command, force=action.force))
+            )
+        case RemoveBackend():
+            verb = wire.DELETE
+            # The directory, because that is what a delete means on every worker.
+            message = wire.BackendDeleteRequest(backend=action.directory, op_id=operation_id, command=command)
+        case PullModel():
+            verb = wire.PULL_MODEL
+            message = wire.ModelPullRequest(model=action.model, op_id=operation_id, command=command)
+        case RemoveModel():
+            verb = wire.DELETE_MODEL
+            message = wire.ModelDeleteRequest(model_name=action.model, op_id=operation_id, command=command)
+        case StartReplica():
+            verb = wire.INSTALL
+            message = wire.BackendInstallRequest(
+                backend=action.directory,
+                model_id=action.model.name,
+                replica_index=action.slot,
+                op_id=operation_id,
+                command=command,
+                model=wire.ModelStart(model=action.model, key=action.key),
+            )
+        case StopReplica():
+            verb = wire.STOP_MODEL
+            message = wire.ModelStopRequest(
+                model_name=action.model,
+                process_key=process_key(action.model, action.slot),
+                expected_address="",
+                op_id=operation_id,
+                command=command,
+            )
+        case Foreign():
+            raise Hopeless(f"cannot send intent {intent.id}: a newer version wrote it", code="unsupported")
+        case _:
+            assert_never(action)
+    return Sent(wire.node_subject(intent.node_id, verb), wire.encode(message))
+
+
+def encode_forced(intent: Intent, operation_id: str) -> Sent:
+    """An upgrade as it was before there were upgrades: an install with `force`, for a worker that knows no other."""
+    if not isinstance(intent.action, InstallBackend):
+        raise Hopeless(f"cannot force intent {intent.id}: it installs nothing", code="unsupported")
+    message = _install(intent.action, operation_id, command_of(intent), force=True)
+    return Sent(wire.node_subject(intent.node_id, wire.INSTALL), wire.encode(message))
+
+
+def encode_cancel(intent: Intent) -> Sent:
+    return Sent(wire.node_subject(intent.node_id, wire.CANCEL), wire.encode(wire.CancelRequest(intent=intent.id)))
+
+
+def command_of(intent: Intent) -> wire.Command:
+    return wire.Command(intent=intent.id, generation=intent.generation, attempt=intent.attempt, fence=intent.fence)
+
+
+def _install(
+    action: InstallBackend, operation_id: str, command: wire.Command, *, force: bool
+) -> wire.BackendInstallRequest:
+    resolved = action.resolved
+    return wire.BackendInstallRequest(
+        backend=action.backend,
+        backend_galleries=action.galleries,
+        uri=resolved.uri if action.is_external else "",
+        name=resolved.directory if action.is_external else "",
+        alias=resolved.alias if action.is_external else "",
+        force=force,
+        op_id=operation_id,
+        command=command,
+        resolved=resolved,
+    )
+
+
+def _upgrade(action: InstallBackend, operation_id: str, command: wire.Command) -> wire.BackendUpgradeRequest:
+    resolved = action.resolved
+    return wire.BackendUpgradeRequest(
+        backend=action.backend,
+        backend_galleries=action.galleries,
+        uri=resolved.uri if action.is_external else "",
+        name=resolved.directory if action.is_external else "",
+        alias=resolved.alias if action.is_external else "",
+        op_id=operation_id,
+        command=command,
+        resolved=resolved,
+    )

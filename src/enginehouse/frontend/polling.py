@@ -1,0 +1,133 @@
+"""Asks workers that send no reports what they have: LocalAI's, all of them at once.
+
+The answers become a report without a worker's marks, taken when the question was asked, and settle what such a report
+can. One frontend at a time asks, under a lease. Nothing is removed because an answer is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from msgspec import Struct
+
+from enginehouse.core import wire
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.errors import EnginehouseError, Malformed
+from enginehouse.core.intent import Change, Intent
+from enginehouse.core.replica import RunningReplica
+from enginehouse.core.report import Report
+from enginehouse.frontend.collector import Collector
+from enginehouse.frontend.views import Patience
+from enginehouse.ports import Bus, Message
+from enginehouse.store import db, leases, nodes, operations
+from enginehouse.store.db import Connection, Store
+
+log = logging.getLogger(__name__)
+
+IDLE_ROUNDS = 6  # a node that nothing is asked of is looked at every so many rounds
+# A command may have been lost before it was sent, by a frontend that died; a worker that says nothing cannot tell.
+# Sending it again is harmless: such workers do one thing at a time per backend and skip what is there.
+LOST_AFTER_BUDGETS = 2.0
+UNHEARD_MESSAGE = "the worker said nothing for too long; it is sent again"
+
+
+class _Question(Struct):
+    """What one node was asked, and what has come back."""
+
+    number: int
+    asked_at: float
+    replicas: tuple[RunningReplica, ...] | None
+    backends: tuple[InstalledBackend, ...] | None = None
+
+
+class Poller:
+    def __init__(
+        self, store: Store, collector: Collector, patience: Patience, *, owner: str, lease_seconds: float
+    ) -> None:
+        self._store = store
+        self._collector = collector
+        self._patience = patience
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._bus: Bus | None = None
+        self._round = 0
+        self._questions: dict[str, _Question] = {}
+        self._answered: list[str] = []
+
+    async def listen(self, bus: Bus) -> None:
+        self._bus = bus
+        await bus.subscribe(wire.all_polls(self._owner), self._take)
+
+    async def step(self) -> None:
+        """Make reports of the answers that have come, and ask again."""
+        for node_id in self._taken():
+            question = self._questions.pop(node_id)
+            report = Report(mark=question.asked_at, backends=question.backends or (), replicas=question.replicas or ())
+            await self._collector.report(node_id, report)
+        if self._bus is None or not self._bus.is_connected:
+            return
+        self._round += 1
+        found, asked_at, resent = await self._store.transaction(self._silent_nodes)
+        if resent:
+            await self._collector.tell(resent)
+        for node_id in found:
+            await self._ask(node_id, asked_at)
+
+    def _taken(self) -> list[str]:
+        taken, self._answered = self._answered, []
+        return [one for one in dict.fromkeys(taken) if one in self._questions]
+
+    def _silent_nodes(self, connection: Connection) -> tuple[list[str], float, list[Intent]]:
+        """The nodes to ask now, and the intents of theirs that are to be sent again."""
+        now = db.now(connection)
+        if not leases.acquire(connection, "poll", self._owner, now, now + self._lease_seconds):
+            return [], now, []
+        found: list[str] = []
+        resent: list[Intent] = []
+        for node in nodes.every(connection):
+            if not node.is_target or node.health != "healthy" or node.report.is_whole:
+                continue
+            open_ones = operations.open_on(connection, node.id)
+            if open_ones or self._round % IDLE_ROUNDS == 1:
+                found.append(node.id)
+            for intent in open_ones:
+                limit = LOST_AFTER_BUDGETS * self._patience.budget_of(intent)
+                if intent.state == "running" and now - intent.dispatched_at > limit:
+                    again = Change(kind="wait", now=now, reason="stalled", message=UNHEARD_MESSAGE, due_at=now)
+                    resent.append(operations.apply(connection, intent, again))
+        return found, now, resent
+
+    async def _ask(self, node_id: str, asked_at: float) -> None:
+        assert self._bus is not None
+        number = self._round
+        self._questions[node_id] = _Question(number, asked_at, None)
+        for verb in (wire.LIST, wire.RUNNING):
+            reply = wire.poll_subject(self._owner, verb, node_id, number)
+            try:
+                await self._bus.publish(wire.node_subject(node_id, verb), b"{}", reply)
+            except EnginehouseError as error:
+                log.warning("poll.not_sent node=%s error=%s", node_id, error)
+                return
+
+    def _take(self, message: Message) -> None:
+        parts = message.subject.split(".")
+        question = self._questions.get(parts[4]) if len(parts) == 6 else None
+        if question is None or parts[5] != str(question.number):
+            return  # an answer to an older question
+        try:
+            if parts[3] == wire.token(wire.LIST):
+                if message.no_responders:
+                    return
+                listed = wire.decode(message.payload, wire.BackendListReply, "a listing")
+                if not listed.error:
+                    question.backends = listed.backends or ()
+            elif message.no_responders:
+                question.replicas = ()  # older than that question; such a worker starts nothing for us anyway
+            else:
+                running = wire.decode(message.payload, wire.ModelsRunningReply, "a list of processes")
+                if not running.error:
+                    question.replicas = running.models
+        except Malformed as error:
+            log.warning("poll.dropped subject=%s error=%s", message.subject, error)
+        if question.backends is not None and question.replicas is not None:
+            self._answered.append(parts[4])

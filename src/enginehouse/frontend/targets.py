@@ -1,0 +1,292 @@
+"""Which nodes a wish about a backend goes to, what each is to do, and why the others are left out.
+
+Decided once, from one look at the nodes and the galleries, and shown: being away is no reason to be left out, a wish
+waits; waiting for approval, being of another kind, having no build or not having what is to be upgraded are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core import backend as backends
+from enginehouse.core.action import Action, InstallBackend, RemoveBackend
+from enginehouse.core.backend import InstalledBackend, Resolved, package_digest
+from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, NotFound
+from enginehouse.core.installation import check_directory, directory_behind
+from enginehouse.core.name import check_name
+from enginehouse.core.node import Node
+from enginehouse.core.operation import Asked, Excluded, OperationKind
+from enginehouse.core.reference import parse_uri, shown_uri
+from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.nodes import find_node
+from enginehouse.frontend.versions import Versions
+from enginehouse.store import nodes
+from enginehouse.store.db import Connection
+
+MAX_URI = 2048
+MAX_PARALLEL = 10_000
+
+
+class BackendWish(Struct, frozen=True, kw_only=True):
+    """What someone wants of a backend. No nodes named means every approved node."""
+
+    kind: OperationKind
+    name: str
+    author: str
+    nodes: tuple[str, ...] | None = None
+    force: bool = False
+    uri: str = ""
+    alias: str = ""
+    sha256: str = ""
+    max_parallel: int = 0
+
+    @property
+    def plain_name(self) -> str:
+        return self.name.rpartition("@")[2]
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(
+            nodes=self.nodes,
+            force=self.force,
+            uri=self.uri,
+            alias=self.alias,
+            sha256=self.sha256,
+            max_parallel=self.max_parallel,
+        )
+
+
+class Chosen(Struct, frozen=True):
+    """What a wish comes to."""
+
+    actions: list[tuple[Node, Action]]
+    excluded: list[Excluded]
+    fleet: int  # approved nodes that take backends
+
+
+def check_wish(wish: BackendWish) -> None:
+    """Everything that can be said without looking at nodes."""
+    gallery, at, plain = wish.name.rpartition("@")
+    check_name(plain, "backend")
+    if at:
+        check_name(gallery, "gallery")
+    if not 0 <= wish.max_parallel <= MAX_PARALLEL:
+        raise Invalid(
+            f"cannot run {wish.max_parallel} at once: max_parallel is a number from 1 to {MAX_PARALLEL}",
+            code="invalid_name",
+            param="max_parallel",
+        )
+    if wish.uri:
+        _check_uri(wish)
+    elif wish.alias or wish.sha256:
+        raise Invalid(
+            f"cannot {wish.kind} {wish.name}: an alias and a sha256 are for an install from a URI",
+            code="unsupported",
+            param="uri",
+        )
+
+
+def _check_uri(wish: BackendWish) -> None:
+    if wish.kind != "install" or "@" in wish.name:
+        raise Invalid(
+            f"cannot {wish.kind} {wish.name} from a URI: only an install under a name of your own takes one",
+            code="unsupported",
+            param="uri",
+        )
+    if len(wish.uri) > MAX_URI:
+        raise Invalid(f"cannot use a URI of more than {MAX_URI} characters", code="invalid_uri", param="uri")
+    check_directory(wish.name)
+    if wish.alias:
+        check_name(wish.alias, "backend")
+    if parse_uri(wish.uri).kind in ("directory", "ocifile"):
+        raise Invalid(
+            f"cannot install from {shown_uri(wish.uri)} on a fleet: files of one machine are installed there with "
+            "`enginehouse local install`",
+            code="uri_not_allowed",
+            param="uri",
+        )
+
+
+class Targets:
+    """Chooses. Everything is read from the connection and from the catalogue as it is now."""
+
+    def __init__(self, galleries: Galleries, versions: Versions) -> None:
+        self._galleries = galleries
+        self._versions = versions
+
+    def choose(self, connection: Connection, wish: BackendWish) -> Chosen:
+        every = nodes.every(connection)
+        targets, reasons = _asked_for(connection, every, wish)
+        match wish.kind:
+            case "delete":
+                actions = self._removals(wish, targets, reasons)
+            case "upgrade":
+                actions = self._upgrades(wish, targets, reasons)
+            case _:
+                actions = self._installs(wish, targets, reasons)
+        excluded = [Excluded(node.id, node.name, reasons[node.id]) for node in every if node.id in reasons]
+        if not actions:
+            raise _nothing_to_do(wish, excluded)
+        return Chosen(actions, excluded, sum(node.is_target for node in every))
+
+    def builds(self, connection: Connection, wish: BackendWish) -> list[Resolved]:
+        """The builds that a wish comes to, for looking up their versions; none where it will be refused anyway."""
+        try:
+            chosen = self.choose(connection, wish)
+        except EnginehouseError:
+            return []
+        return [action.resolved for _, action in chosen.actions if isinstance(action, InstallBackend)]
+
+    def _installs(
+        self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]
+    ) -> list[tuple[Node, Action]]:
+        if wish.uri:
+            return [(node, self._external(wish, node)) for node in targets]
+        builds, unfit = self._galleries.resolve_each(wish.name, targets)
+        reasons |= unfit
+        return [
+            (node, self._install(wish, _as_installed(wish, builds[node.id], node), upgrade=False))
+            for node in targets
+            if node.id in builds
+        ]
+
+    def _install(self, wish: BackendWish, build: Resolved, *, upgrade: bool) -> InstallBackend:
+        return InstallBackend(
+            backend=wish.plain_name,
+            resolved=self._versions.pinned(build),
+            force=wish.force,
+            upgrade=upgrade,
+            galleries=self._galleries.encoded,
+        )
+
+    def _external(self, wish: BackendWish, node: Node) -> InstallBackend:
+        is_package = parse_uri(wish.uri).kind == "package"
+        build = Resolved(
+            directory=wish.name,
+            uri=wish.uri,
+            digest=package_digest(wish.uri, (), "", "") if is_package else "",
+            alias=wish.alias,
+            sha256=wish.sha256,
+            platform=node.platform,
+        )
+        return InstallBackend(
+            backend=wish.name, resolved=self._versions.pinned(build), force=wish.force, is_external=True
+        )
+
+    def _upgrades(
+        self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]
+    ) -> list[tuple[Node, Action]]:
+        """To the nodes that have it, each to the version of its own build."""
+        actions: list[tuple[Node, Action]] = []
+        holders = [node for node in targets if backends.find(node.report.backends, wish.plain_name) is not None]
+        reasons |= {node.id: f"{wish.plain_name} is not installed there" for node in targets if node not in holders}
+        if not holders:
+            self._galleries.known(wish.name)  # a name that nobody knows is a mistake
+        for node in holders:
+            installed = backends.find(node.report.backends, wish.plain_name)
+            assert installed is not None
+            try:
+                build, is_external = self.build_of(wish.name, installed, node)
+            except EnginehouseError as error:
+                reasons[node.id] = error.message
+                continue
+            action = self._install(wish, build, upgrade=True)
+            if is_external:
+                action = InstallBackend(
+                    backend=build.directory, resolved=action.resolved, upgrade=True, is_external=True
+                )
+            actions.append((node, action))
+        return actions
+
+    def build_of(self, name: str, installed: InstalledBackend, node: Node) -> tuple[Resolved, bool]:
+        """The build that replaces what is installed, and whether it is known only by the address it came from."""
+        try:
+            build = self._galleries.resolve(name, node)
+        except (NotFound, Hopeless):
+            if "@" in name or not installed.uri:
+                raise
+            build = Resolved(directory=installed.name, uri=installed.uri, digest="", platform=node.platform)
+            if parse_uri(installed.uri).kind != "image":
+                raise
+            return build, True
+        return build, False
+
+    def _removals(
+        self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]
+    ) -> list[tuple[Node, Action]]:
+        """To the nodes that report the backend and to those that may have it without having reported it yet (away, or
+        an install under way); not to those for which there is no build of it."""
+        plain = wish.plain_name
+        if not any(directory_behind(node.report.backends, plain) for node in targets):
+            self._galleries.known(wish.name)  # a name that nobody knows is a mistake, not an empty success
+        actions: list[tuple[Node, Action]] = []
+        for node in targets:
+            directory = directory_behind(node.report.backends, plain)
+            if directory is None:
+                try:
+                    directory = self._galleries.resolve(wish.name, node).directory
+                except NotFound:
+                    directory = plain
+                except Hopeless:
+                    reasons[node.id] = f"{plain} is not installed there, and there is no build of it for this machine"
+                    continue
+            actions.append((node, RemoveBackend(backend=plain, directory=directory)))
+        return actions
+
+
+def _asked_for(connection: Connection, every: Sequence[Node], wish: BackendWish) -> tuple[list[Node], dict[str, str]]:
+    """The nodes that a wish may go to, and why it does not go to the others that were meant."""
+    if wish.nodes is not None:
+        return _named(connection, wish), {}
+    found = [node for node in every if node.is_target]
+    if not found:
+        raise Conflict(
+            f"cannot {wish.kind} {wish.name}: no node is approved; see `enginehouse nodes list`",
+            code="node_not_approved",
+        )
+    reasons = {node.id: _why_no_target(node) for node in every if not node.is_target}
+    return found, reasons
+
+
+def _why_no_target(node: Node) -> str:
+    return f"an {node.node_type} node takes no backends" if node.node_type != "backend" else "it waits for approval"
+
+
+def _named(connection: Connection, wish: BackendWish) -> list[Node]:
+    if not wish.nodes:
+        raise Invalid(f"cannot {wish.kind} {wish.name}: the list of nodes is empty", code="invalid_name", param="nodes")
+    found = [find_node(connection, name) for name in dict.fromkeys(wish.nodes)]
+    for node in found:
+        if node.node_type != "backend":
+            raise Invalid(
+                f"cannot {wish.kind} {wish.name} on {node.name}: {_why_no_target(node)}",
+                code="unsupported",
+                param="nodes",
+            )
+        if not node.approved:
+            raise Conflict(
+                f"cannot {wish.kind} {wish.name} on {node.name}: it waits for approval; "
+                f"approve it with `enginehouse nodes approve {node.name}`",
+                code="node_not_approved",
+            )
+    return list({node.id: node for node in found}.values())
+
+
+def _as_installed(wish: BackendWish, build: Resolved, node: Node) -> Resolved:
+    """To install what is there changes nothing, whatever its tag has come to mean: new versions come by upgrades, which
+    leave most of a fleet serving.
+    """
+    installed = backends.find(node.report.backends, build.directory)
+    if installed is None or not installed.digest or wish.force or parse_uri(build.uri).kind != "image":
+        return build
+    return msgspec.structs.replace(build, digest=installed.digest, version=installed.version)
+
+
+def _nothing_to_do(wish: BackendWish, excluded: Sequence[Excluded]) -> EnginehouseError:
+    reasons = "; ".join(f"{one.node_name}: {one.reason}" for one in excluded)
+    if wish.kind == "upgrade":
+        return NotFound(f"cannot upgrade {wish.name}: no node has it ({reasons})", code="not_found", param="name")
+    return Conflict(f"cannot {wish.kind} {wish.name}: no node can take it ({reasons})", code="unsupported")

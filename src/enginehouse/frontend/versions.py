@@ -1,0 +1,104 @@
+"""Which version a build is now: the digest behind a tag, asked of its registry and remembered for a while.
+
+Asked once for all nodes of a wish, so that a fleet gets one version even where the tag moves meanwhile. A registry
+that cannot be asked from here is no reason to refuse: then every worker resolves for itself, as LocalAI's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.artifact import Artifact
+from enginehouse.core.backend import Resolved
+from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.reference import parse_uri
+from enginehouse.ports import Clock
+
+log = logging.getLogger(__name__)
+
+Ask = Callable[[str, str, str], Awaitable[Artifact]]  # of a URI, for a platform, with the sha256 an archive must have
+
+FRESH_SECONDS = 60.0  # a second wish within a minute means the same version
+LIMIT_SECONDS = 10.0  # somebody waits for the answer
+MAX_KNOWN = 5000  # builds times platforms of a large gallery; beyond it the oldest are asked again
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """What a registry said, or why it said nothing (`failure`)."""
+
+    asked_at: float  # monotonic
+    digest: str = ""
+    index_digest: str = ""
+    size_bytes: int = 0
+    failure: str = ""
+
+
+class Versions:
+    def __init__(self, ask: Ask, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._known: dict[tuple[str, str], Known] = {}
+
+    async def look(self, builds: Iterable[Resolved], *, fresh_seconds: float = FRESH_SECONDS) -> None:
+        """Learn the versions of these builds, all at once; on return each was answered or has failed."""
+        missing = {_key(one): one for one in builds if _has_tag(one)}
+        since = self._clock.monotonic() - fresh_seconds
+        missing = {key: one for key, one in missing.items() if not self._is_fresh(key, since)}
+        async with asyncio.TaskGroup() as group:
+            for key, build in missing.items():
+                group.create_task(self._learn(key, build))
+        while len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def known(self, build: Resolved) -> Known | None:
+        return self._known.get(_key(build))
+
+    def pinned(self, build: Resolved) -> Resolved:
+        """The build with the digest that was learnt for it; itself where none was."""
+        known = self._known.get(_key(build))
+        if known is None or not known.digest or known.failure or not _has_tag(build):
+            return build
+        return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
+
+    def _is_fresh(self, key: tuple[str, str], since: float) -> bool:
+        known = self._known.get(key)
+        return known is not None and not known.failure and known.asked_at >= since
+
+    async def _learn(self, key: tuple[str, str], build: Resolved) -> None:
+        failure = ""
+        for uri in (build.uri, *build.mirrors):
+            now = self._clock.monotonic()
+            try:
+                async with asyncio.timeout(LIMIT_SECONDS):
+                    found = await self._ask(uri, build.platform, build.sha256)
+            except EnginehouseError as error:
+                failure = failure or error.message
+            except TimeoutError:
+                failure = failure or f"cannot ask for the version of {uri}: no answer within {LIMIT_SECONDS:.0f} s"
+            else:
+                self._known.pop(key, None)
+                self._known[key] = Known(
+                    asked_at=now, digest=found.digest, index_digest=found.index_digest, size_bytes=found.size_bytes
+                )
+                return
+        log.info("version.unknown uri=%s platform=%s error=%s", build.uri, build.platform, failure)
+        before = self._known.pop(key, None)
+        # What was known is better than nothing to look at, but it is not what a new wish is pinned to.
+        if before is not None and before.digest:
+            self._known[key] = msgspec.structs.replace(before, failure=failure)
+        else:
+            self._known[key] = Known(asked_at=self._clock.monotonic(), failure=failure)
+
+
+def _key(build: Resolved) -> tuple[str, str]:
+    return build.uri, build.platform
+
+
+def _has_tag(build: Resolved) -> bool:
+    """Whether the version is not part of the build itself."""
+    return not build.digest and parse_uri(build.uri).kind == "image"

@@ -1,0 +1,46 @@
+"""Keys under which callers ask: the same key and the same request are the same operation, on every frontend.
+
+Written in the transaction that accepts the operation, so a caller that did not hear the answer asks again and gets it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select
+
+from enginehouse.core.errors import Invalid
+from enginehouse.store.db import Connection
+from enginehouse.store.schema import idempotency_keys
+
+KEPT_SECONDS = 24 * 3600.0
+
+
+def known(connection: Connection, author: str, key: str, body_hash: str, now: float) -> str | None:
+    """The operation that was asked for under this key; `Invalid` where it was another request."""
+    query = select(idempotency_keys).where(idempotency_keys.c.author == author, idempotency_keys.c.key == key)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    if row.created_at < now - KEPT_SECONDS:
+        connection.execute(
+            delete(idempotency_keys).where(idempotency_keys.c.author == author, idempotency_keys.c.key == key)
+        )
+        return None
+    if row.body_hash != body_hash:
+        raise Invalid(
+            "cannot use this Idempotency-Key again: it was used for another request; make a new one for each request",
+            code="idempotency_mismatch",
+            param="Idempotency-Key",
+        )
+    return str(row.operation_id)
+
+
+def remember(connection: Connection, author: str, key: str, body_hash: str, operation_id: str, now: float) -> None:
+    connection.execute(
+        idempotency_keys.insert().values(
+            author=author, key=key, body_hash=body_hash, operation_id=operation_id, created_at=now
+        )
+    )
+
+
+def prune(connection: Connection, now: float) -> None:
+    connection.execute(delete(idempotency_keys).where(idempotency_keys.c.created_at < now - KEPT_SECONDS))

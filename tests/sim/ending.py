@@ -1,0 +1,111 @@
+"""The end of a run: whether everything has settled, and whether the world is then as the wishes say.
+
+Looks at disks, rows and what watchers were told; asks every frontend for every operation that somebody was promised.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from tests.sim.clients import ANSWER_SECONDS, Clients
+from tests.sim.rows import IntentRow, select_rows
+from tests.sim.trace import Violation
+
+from enginehouse.core.errors import EnginehouseError
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+def is_settled(world: World) -> bool:
+    return (
+        all(intent.is_ended for intent in world.checks.intents.values())
+        and all(frontend.objects is not None for frontend in world.frontends)
+        and not any(machine.actions and machine.actions.running() for machine in world.machines)
+    )
+
+
+def shown_open(world: World) -> str:
+    rows = [repr(intent) for intent in world.checks.intents.values() if not intent.is_ended]
+    working = [f"{machine.name}: {machine.actions and machine.actions.running()}" for machine in world.machines]
+    nodes = select_rows(world.database.connection, "select name, health, last_heartbeat from nodes")
+    return "\n".join([*rows, *working, repr(nodes)])
+
+
+async def judge_the_end(world: World, clients: Clients) -> None:
+    for wrong in (
+        *_wrong_disks(world),
+        *_left_behind(world),
+        *_wrong_refusals(world, clients),
+        *await _unreadable(world, clients),
+    ):
+        world.loop.fail(Violation(*wrong))
+
+
+def _wrong_disks(world: World) -> list[tuple[str, str]]:
+    """G2: the final state is that of the newest intent that was not cancelled."""
+    newest: dict[tuple[str, str], IntentRow] = {}
+    for intent in sorted(world.checks.intents.values(), key=lambda one: one.generation):
+        if intent.state != "cancelled":
+            newest[(intent.node_id, intent.subject)] = intent
+    machines = {machine.node_id: machine for machine in world.machines}
+    wrong: list[tuple[str, str]] = []
+    for (node_id, subject), intent in newest.items():
+        if intent.state != "succeeded" or not subject.startswith("backend:") or node_id not in machines:
+            continue
+        machine = machines[node_id]
+        action = msgspec.json.decode(intent.action)
+        tree = machine.disk.trees.get(subject.removeprefix("backend:"))
+        wanted = action["resolved"]["digest"] if action["type"] == "install_backend" else ""
+        found = tree.digest if tree else ""
+        if wanted != found:
+            wrong.append(
+                (
+                    "G2",
+                    f"{machine.name} has {found or 'nothing'} as {subject}, but intent {intent.id} of generation "
+                    f"{intent.generation} succeeded with {wanted or 'nothing'}",
+                )
+            )
+    return wrong
+
+
+def _left_behind(world: World) -> list[tuple[str, str]]:
+    """No lease without work, no lock without a holder."""
+    wrong: list[tuple[str, str]] = []
+    for intent in world.checks.intents.values():
+        if intent.owner or intent.lease_until:
+            wrong.append(("G3", f"intent {intent.id} has ended and is still leased to {intent.owner}"))
+    for machine in world.machines:
+        if machine.actions is not None and machine.actions.held_locks():
+            wrong.append(("G3", f"{machine.name} still holds {machine.actions.held_locks()}"))
+    return wrong
+
+
+def _wrong_refusals(world: World, clients: Clients) -> list[tuple[str, str]]:
+    """G1: not accepted means no effect at all."""
+    left = {row.author: row.id for row in world.checks.operations.values()}
+    return [
+        ("G1", f"{author} was refused, yet operation {left[author]} is there")
+        for author in clients.refused
+        if author in left
+    ]
+
+
+async def _unreadable(world: World, clients: Clients) -> list[tuple[str, str]]:
+    """G1: an operation can be read by id on every frontend, as it was asked for."""
+    wrong: list[tuple[str, str]] = []
+    for accepted in clients.accepted:
+        wish = accepted.wish
+        for frontend in world.frontends:
+            try:
+                view = await frontend.call(
+                    lambda to, wanted=accepted.operation_id: to.board.view(wanted),  # type: ignore[misc]
+                    ANSWER_SECONDS,
+                )
+            except EnginehouseError as error:
+                wrong.append(("G1", f"{frontend.name} cannot read operation {accepted.operation_id}: {error}"))
+                continue
+            if (view.kind, view.fullName, view.author) != (wish.kind, wish.name, wish.author):
+                wrong.append(("G1", f"{frontend.name} shows operation {accepted.operation_id} as {view}"))
+    return wrong

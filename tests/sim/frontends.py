@@ -1,0 +1,237 @@
+"""One simulated frontend: the real objects and their real loops, in a process that can be killed and paused.
+
+It is built as `build_frontend` does it, without HTTP: what the routes of nodes do around the objects is repeated here,
+in as few lines as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+from tests.sim.bus import SimBus
+from tests.sim.loop import PROCESS, Process
+from tests.sim.store import SimStore
+from tests.sim.trace import Violation
+
+from enginehouse.core import wire
+from enginehouse.core.artifact import Artifact
+from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
+from enginehouse.core.gallery import Entry, Gallery
+from enginehouse.frontend.accepting import Acceptance
+from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
+from enginehouse.frontend.collector import PROGRESS_WRITE_SECONDS, Collector
+from enginehouse.frontend.dispatcher import Dispatcher
+from enginehouse.frontend.events import Events
+from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.nodes import Nodes
+from enginehouse.frontend.operations import Operations
+from enginehouse.frontend.targets import Targets
+from enginehouse.frontend.versions import Versions
+from enginehouse.loop import Loop
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+T = TypeVar("T")
+STALE_SECONDS = 9.0
+LEASE_SECONDS = 6.0
+HEARTBEAT_SECONDS = 3.0
+LINK_SECONDS = (0.0005, 0.004)
+
+
+def gallery(name: str, backends: tuple[str, ...]) -> Gallery:
+    """Each gallery has its own version of every backend, and a meta name for the first."""
+    entries = [Entry(name=one, uri=f"pypi:{one}=={name}", version=name) for one in backends]
+    return Gallery(
+        name=name,
+        url=f"{name}:",
+        backends=(Entry(name="engine", capabilities={"default": backends[0]}), *entries),
+    )
+
+
+class SimClock:
+    """The monotonic clock of one process, and its chance."""
+
+    def __init__(self, now: Callable[[], float], chance: Random) -> None:
+        self._now = now
+        self._chance = chance
+
+    def monotonic(self) -> float:
+        return self._now()
+
+    def random(self) -> float:
+        return self._chance.random()
+
+
+class Objects(Struct, frozen=True):
+    """Of one life of a frontend."""
+
+    owner: str
+    events: Events
+    board: Board
+    nodes: Nodes
+    operations: Operations
+    collector: Collector
+    dispatcher: Dispatcher
+
+
+class SimFrontend:
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self.name = f"frontend-{number}"
+        self.process: Process | None = None
+        self.objects: Objects | None = None  # while it serves
+        self.undisturbed_since = 0.0
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    def start(self) -> None:
+        self.process = self._world.loop.new_process(self.name)
+        self.process.spawn(self._run())
+
+    def kill(self) -> None:
+        if self.process is None:
+            return
+        self._world.trace.note(self.name, "killed")
+        self.process.kill()
+        self._world.network.remove(self.process)
+        self.process = self.objects = None
+        for call in list(self._calls):
+            if not call.done():
+                call.set_exception(Unavailable("cannot reach the frontend: connection reset", code="connection_lost"))
+
+    async def _run(self) -> None:
+        world = self._world
+        bus = SimBus(world.network)
+        while True:
+            objects, loops = self._build(bus)
+            try:
+                await objects.board.restore()
+                await objects.collector.listen(bus)
+                break
+            except Unavailable:
+                await bus.close()
+                bus = SimBus(world.network)
+                await asyncio.sleep(0.5)
+        self.objects = objects
+        world.trace.note(self.name, f"serves as {objects.owner[:8]}")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(objects))
+            for loop in loops.values():
+                group.create_task(loop.run())
+
+    def _build(self, bus: SimBus) -> tuple[Objects, dict[str, Loop]]:
+        world = self._world
+        store = SimStore(world.database, world.store_weather, world.chance("store"), world.committed)
+        clock = SimClock(world.loop.time, world.chance(self.name))
+        loops: dict[str, Loop] = {}
+
+        def wake() -> None:
+            loops["dispatch"].wake()
+
+        owner = str(uuid.uuid4())
+        events = Events()
+        board = Board(store, events, clock, Patience())
+        nodes = Nodes(
+            store,
+            board,
+            stale_seconds=STALE_SECONDS,
+            approve_keys=[machine.public_key for machine in world.machines],
+            verify=lambda *_: True,
+            wake=wake,
+        )
+        versions = Versions(_no_registry, clock)
+        targets = Targets(Galleries(world.galleries), versions)
+        operations = Operations(Acceptance(store, board, wake), targets, versions)
+        collector = Collector(store, board, nodes, clock, owner)
+        collector.on_settled(wake)
+        dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=LEASE_SECONDS)
+        collector.on_old_worker(dispatcher.send_forced)
+        dispatcher.on_more(wake)
+        for loop in (
+            Loop("dispatch", dispatcher.step, 1.0),
+            Loop("renew", dispatcher.renew_step, LEASE_SECONDS / 6),
+            Loop("collect", collector.replies_step, 0.0),
+            Loop("write-progress", collector.write_progress_step, PROGRESS_WRITE_SECONDS),
+            Loop("health", nodes.step, STALE_SECONDS / 10),
+            Loop("tell", board.step, PUBLISH_SECONDS),
+            Loop("catch-up", board.catch_up_step, CATCH_UP_SECONDS),
+        ):
+            loops[loop.name] = loop
+        return Objects(owner, events, board, nodes, operations, collector, dispatcher), loops
+
+    async def _watch(self, objects: Objects) -> None:
+        checks = self._world.watched(self.name)
+        with objects.events.watch() as watcher:
+            while True:
+                event = await watcher.queue.get()
+                if event.kind == "operation":
+                    checks.told(event.body)
+
+    # What HTTP carries ----------------------------------------------------------------------------
+
+    async def call(self, work: Callable[[Objects], Awaitable[T]], limit_seconds: float) -> T:
+        """Have `work` done over there. What it raises of ours comes back; a lost connection is `connection_lost`."""
+        world, loop = self._world, self._world.loop
+        caller = PROCESS.get(loop.outside)
+        chance = world.chance("link")
+        await asyncio.sleep(chance.uniform(*LINK_SECONDS))
+        if self.process is None or self.objects is None:
+            raise Unavailable("cannot reach the frontend: connection refused", code="connection_refused")
+        objects = self.objects
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def send(result: T | None, error: Exception | None) -> None:
+            if not answer.done():
+                answer.set_exception(error) if error is not None else answer.set_result(result)  # type: ignore[arg-type]
+
+        async def serve() -> None:
+            try:
+                result = await work(objects)
+            except EnginehouseError as error:
+                loop.call_later(chance.uniform(*LINK_SECONDS), send, None, error, context=caller.context)
+            except Exception as error:
+                loop.fail(Violation("internal error", f"{self.name} answered a call with {error!r}"))
+            else:
+                loop.call_later(chance.uniform(*LINK_SECONDS), send, result, None, context=caller.context)
+
+        self._calls.add(answer)
+        try:
+            self.process.spawn(serve())
+            async with asyncio.timeout(limit_seconds):
+                return await answer
+        except TimeoutError as error:
+            raise Unavailable("cannot get an answer from the frontend in time", code="connection_lost") from error
+        finally:
+            self._calls.discard(answer)
+
+
+async def _no_registry(uri: str, platform: str, sha256: str) -> Artifact:
+    raise NotFound(f"cannot find {uri}: every build of these galleries has its digest", code="not_found")
+
+
+async def register(objects: Objects, request: wire.RegisterRequest) -> wire.RegisterReply:
+    registered = await objects.nodes.register(request)
+    node = registered.node
+    return wire.RegisterReply(
+        id=node.id,
+        name=node.name,
+        node_type=node.node_type,
+        status=node.status,
+        created_at="",
+        node_token=registered.token,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        mark=registered.now,
+    )
+
+
+async def heartbeat(objects: Objects, node_id: str, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
+    cancelled: tuple[str, ...] = ()
+    if request.report is not None:
+        cancelled = await objects.collector.report(node_id, request.report) or ()
+    mark = await objects.nodes.heartbeat(node_id, request)
+    return wire.HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)

@@ -1,0 +1,75 @@
+"""G5 while the run goes on: nobody waits for an unrelated one.
+
+Two looks, twice a second of virtual time. A due intent of a healthy node is sent soon while the store and some frontend
+are left in peace; a command that a worker has begins soon unless its own subject is being worked on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tests.sim.rows import IntentRow, select_rows
+from tests.sim.store import EPOCH
+from tests.sim.trace import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+LOOK_SECONDS = 0.5
+SENT_WITHIN_SECONDS = 4.0  # an interval of the dispatcher, and what a look may miss
+BEGUN_WITHIN_SECONDS = 2.0
+CALM_SECONDS = 5.0  # after a misfortune loops may still be backing off
+
+
+class Isolation:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._due_since: dict[str, float] = {}
+        self.is_everyone_calm = False
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._look_at_due()
+            self._look_at_waiting()
+
+    def _look_at_due(self) -> None:
+        world, now = self._world, self._world.loop.time()
+        if not self._is_sending_promised():
+            self._due_since.clear()
+            return
+        healthy = {
+            row[0]
+            for row in select_rows(world.database.connection, "select id from nodes where health = 'healthy' and approved")
+        }
+        due = [one for one in world.checks.intents.values() if _is_due(one, EPOCH + now) and one.node_id in healthy]
+        self._due_since = {one.id: self._due_since.get(one.id, now) for one in due}
+        for one in due:
+            waited = now - self._due_since[one.id]
+            if waited > SENT_WITHIN_SECONDS:
+                world.loop.fail(Violation("G5", f"intent {one.id} ({one.subject}) is due and was not sent for {waited} s"))
+
+    def _is_sending_promised(self) -> bool:
+        world = self._world
+        if world.store_weather.unknown_rate and not self.is_everyone_calm:
+            return False  # a loop that fails pauses, and such a store makes every loop fail
+        calm = [one for one in world.frontends if one.objects and world.calm_seconds(one.name, "store") > CALM_SECONDS]
+        return bool(calm)
+
+    def _look_at_waiting(self) -> None:
+        world, now = self._world, self._world.loop.time()
+        for machine in world.machines:
+            if machine.process is None or world.calm_seconds(machine.name) < CALM_SECONDS:
+                continue
+            for (intent, attempt), since in machine.checks.idle_waits().items():
+                if now - since > BEGUN_WITHIN_SECONDS:
+                    world.loop.fail(
+                        Violation(
+                            "G5", f"{machine.name}: attempt {attempt} of {intent} has not begun for {now - since} s"
+                        )
+                    )
+
+
+def _is_due(intent: IntentRow, now: float) -> bool:
+    return intent.state in ("accepted", "waiting") and intent.due_at <= now

@@ -1,0 +1,182 @@
+"""An event loop without a clock and without the outside: time is a number, and a seed chooses who runs next.
+
+Every callback belongs to the process in whose context it was made, so a process can be frozen (nothing of it runs,
+its timers wait) for a pause or for ever; the latter is a kill: no clean-up of it ever runs. What is given to an
+executor runs at once, inline, at a later moment of virtual time. It must not touch sockets, threads or the real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar, copy_context
+from random import Random
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+PROCESS: ContextVar[Process] = ContextVar("process")
+INLINE_SECONDS = (0.0002, 0.004)  # what a small transaction or a small write takes
+
+
+class Process:
+    """One program on one machine, as the scheduler sees it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_frozen = False
+        self.is_dead = False
+        self.slowness = 1.0  # how much longer than usual its executor takes
+        self.queue: deque[asyncio.Handle] = deque()
+        # Kept to the end of the run: collecting a killed coroutine would run its clean-up after all.
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.context: Context = copy_context()
+        self.context.run(PROCESS.set, self)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that must not end with an error: whatever it raises ends the run."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        task = loop.create_task(work, context=self.context)
+        task.add_done_callback(loop.note_end, context=self.context)
+        return task
+
+    def kill(self) -> None:
+        self.is_frozen = self.is_dead = True
+
+
+class StepLimit(Exception):
+    """The run did not come to its end within its steps: something spins."""
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+
+    def __init__(self, chance: Random, *, shuffle: float = 0.0, step_limit: int = 400_000) -> None:
+        super().__init__()
+        self._chance = chance
+        self._shuffle = shuffle
+        self._step_limit = step_limit
+        self._now = 0.0
+        self.steps = 0
+        self.failure: BaseException | None = None
+        self._is_over = False
+        self.outside = Process("outside")
+        self.processes = [self.outside]
+
+    def time(self) -> float:
+        return self._now
+
+    def new_process(self, name: str) -> Process:
+        process = Process(name)
+        self.processes.append(process)
+        return process
+
+    def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, context=context)
+        owner = PROCESS.get(self.outside) if context is None else context.get(PROCESS, self.outside)
+        owner.tasks.append(task)
+        return task
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+    ) -> asyncio.Future[T]:
+        """Inline, but neither begun nor known at once: a kill or a cancellation may fall on either side of it."""
+        future: asyncio.Future[T] = self.create_future()
+        slowness = PROCESS.get(self.outside).slowness
+        until_begun = self._chance.uniform(*INLINE_SECONDS) * slowness
+        until_known = self._chance.uniform(*INLINE_SECONDS) * slowness
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            try:
+                result = func(*args)
+            except Exception as error:
+                self.call_later(until_known, lambda raised: future.done() or future.set_exception(raised), error)
+            else:
+                self.call_later(until_known, lambda: future.done() or future.set_result(result))
+
+        self.call_later(until_begun, run)
+        return future
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There are no threads to wait for."""
+
+    def fail(self, failure: BaseException) -> None:
+        """End the run with this, from wherever: product code may not catch it."""
+        if self.failure is None and not self._is_over:
+            self.failure = failure
+
+    def note_end(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def _run_once(self) -> None:
+        """One callback, or one jump to the next timer. Called by `run_forever`."""
+        self._sort_ready()
+        runnable = [process for process in self.processes if process.queue and not process.is_frozen]
+        if not runnable:
+            while self._scheduled and self._scheduled[0].cancelled():
+                heapq.heappop(self._scheduled)
+            if not self._scheduled:
+                raise StepLimit("nothing can ever happen again")
+            self._now = max(self._now, self._scheduled[0].when())
+            return
+        chosen = runnable[0] if len(runnable) == 1 else self._chance.choice(runnable)
+        handle = self._taken(chosen.queue)
+        if handle.cancelled():
+            return
+        self.steps += 1
+        handle._run()
+        if self.failure is not None:
+            raise self.failure
+        if self.steps > self._step_limit:
+            raise StepLimit(f"{self.steps} steps and no end")
+
+    def _sort_ready(self) -> None:
+        ready, scheduled = self._ready, self._scheduled
+        while ready:
+            handle = ready.popleft()
+            handle._context.get(PROCESS, self.outside).queue.append(handle)  # type: ignore[attr-defined]
+        while scheduled and scheduled[0].when() <= self._now:
+            timer = heapq.heappop(scheduled)
+            if not timer.cancelled():
+                timer._context.get(PROCESS, self.outside).queue.append(timer)  # type: ignore[attr-defined]
+
+    def _taken(self, queue: deque[asyncio.Handle]) -> asyncio.Handle:
+        if len(queue) > 1 and self._shuffle and self._chance.random() < self._shuffle:
+            place = self._chance.randrange(len(queue))
+            handle = queue[place]
+            del queue[place]
+            return handle
+        return queue.popleft()
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps in a selector here."""
+
+    def end(self, step_limit: int = 50_000) -> None:
+        """After the run: let every task end, those of killed processes too, so that nothing is left to the collector."""
+        self.failure, self._is_over = None, True
+        self._step_limit = self.steps + step_limit
+        for process in self.processes:
+            process.is_frozen = False
+        for _ in range(20):
+            left = [task for process in self.processes for task in process.tasks if not task.done()]
+            if not left:
+                break
+            for task in left:
+                task.cancel()
+            try:
+                self.run_until_complete(_ended(left))
+            except StepLimit:
+                break
+        self.close()
+
+
+async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    await asyncio.wait(tasks, timeout=60.0)

@@ -1,0 +1,176 @@
+"""One simulated machine: the real agent on parts in memory, in a process that can be killed and paused.
+
+The agent chooses its parts by name in its own module; those names are replaced for the whole run, and each machine is
+found again through the context of its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from tests.sim import frontends
+from tests.sim.bus import SimBus
+from tests.sim.disk import Disk, SimJournal, write_atomic
+from tests.sim.frontends import HEARTBEAT_SECONDS
+from tests.sim.invariants import WorkerChecks
+from tests.sim.loop import Process
+from tests.sim.parts import SimActions, SimAssembled, SimInstaller, SimModels, SimSupervisor
+from tests.sim.trace import Violation
+
+from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.node import Capacity
+from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.host import disk as real_disk
+from enginehouse.ports import Engine
+from enginehouse.worker import agent, joining, journal
+from enginehouse.worker.agent import Agent
+from enginehouse.worker.parts import Parts
+from enginehouse.worker.place import WorkerPlace
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+MACHINE: ContextVar[SimMachine] = ContextVar("machine")
+LINK_LIMIT_SECONDS = 4.0
+RESTART_SECONDS = 1.0
+
+
+class SimPlace(WorkerPlace, frozen=True):
+    def make_directories(self) -> None:
+        """Nothing of a simulated machine is on a real disk."""
+
+
+class SimIdentity:
+    def __init__(self, public_key: str) -> None:
+        self.public_key = public_key
+
+    def sign_registration(self, name: str) -> str:
+        return "00"
+
+
+class SimMachine:
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self.name = f"node-{number}"
+        self.public_key = hashlib.sha256(self.name.encode()).hexdigest()
+        self.checks = WorkerChecks(self.name, world.loop.time, world.loop.fail)
+        chance = world.chance(self.name)
+        self.disk = Disk(self.name, world.trace, self.checks, world.disk_weather, chance)
+        self.installer = SimInstaller(self.disk, world.install_weather, chance)
+        self.process: Process | None = None
+        self.actions: SimActions | None = None
+        self.node_id = ""
+        self.undisturbed_since = 0.0
+
+    def start(self) -> None:
+        self.process = self._world.loop.new_process(self.name)
+        self.process.context.run(MACHINE.set, self)
+        self.process.spawn(self._run())
+
+    def kill(self, *, power_cut: bool = False) -> None:
+        if self.process is None:
+            return
+        self._world.trace.note(self.name, "power cut" if power_cut else "killed")
+        self.process.kill()
+        self._world.network.remove(self.process)
+        self.process = None
+        if power_cut:
+            self.disk.power_cut()
+        else:
+            self.disk.kill()
+
+    async def _run(self) -> None:
+        """The worker, and what starts it again when it ends for a reason that may heal."""
+        place = SimPlace(directory=Path("/nowhere"), name=self.name, advertise_host="10.0.0.1")
+        while True:
+            worker = Agent(place, SimLink(self._world, self), self._open_bus, cast(Engine, None), {})
+            try:
+                await worker.run()
+            except Unavailable as error:
+                self._world.trace.note(self.name, f"ends with {error.code}")
+                await asyncio.sleep(RESTART_SECONDS)
+            except EnginehouseError as error:
+                self._world.loop.fail(Violation("internal error", f"{self.name} gave up: {error!r}"))
+                return
+
+    async def _open_bus(self, node: RegisterReply) -> SimBus:
+        bus = SimBus(self._world.network)
+        if not bus.is_connected:
+            raise Unavailable("cannot reach the bus", code="bus_unavailable")
+        self.node_id = node.id
+        return bus
+
+
+class SimLink:
+    """`ports.Link` to whichever frontend answers, as behind a balancer."""
+
+    def __init__(self, world: World, machine: SimMachine) -> None:
+        self._world = world
+        self._machine = machine
+        self._chance = world.chance(f"link of {machine.name}")
+
+    async def register(self, request: RegisterRequest) -> RegisterReply:
+        return await self._frontend().call(lambda to: frontends.register(to, request), LINK_LIMIT_SECONDS)
+
+    async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
+        return await self._frontend().call(
+            lambda to: frontends.heartbeat(to, node_id, request), LINK_LIMIT_SECONDS
+        )
+
+    async def deregister(self, node_id: str, node_token: str) -> None:
+        await self._frontend().call(lambda to: to.nodes.set_health(node_id, "offline"), LINK_LIMIT_SECONDS)
+
+    def local_address(self) -> str:
+        return "10.0.0.1"
+
+    def _frontend(self) -> frontends.SimFrontend:
+        if self._machine.name in self._world.cut_links:
+            raise Unavailable("cannot reach the frontend: no route", code="connection_refused")
+        return self._chance.choice(self._world.frontends)
+
+
+def _make_actions(parts: Parts, changed: Callable[[], None]) -> SimActions:
+    machine = MACHINE.get()
+    machine.actions = SimActions(parts, changed, machine.checks)
+    return machine.actions
+
+
+def _capacity(_path: Path) -> Capacity:
+    return Capacity(cores=2, total_ram=2**34, available_ram=2**33, total_disk=2**40, available_disk=2**39)
+
+
+@contextlib.contextmanager
+def simulated_parts() -> Iterator[None]:
+    """While this lasts, agents are made of the parts of the machine in whose process they are made."""
+    hardware = SimpleNamespace(
+        capacity=_capacity, capability=lambda: "default", platform=lambda: "linux/amd64"
+    )
+    disk = SimpleNamespace(write_atomic=write_atomic, storage_error=real_disk.storage_error)
+    here = MACHINE.get
+    names: list[tuple[ModuleType, str, object]] = [
+        (agent, "assemble", lambda *_: SimAssembled(here().disk, here().installer)),
+        (agent, "Models", lambda *_: SimModels(here().disk)),
+        (agent, "Supervisor", lambda *_, **__: SimSupervisor()),
+        (agent, "Journal", lambda _: SimJournal(here().disk)),
+        (agent, "Actions", _make_actions),
+        (agent, "load_identity", lambda _: SimIdentity(here().public_key)),
+        (agent, "hardware", hardware),
+        (agent, "disk", disk),
+        (joining, "hardware", hardware),
+        (journal, "disk", disk),
+    ]
+    with contextlib.ExitStack() as stack:
+        for module, name, value in names:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        yield
+
+
+__all__ = ["HEARTBEAT_SECONDS", "SimMachine", "simulated_parts"]

@@ -1,0 +1,222 @@
+"""The parts of a worker in memory, on a simulated disk: an installer that takes its time, processes, model files.
+
+They keep the promises of the real ones and no others: the new tree is put in place at the end or not at all, and past
+that point a cancellation is heard only when everything is in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from types import TracebackType
+
+from msgspec import Struct
+from tests.sim.disk import WORK, Disk
+from tests.sim.invariants import WorkerChecks
+
+from enginehouse.core.action import subject_of
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.errors import NotFound, Unavailable, Upstream
+from enginehouse.core.intent import Outcome
+from enginehouse.core.model import HeldModel, Model
+from enginehouse.core.replica import RunningReplica
+from enginehouse.worker.actions import Actions
+from enginehouse.worker.commands import Work
+from enginehouse.worker.install import Installed, InstallWish, Report, Swapped
+from enginehouse.worker.parts import Parts
+from enginehouse.worker.replicas import Started, StartWish, Stopped
+from enginehouse.worker.threads import in_thread
+
+TOTAL_BYTES = 1_000_000
+STALL_SECONDS = 6.0
+
+
+class InstallWeather(Struct):
+    seconds: float = 0.5
+    failing_rate: float = 0.0
+    hopeless_rate: float = 0.0
+    stalling_rate: float = 0.0
+
+
+class SimInstaller:
+    def __init__(self, disk: Disk, weather: InstallWeather, chance: Random) -> None:
+        self._disk = disk
+        self._weather = weather
+        self._chance = chance
+
+    async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> Installed:
+        resolved, disk = wish.resolved, self._disk
+        with disk.working(f"backend:{resolved.directory}"):
+            known = disk.trees.get(resolved.directory)
+            if known is not None and known.digest == resolved.digest and not wish.force:
+                await in_thread(disk.note_generation, resolved.directory, wish.generation)
+                return Installed(digest=known.digest, changed=False)
+            report("resolving", "", 0, 0)
+            await self._fetch(report)
+            before = disk.inode_of(resolved.directory)
+            try:
+                await in_thread(disk.swap, resolved, wish.generation)
+            finally:
+                if disk.inode_of(resolved.directory) != before:
+                    await swapped()
+                    await in_thread(disk.sync, resolved.directory)
+            return Installed(digest=resolved.digest, fetched_bytes=TOTAL_BYTES)
+
+    async def _fetch(self, report: Report) -> None:
+        chance, weather = self._chance, self._weather
+        pieces = chance.randint(1, 5)
+        bad_piece = chance.randrange(pieces)
+        luck = chance.random()
+        for piece in range(pieces):
+            await asyncio.sleep(weather.seconds / pieces * chance.uniform(0.5, 1.5))
+            if piece == bad_piece:
+                if luck < weather.failing_rate:
+                    raise Upstream("cannot fetch a layer: the registry answered 500", code="upstream_error")
+                if luck < weather.failing_rate + weather.hopeless_rate:
+                    raise NotFound("cannot find the image", code="not_found")
+                if luck < weather.failing_rate + weather.hopeless_rate + weather.stalling_rate:
+                    await asyncio.sleep(STALL_SECONDS)
+                    raise Unavailable("cannot fetch a layer: nothing came", code="stalled")
+            report("downloading", f"layer {piece}", TOTAL_BYTES * (piece + 1) // pieces, TOTAL_BYTES)
+
+    async def remove(self, directory: str) -> None:
+        with self._disk.working(f"backend:{directory}"):
+            await in_thread(self._disk.remove, directory)
+
+    def recover(self) -> None:
+        """A tree is whole at every moment, so there is nothing to finish."""
+
+
+class SimTrees:
+    """What `InstalledBackends` looks at."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def list_installed(self) -> tuple[InstalledBackend, ...]:
+        return self._disk.list_installed()
+
+    def inode_of(self, directory: str) -> int | None:
+        return self._disk.inode_of(directory)
+
+    def metadata_of(self, directory: str) -> None:
+        self._disk.metadata_of(directory)
+
+    def forget_generations(self) -> None:
+        self._disk.forget_generations()
+
+
+class SimModels:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def recover(self) -> None:
+        """Nothing is ever half there."""
+
+    def held_models(self) -> tuple[HeldModel, ...]:
+        return tuple(self._disk.models.values())
+
+    async def pull(self, model: Model, generation: int | None, report: Report) -> None:
+        report("downloading", model.name, 0, TOTAL_BYTES)
+        held = HeldModel(model.name, tuple(file.sha256 for file in model.files), generation or 0)
+        await in_thread(self._disk.models.__setitem__, model.name, held)
+
+    async def restore(self, model: Model, report: Report) -> None:
+        if model.name not in self._disk.models:
+            await self.pull(model, None, report)
+
+    async def remove(self, name: str) -> bool:
+        return await in_thread(self._disk.models.pop, name, None) is not None
+
+
+class SimSupervisor:
+    """Processes that live as long as their worker."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, RunningReplica] = {}
+        self._from: dict[str, str] = {}
+
+    async def __aenter__(self) -> SimSupervisor:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._running.clear()
+
+    def listen_on(self, host: str) -> None:
+        """Addresses do not matter here."""
+
+    def trim_logs(self) -> None:
+        """There are none."""
+
+    def running(self) -> tuple[RunningReplica, ...]:
+        return tuple(self._running.values())
+
+    def find(self, process_key: str) -> RunningReplica | None:
+        return self._running.get(process_key)
+
+    async def start(self, wish: StartWish) -> Started:
+        await asyncio.sleep(0.1)
+        replica = RunningReplica(
+            model_id=wish.model.name,
+            replica_index=wish.slot,
+            address="node:1",
+            nonce=f"{wish.process_key}-{wish.generation}",
+            generation=wish.generation,
+        )
+        self._running[wish.process_key] = replica
+        self._from[wish.process_key] = wish.directory
+        return Started(replica.address, replica.nonce)
+
+    async def stop(self, process_key: str) -> bool:
+        await asyncio.sleep(0.05)
+        return self._running.pop(process_key, None) is not None
+
+    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped:
+        return await self._stop_each([key for key in self._running if self._from[key] == directory])
+
+    async def stop_model(self, model: str) -> Stopped:
+        return await self._stop_each([key for key, one in self._running.items() if one.model_id == model])
+
+    async def stop_all(self) -> Stopped:
+        return await self._stop_each(list(self._running))
+
+    async def _stop_each(self, keys: list[str]) -> Stopped:
+        return Stopped(keys=tuple([key for key in keys if await self.stop(key)]))
+
+
+class SimActions(Actions):
+    """The real actions; the disk may know for which command it is written."""
+
+    def __init__(self, parts: Parts, changed: Callable[[], None], checks: WorkerChecks) -> None:
+        super().__init__(parts, changed)
+        self._checks = checks
+
+    def held_locks(self) -> list[str]:
+        return list(self._locks._locks)
+
+    async def perform(self, work: Work, report: Report) -> Outcome:
+        token = WORK.set(work)
+        if work.command is not None:
+            self._checks.asked(subject_of(work.action), work.command)
+        try:
+            return await super().perform(work, report)
+        finally:
+            WORK.reset(token)
+            if work.command is not None:
+                self._checks.answered(work.command)
+
+
+class SimAssembled:
+    """What the agent gets instead of an installer with everything around it."""
+
+    def __init__(self, disk: Disk, installer: SimInstaller) -> None:
+        self.trees = SimTrees(disk)
+        self.installer = installer
+        self.python = None
+        self.client = None
+
+    async def close(self) -> None:
+        """No connections to close."""

@@ -1,0 +1,100 @@
+"""Rows of the simulated store as the invariants see them: every change of every transaction that was committed.
+
+SQLite itself tells, through triggers, so nothing that the product writes can go unseen and nothing it only reads costs
+anything. Changes of a transaction that is rolled back are forgotten.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+_INTENT = (
+    "id node_id subject generation action state attempt failures fence owner lease_until version "
+    "created_at due_at progress outcome reason"
+).split()
+_OPERATION = "id kind name author targets excluded created_at".split()
+TERMINAL = frozenset({"succeeded", "failed", "cancelled", "superseded"})
+
+
+class IntentRow(Struct, frozen=True):
+    id: str
+    node_id: str
+    subject: str
+    generation: int
+    action: str
+    state: str
+    attempt: int
+    failures: int
+    fence: int
+    owner: str
+    lease_until: float
+    version: int
+    created_at: float
+    due_at: float
+    progress: str | None
+    outcome: str | None
+    reason: str
+
+    @property
+    def is_ended(self) -> bool:
+        return self.state in TERMINAL
+
+
+class OperationRow(Struct, frozen=True):
+    id: str
+    kind: str
+    name: str
+    author: str
+    targets: str
+    excluded: str
+    created_at: float
+
+
+class Changed(Struct, frozen=True):
+    """One row before and after; None where there is none."""
+
+    before: IntentRow | OperationRow | None
+    after: IntentRow | OperationRow | None
+
+
+class Changes:
+    """Collects what the triggers tell; `take` at the end of a transaction."""
+
+    def __init__(self) -> None:
+        self._found: list[Changed] = []
+
+    def take(self) -> list[Changed]:
+        taken, self._found = self._found, []
+        return taken
+
+    def watch(self, connection: sqlite3.Connection) -> None:
+        connection.create_function("sim_intent", -1, self._noting(IntentRow, len(_INTENT)))
+        connection.create_function("sim_operation", -1, self._noting(OperationRow, len(_OPERATION)))
+
+    def _noting(
+        self, kind: type[IntentRow] | type[OperationRow], width: int
+    ) -> Callable[..., None]:
+        def note(event: str, *values: str | float | None) -> None:
+            before = kind(*values[:width]) if event != "insert" else None  # type: ignore[arg-type]
+            after = kind(*values[-width:]) if event != "delete" else None  # type: ignore[arg-type]
+            self._found.append(Changed(before, after))
+
+        return note
+
+
+def add_triggers(connection: sqlite3.Connection) -> None:
+    """Into the template: every copy has them."""
+    for table, function, columns in (("intents", "sim_intent", _INTENT), ("operations", "sim_operation", _OPERATION)):
+        for event, sides in (("insert", ("new",)), ("update", ("old", "new")), ("delete", ("old",))):
+            said = ", ".join([f"'{event}'", *(f"{side}.{column}" for side in sides for column in columns)])
+            connection.execute(
+                f"create trigger sim_{table}_{event} after {event} on {table} begin select {function}({said}); end"
+            )
+
+
+def select_rows(connection: sqlite3.Connection, query: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+    """A look at the store from outside, without the product's code."""
+    return connection.execute(query, values).fetchall()  # type: ignore[arg-type]

@@ -1,0 +1,173 @@
+"""Everything of one run: the loop, the weather of each part, the processes, and the ledgers that judge them.
+
+It strikes processes as the options say and keeps book of who was left in peace since when, because some promises are
+made only to those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from tests.sim.bus import BusWeather, Network
+from tests.sim.disk import DiskWeather
+from tests.sim.frontends import SimFrontend, gallery
+from tests.sim.invariants import StoreChecks
+from tests.sim.loop import Process, SimLoop
+from tests.sim.machines import SimMachine
+from tests.sim.options import BACKENDS, GALLERIES, Fault, Options
+from tests.sim.parts import InstallWeather
+from tests.sim.rows import Changed, IntentRow, OperationRow
+from tests.sim.store import Database, StoreWeather
+from tests.sim.trace import Trace
+from tests.sim.watching import Watched
+
+SLOWNESS = 150.0  # of a slow store: a transaction takes from 60 ms to over a second
+
+
+class World:
+    def __init__(self, options: Options, loop: SimLoop, database: Database) -> None:
+        self.options = options
+        self.loop = loop
+        self.database = database
+        self.trace = Trace(loop.time)
+        self._chances: dict[str, Random] = {}
+        self.store_weather = StoreWeather(options.collision_rate, options.unknown_rate, set())
+        self.bus_weather = BusWeather(
+            options.drop_rate, options.duplicate_rate, options.late_rate, options.reorder_rate, {}
+        )
+        self.disk_weather = DiskWeather(options.full_disk_rate)
+        self.install_weather = InstallWeather(
+            options.install_seconds, options.failing_rate, options.hopeless_rate, options.stalling_rate
+        )
+        self.cut_links: set[str] = set()
+        self.confirmed: dict[str, str] = {}  # author -> operation, where the commit was confirmed to the frontend
+        self.checks = StoreChecks(self._store_time, loop.fail)
+        self.network = Network(loop, self.chance("bus"), self.bus_weather, self.trace)
+        self.galleries = [gallery(name, BACKENDS) for name in GALLERIES]
+        self.machines = [SimMachine(self, number) for number in range(options.nodes)]
+        self.frontends = [SimFrontend(self, number) for number in range(options.frontends)]
+        self.watchers: list[Watched] = []
+        self._struck: dict[str, int] = {}
+        self._calm_since: dict[str, float] = {}
+
+    def chance(self, name: str) -> Random:
+        if name not in self._chances:
+            self._chances[name] = Random(f"{self.options.seed}/{name}")
+        return self._chances[name]
+
+    def _store_time(self) -> float:
+        from tests.sim.store import EPOCH
+
+        return EPOCH + self.loop.time()
+
+    def committed(self, who: str, changes: list[Changed], confirmed: bool) -> None:
+        for changed in changes:
+            self.trace.note(who, _shown(changed))
+            if changed.before is None and isinstance(changed.after, OperationRow) and confirmed:
+                self.confirmed[changed.after.author] = changed.after.id
+        self.checks.committed(changes)
+
+    def watched(self, name: str) -> Watched:
+        watcher = Watched(name, self.loop.time, self.loop.fail)
+        self.watchers.append(watcher)
+        return watcher
+
+    def calm_seconds(self, *names: str) -> float:
+        """For how long none of these was struck by anything."""
+        if any(self._struck.get(name, 0) for name in names):
+            return 0.0
+        return self.loop.time() - max((self._calm_since.get(name, 0.0) for name in names), default=0.0)
+
+    # Misfortune -----------------------------------------------------------------------------------
+
+    async def strike(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.at)
+        struck = self._struck_by(fault)
+        self.trace.note("fault", f"{fault.kind} {struck} for {fault.seconds:.2f} s")
+        self._struck[struck] = self._struck.get(struck, 0) + 1
+        try:
+            await self._strike(fault)
+        finally:
+            self._struck[struck] -= 1
+            self._calm_since[struck] = self.loop.time()
+            self.trace.note("fault", f"{fault.kind} {struck} is over")
+
+    def _struck_by(self, fault: Fault) -> str:
+        if fault.kind == "store_away":
+            return "store"
+        if "frontend" in fault.kind or "store" in fault.kind:
+            return self.frontends[fault.target % len(self.frontends)].name
+        return self.machines[fault.target % len(self.machines)].name
+
+    async def _strike(self, fault: Fault) -> None:
+        frontend = self.frontends[fault.target % len(self.frontends)]
+        machine = self.machines[fault.target % len(self.machines)]
+        match fault.kind:
+            case "kill_frontend":
+                frontend.kill()
+                await asyncio.sleep(fault.seconds)
+                if frontend.process is None:
+                    frontend.start()
+            case "kill_worker" | "power_cut":
+                machine.kill(power_cut=fault.kind == "power_cut")
+                await asyncio.sleep(fault.seconds)
+                if machine.process is None:
+                    machine.start()
+            case "pause_frontend":
+                await self._pause(frontend.process, fault.seconds)
+            case "pause_worker":
+                await self._pause(machine.process, fault.seconds)
+            case "cut_bus_of_frontend":
+                await self._cut(frontend.name, fault.seconds)
+            case "cut_bus_of_worker":
+                await self._cut(machine.name, fault.seconds)
+            case "cut_link":
+                self.cut_links.add(machine.name)
+                await asyncio.sleep(fault.seconds)
+                self.cut_links.discard(machine.name)
+            case "store_away" | "store_away_for_one":
+                whom = "" if fault.kind == "store_away" else frontend.name
+                self.store_weather.away_for.add(whom)
+                await asyncio.sleep(fault.seconds)
+                self.store_weather.away_for.discard(whom)
+            case "store_slow":
+                process = frontend.process
+                if process is not None:
+                    process.slowness = SLOWNESS
+                    await asyncio.sleep(fault.seconds)
+                    process.slowness = 1.0
+
+    async def _pause(self, process: Process | None, seconds: float) -> None:
+        if process is not None and not process.is_frozen:
+            process.is_frozen = True
+            await asyncio.sleep(seconds)
+            process.is_frozen = process.is_dead
+
+    async def _cut(self, name: str, seconds: float) -> None:
+        self.bus_weather.cut[name] = self.loop.time()
+        await asyncio.sleep(seconds)
+        self.bus_weather.cut.pop(name, None)
+
+    def calm_down(self) -> None:
+        """From now on nothing new goes wrong."""
+        self.trace.note("world", "faults off")
+        self.store_weather.collision_rate = self.store_weather.unknown_rate = 0.0
+        weather = self.bus_weather
+        weather.drop_rate = weather.duplicate_rate = weather.late_rate = weather.reorder_rate = 0.0
+        self.disk_weather.full_rate = 0.0
+        install = self.install_weather
+        install.failing_rate = install.hopeless_rate = install.stalling_rate = 0.0
+
+
+def _shown(changed: Changed) -> str:
+    before, after = changed.before, changed.after
+    row = after or before
+    assert row is not None
+    if isinstance(row, IntentRow):
+        was = f"{before.state} -> " if isinstance(before, IntentRow) else ""
+        return (
+            f"intent {row.id[:8]} {was}{row.state} {row.subject} generation {row.generation} attempt {row.attempt} "
+            f"fence {row.fence} v{row.version} {row.reason}"
+        )
+    return f"operation {row.id[:8]} {row.kind} {row.name} by {row.author}"
