@@ -1,30 +1,43 @@
 """People and programs that wish for things, and remember what they were told.
 
-Every request has an author of its own, so that what it left behind can be told from what another left.
+Every request has an author of its own, so that what it left behind can be told from what another left. A client with a
+key asks again until it is answered, at any frontend, and sometimes once more after that.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from tests.sim.frontends import Objects
 from tests.sim.options import Wish
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.frontend.accepting import Request
 from enginehouse.frontend.operations import BackendWish
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-ANSWER_SECONDS = 30.0
-_LOST = frozenset({"connection_lost", "connection_refused"})
+ANSWER_SECONDS = 15.0
+TRIES = 4
+PAUSE_SECONDS = 1.5
+REPEAT_RATE = 0.3  # of clients with a key who ask once more although they were answered
+LOST = frozenset({"connection_lost", "connection_refused"})
+
+Ask = Callable[[Objects], Awaitable[str]]
 
 
 class Accepted(Struct, frozen=True):
+    """What a caller was told, and how it must be found ever after."""
+
     operation_id: str
-    wish: BackendWish
+    kind: str
+    name: str
+    author: str
 
 
 class Clients:
@@ -32,38 +45,121 @@ class Clients:
         self._world = world
         self.accepted: list[Accepted] = []
         self.refused: list[str] = []  # authors who were told no
+        self.keyed: list[str] = []  # authors who asked under a key
+        self._by_wish: dict[int, Accepted] = {}
+        self._told: set[str] = set()
 
-    async def ask(self, number: int, wish: Wish) -> None:
-        world = self._world
+    async def ask(self, wish: Wish) -> None:
         await asyncio.sleep(wish.at)
-        frontend = world.frontends[wish.frontend % len(world.frontends)]
-        nodes = tuple(world.machines[one % len(world.machines)].name for one in wish.nodes)
-        asked = BackendWish(
-            kind=wish.kind,
+        number = wish.number
+        author = f"client-{number}"
+        key = f"key-{number}" if wish.is_keyed else ""
+        match wish.kind:
+            case "cancel":
+                await self._cancel(author, wish)
+            case "remove_node":
+                await self._remove_node(author, wish)
+            case "retry":
+                before = self._by_wish.get(wish.about)
+                if before is not None:
+                    again = Request(author=author, key=key)
+                    found = await self._request(
+                        wish, author, lambda to: to.endings.retry(before.operation_id, None, again), f"retry {before.operation_id[:8]}"
+                    )
+                    self._keep(number, found, before.kind, before.name, author)
+            case "install" | "upgrade" | "delete":
+                asked = self._backend_wish(author, wish)
+                found = await self._request(
+                    wish, author, lambda to: to.operations.request(asked, key), f"{asked.kind} {asked.name} on {asked.nodes or 'all'}"
+                )
+                self._keep(number, found, asked.kind, asked.name, author)
+
+    def _backend_wish(self, author: str, wish: Wish) -> BackendWish:
+        machines = self._world.machines
+        assert wish.kind in ("install", "upgrade", "delete")
+        return BackendWish(
+            kind=wish.kind,  # type: ignore[arg-type]  # one of those three
             name=wish.name,
-            author=f"client-{number}",
-            nodes=tuple(dict.fromkeys(nodes)) or None,
+            author=author,
+            nodes=tuple(dict.fromkeys(machines[one % len(machines)].name for one in wish.nodes)) or None,
             force=wish.force,
+            max_parallel=wish.max_parallel,
         )
-        world.trace.note(asked.author, f"asks {frontend.name} to {asked.kind} {asked.name} on {nodes or 'all'}")
+
+    def _keep(self, number: int, operation_id: str, kind: str, name: str, author: str) -> None:
+        if operation_id:
+            accepted = Accepted(operation_id, kind, name, author)
+            self.accepted.append(accepted)
+            self._by_wish[number] = accepted
+
+    async def _request(self, wish: Wish, author: str, ask: Ask, what: str) -> str:
+        """The id of the operation; empty where the client heard no, or nothing."""
+        if not wish.is_keyed:
+            return await self._ask_once(wish.frontend, author, ask, what)
+        self.keyed.append(author)
+        told = ""
+        for attempt in range(TRIES):
+            told = await self._ask_once(wish.frontend + attempt, author, ask, what)
+            if told or author in self.refused:
+                break
+            await asyncio.sleep(PAUSE_SECONDS)
+        if told and self._world.chance("clients").random() < REPEAT_RATE:
+            again = await self._ask_once(wish.frontend + 1, author, ask, what)
+            if again not in ("", told):
+                self._fail("G4", f"{author} was told {told} and then {again} under one key")
+        return told
+
+    async def _ask_once(self, at: int, author: str, ask: Ask, what: str) -> str:
+        world = self._world
+        frontend = world.frontends[at % len(world.frontends)]
+        world.trace.note(author, f"asks {frontend.name} to {what}")
         try:
-            operation_id = await frontend.call(lambda to: to.operations.request(asked), ANSWER_SECONDS)
+            operation_id = await frontend.call(ask, ANSWER_SECONDS)
         except EnginehouseError as error:
-            world.trace.note(asked.author, f"hears {error.code}")
-            if error.code not in _LOST:
-                self._judge_refusal(asked.author, error)
-            return
-        world.trace.note(asked.author, f"is told {operation_id[:8]}")
-        self.accepted.append(Accepted(operation_id, asked))
+            world.trace.note(author, f"hears {error.code}")
+            if error.code not in LOST:
+                self._judge_refusal(author, error)
+            return ""
+        world.trace.note(author, f"is told {operation_id[:8]}")
+        self._told.add(author)
         if operation_id not in world.checks.operations:
-            world.loop.fail(Violation("G1", f"{asked.author} was told {operation_id}, which is not in the store"))
+            self._fail("G1", f"{author} was told {operation_id}, which is not in the store")
+        return operation_id
 
     def _judge_refusal(self, author: str, error: EnginehouseError) -> None:
         """G1: not accepted means no effect at all. A commit that the store itself did not confirm is nobody's lie."""
         world = self._world
+        if author in self._told:
+            return
         if author in world.confirmed:
-            world.loop.fail(
-                Violation("G1", f"{author} was refused ({error.code}), yet operation {world.confirmed[author]} is there")
-            )
+            self._fail("G1", f"{author} was refused ({error.code}), yet operation {world.confirmed[author]} is there")
         if error.code != "store_unavailable":
             self.refused.append(author)
+
+    async def _cancel(self, author: str, wish: Wish) -> None:
+        """Cancelling has no id to be told; what it promises is that nothing of the operation is open afterwards."""
+        world, about = self._world, self._by_wish.get(wish.about)
+        if about is None:
+            return
+        frontend = world.frontends[wish.frontend % len(world.frontends)]
+        world.trace.note(author, f"asks {frontend.name} to cancel {about.operation_id[:8]}")
+        try:
+            await frontend.call(lambda to: to.endings.cancel(about.operation_id, None, author), ANSWER_SECONDS)
+        except EnginehouseError as error:
+            world.trace.note(author, f"hears {error.code}")
+            return
+        world.trace.note(author, f"has cancelled {about.operation_id[:8]}")
+
+    async def _remove_node(self, author: str, wish: Wish) -> None:
+        """The machine stays and joins again, as another node."""
+        world = self._world
+        frontend = world.frontends[wish.frontend % len(world.frontends)]
+        machine = world.machines[(wish.nodes or (0,))[0] % len(world.machines)]
+        world.trace.note(author, f"asks {frontend.name} to remove {machine.name}")
+        try:
+            await frontend.call(lambda to: to.endings.remove_node(machine.name, author), ANSWER_SECONDS)
+        except EnginehouseError as error:
+            world.trace.note(author, f"hears {error.code}")
+
+    def _fail(self, guarantee: str, message: str) -> None:
+        self._world.loop.fail(Violation(guarantee, message))

@@ -5,6 +5,7 @@ Looks at disks, rows and what watchers were told; asks every frontend for every 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,18 +39,23 @@ async def judge_the_end(world: World, clients: Clients) -> None:
         *_wrong_disks(world),
         *_left_behind(world),
         *_wrong_refusals(world, clients),
+        *_done_twice(world, clients),
         *await _unreadable(world, clients),
     ):
         world.loop.fail(Violation(*wrong))
 
 
 def _wrong_disks(world: World) -> list[tuple[str, str]]:
-    """G2: the final state is that of the newest intent that was not cancelled."""
+    """G2: the final state is that of the newest intent that was not cancelled. A cancelled one that was past its
+    return when the word came has been done all the same, and then counts.
+    """
+    machines = {machine.node_id: machine for machine in world.machines}
     newest: dict[tuple[str, str], IntentRow] = {}
     for intent in sorted(world.checks.intents.values(), key=lambda one: one.generation):
-        if intent.state != "cancelled":
+        effects = machines[intent.node_id].checks.effects if intent.node_id in machines else {}
+        done = any(one.generation == intent.generation for one in effects.get(intent.subject, ()))
+        if intent.state != "cancelled" or done:
             newest[(intent.node_id, intent.subject)] = intent
-    machines = {machine.node_id: machine for machine in world.machines}
     wrong: list[tuple[str, str]] = []
     for (node_id, subject), intent in newest.items():
         if intent.state != "succeeded" or not subject.startswith("backend:") or node_id not in machines:
@@ -92,11 +98,16 @@ def _wrong_refusals(world: World, clients: Clients) -> list[tuple[str, str]]:
     ]
 
 
+def _done_twice(world: World, clients: Clients) -> list[tuple[str, str]]:
+    """G4: under one key there is one operation, however often it was asked for."""
+    left = Counter(row.author for row in world.checks.operations.values())
+    return [("G4", f"{author} asked under one key and got {left[author]} operations") for author in clients.keyed if left[author] > 1]
+
+
 async def _unreadable(world: World, clients: Clients) -> list[tuple[str, str]]:
     """G1: an operation can be read by id on every frontend, as it was asked for."""
     wrong: list[tuple[str, str]] = []
     for accepted in clients.accepted:
-        wish = accepted.wish
         for frontend in world.frontends:
             try:
                 view = await frontend.call(
@@ -106,6 +117,6 @@ async def _unreadable(world: World, clients: Clients) -> list[tuple[str, str]]:
             except EnginehouseError as error:
                 wrong.append(("G1", f"{frontend.name} cannot read operation {accepted.operation_id}: {error}"))
                 continue
-            if (view.kind, view.fullName, view.author) != (wish.kind, wish.name, wish.author):
+            if (view.kind, view.fullName, view.author) != (accepted.kind, accepted.name, accepted.author):
                 wrong.append(("G1", f"{frontend.name} shows operation {accepted.operation_id} as {view}"))
     return wrong

@@ -26,6 +26,7 @@ from enginehouse.frontend.accepting import Acceptance
 from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
 from enginehouse.frontend.collector import PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.dispatcher import Dispatcher
+from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.nodes import Nodes
@@ -41,6 +42,7 @@ T = TypeVar("T")
 STALE_SECONDS = 9.0
 LEASE_SECONDS = 6.0
 HEARTBEAT_SECONDS = 3.0
+HOPELESS_SECONDS = 5.0
 LINK_SECONDS = (0.0005, 0.004)
 
 
@@ -76,8 +78,8 @@ class Objects(Struct, frozen=True):
     board: Board
     nodes: Nodes
     operations: Operations
+    endings: Endings
     collector: Collector
-    dispatcher: Dispatcher
 
 
 class SimFrontend:
@@ -146,11 +148,13 @@ class SimFrontend:
         )
         versions = Versions(_no_registry, clock)
         targets = Targets(Galleries(world.galleries), versions)
-        operations = Operations(Acceptance(store, board, wake), targets, versions)
+        acceptance = Acceptance(store, board, wake)
+        operations = Operations(acceptance, targets, versions)
         collector = Collector(store, board, nodes, clock, owner)
         collector.on_settled(wake)
         dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=LEASE_SECONDS)
         collector.on_old_worker(dispatcher.send_forced)
+        endings = Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=LEASE_SECONDS)
         dispatcher.on_more(wake)
         for loop in (
             Loop("dispatch", dispatcher.step, 1.0),
@@ -160,9 +164,10 @@ class SimFrontend:
             Loop("health", nodes.step, STALE_SECONDS / 10),
             Loop("tell", board.step, PUBLISH_SECONDS),
             Loop("catch-up", board.catch_up_step, CATCH_UP_SECONDS),
+            Loop("hopeless", endings.hopeless_step, HOPELESS_SECONDS),
         ):
             loops[loop.name] = loop
-        return Objects(owner, events, board, nodes, operations, collector, dispatcher), loops
+        return Objects(owner, events, board, nodes, operations, endings, collector), loops
 
     async def _watch(self, objects: Objects) -> None:
         checks = self._world.watched(self.name)
@@ -232,6 +237,6 @@ async def register(objects: Objects, request: wire.RegisterRequest) -> wire.Regi
 async def heartbeat(objects: Objects, node_id: str, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
     cancelled: tuple[str, ...] = ()
     if request.report is not None:
-        cancelled = await objects.collector.report(node_id, request.report) or ()
+        cancelled = await objects.collector.report(node_id, request.report)
     mark = await objects.nodes.heartbeat(node_id, request)
     return wire.HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)

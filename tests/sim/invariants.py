@@ -261,6 +261,7 @@ class WorkerChecks:
     def forgotten(self) -> None:
         """It belongs to another node now, which counts from one."""
         self._seen.clear()
+        self.effects.clear()
 
     def stopped(self) -> None:
         self._working.clear()

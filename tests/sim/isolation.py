@@ -7,6 +7,8 @@ are left in peace; a command that a worker has begins soon unless its own subjec
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tests.sim.rows import IntentRow, select_rows
@@ -43,7 +45,9 @@ class Isolation:
             row[0]
             for row in select_rows(world.database.connection, "select id from nodes where health = 'healthy' and approved")
         }
-        due = [one for one in world.checks.intents.values() if _is_due(one, EPOCH + now) and one.node_id in healthy]
+        every = world.checks.intents.values()
+        full = _full_lanes(every)
+        due = [one for one in every if _is_due(one, EPOCH + now) and one.node_id in healthy and one.lane not in full]
         self._due_since = {one.id: self._due_since.get(one.id, now) for one in due}
         for one in due:
             waited = now - self._due_since[one.id]
@@ -69,6 +73,12 @@ class Isolation:
                             "G5", f"{machine.name}: attempt {attempt} of {intent} has not begun for {now - since} s"
                         )
                     )
+
+
+def _full_lanes(intents: Iterable[IntentRow]) -> set[str]:
+    """Lanes in which as many run as may."""
+    running = Counter(one.lane for one in intents if one.lane and one.state == "running")
+    return {one.lane for one in intents if one.lane and running[one.lane] >= one.lane_width}
 
 
 def _is_due(intent: IntentRow, now: float) -> bool:

@@ -66,6 +66,7 @@ class SimMachine:
         self.installer = SimInstaller(self.disk, world.install_weather, chance)
         self.process: Process | None = None
         self.actions: SimActions | None = None
+        self._agent: Agent | None = None
         self.node_id = ""
         self.undisturbed_since = 0.0
 
@@ -73,6 +74,12 @@ class SimMachine:
         self.process = self._world.loop.new_process(self.name)
         self.process.context.run(MACHINE.set, self)
         self.process.spawn(self._run())
+
+    def stop(self) -> None:
+        """Ask it to leave in order, as a signal does. Whoever asks starts it again, after a kill if it is still there."""
+        if self.process is not None and self._agent is not None:
+            self._world.trace.note(self.name, "is asked to stop")
+            self.process.context.run(self._agent.stop)
 
     def kill(self, *, power_cut: bool = False) -> None:
         if self.process is None:
@@ -90,9 +97,11 @@ class SimMachine:
         """The worker, and what starts it again when it ends for a reason that may heal."""
         place = SimPlace(directory=Path("/nowhere"), name=self.name, advertise_host="10.0.0.1")
         while True:
-            worker = Agent(place, SimLink(self._world, self), self._open_bus, cast(Engine, None), {})
+            self._agent = Agent(place, SimLink(self._world, self), self._open_bus, cast(Engine, None), {})
             try:
-                await worker.run()
+                await self._agent.run()
+                self._world.trace.note(self.name, "has stopped")
+                return
             except Unavailable as error:
                 self._world.trace.note(self.name, f"ends with {error.code}")
                 await asyncio.sleep(RESTART_SECONDS)

@@ -11,12 +11,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-WishKind = Literal["install", "upgrade", "delete"]
+WishKind = Literal["install", "upgrade", "delete", "cancel", "retry", "remove_node"]
 FaultKind = Literal[
     "kill_frontend",
     "pause_frontend",
     "kill_worker",
     "power_cut",
+    "stop_worker",
     "pause_worker",
     "cut_bus_of_frontend",
     "cut_bus_of_worker",
@@ -29,8 +30,8 @@ FAULTS: tuple[FaultKind, ...] = (
     "kill_frontend",
     "pause_frontend",
     "kill_worker",
-    "kill_worker",
     "power_cut",
+    "stop_worker",
     "pause_worker",
     "cut_bus_of_frontend",
     "cut_bus_of_worker",
@@ -43,15 +44,25 @@ BACKENDS = ("alpha", "beta", "gamma")
 GALLERIES = ("one", "two")  # both have every backend, each its own version of it
 
 
-class Wish(Struct, frozen=True):
-    """What a client asks for, at which frontend. `nodes` are numbers; none means all of them."""
+WISHES: tuple[WishKind, ...] = ("install",) * 6 + ("upgrade",) * 2 + ("delete",) * 3 + ("cancel",) * 3 + ("retry", "remove_node")
 
+
+class Wish(Struct, frozen=True):
+    """What a client asks for, at which frontend. `nodes` are numbers; none means all of them. To cancel and to retry
+    are about the operation of an earlier wish, `about`. With a key the client asks until it is answered, and
+    sometimes once more.
+    """
+
+    number: int
     at: float
     kind: WishKind
     name: str
     frontend: int
     nodes: tuple[int, ...] = ()
     force: bool = False
+    about: int = 0
+    is_keyed: bool = False
+    max_parallel: int = 0
 
 
 class Fault(Struct, frozen=True):
@@ -85,7 +96,7 @@ class Options(Struct, frozen=True, kw_only=True):
 def expand(seed: int) -> Options:
     chance = Random(seed)
     nodes = chance.choice((1, 1, 2, 2, 3, 5))
-    frontends = chance.choice((1, 2, 2, 3))
+    frontends = chance.choice((1, 1, 2, 2, 3))
     safety = chance.uniform(8.0, 20.0)
     is_calm = chance.random() < 0.1
     return Options(
@@ -100,7 +111,7 @@ def expand(seed: int) -> Options:
         reorder_rate=0.0 if is_calm else chance.choice((0.0, 0.3)),
         collision_rate=0.0 if is_calm else chance.choice((0.0, 0.0, 0.1)),
         unknown_rate=0.0 if is_calm else chance.choice((0.0, 0.0, 0.05)),
-        install_seconds=chance.choice((0.05, 0.5, 2.0, 6.0)),
+        install_seconds=chance.choice((0.05, 0.5, 2.0, 5.0, 10.0)),
         failing_rate=chance.choice((0.0, 0.0, 0.2, 0.5)),
         hopeless_rate=chance.choice((0.0, 0.0, 0.1)),
         stalling_rate=chance.choice((0.0, 0.0, 0.1)),
@@ -113,17 +124,26 @@ def expand(seed: int) -> Options:
 def _wishes(chance: Random, nodes: int, frontends: int, safety: float) -> tuple[Wish, ...]:
     backends = BACKENDS[: chance.choice((1, 1, 2, 3))]
     made: list[Wish] = []
-    for _ in range(chance.randint(1, 10)):
-        kind: WishKind = chance.choice(("install", "install", "install", "upgrade", "delete"))
+    for number in range(chance.randint(1, 10)):
+        kind = chance.choice(WISHES)
         name = chance.choice(backends)
+        about = chance.choice(made) if made else None
+        at = chance.uniform(0.5, safety)
+        if about is not None and (kind in ("cancel", "retry") or chance.random() < 0.3):
+            # Soon after another: while that one is on its way, at work, or just done.
+            at = about.at + chance.choice((0.01, 0.1, 1.0, 5.0)) * chance.random()
         made.append(
             Wish(
-                at=chance.uniform(0.5, safety),
+                number=number,
+                at=at,
                 kind=kind,
                 name=name if kind == "delete" else f"{chance.choice(GALLERIES)}@{name}",
                 frontend=chance.randrange(frontends),
                 nodes=() if chance.random() < 0.6 else tuple(chance.sample(range(nodes), chance.randint(1, nodes))),
                 force=kind == "install" and chance.random() < 0.2,
+                about=about.number if about is not None else number,
+                is_keyed=chance.random() < 0.4,
+                max_parallel=chance.choice((0, 0, 0, 1)),
             )
         )
     return tuple(sorted(made, key=lambda wish: wish.at))
@@ -131,8 +151,9 @@ def _wishes(chance: Random, nodes: int, frontends: int, safety: float) -> tuple[
 
 def _faults(chance: Random, nodes: int, frontends: int, safety: float) -> tuple[Fault, ...]:
     made: list[Fault] = []
+    kinds = chance.sample(FAULTS, chance.randint(1, 5))  # few kinds, so that they meet themselves as well
     for _ in range(chance.randint(0, 6)):
-        kind = chance.choice(FAULTS)
+        kind = chance.choice(kinds)
         at = chance.uniform(0.2, safety)
         made.append(
             Fault(

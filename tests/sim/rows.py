@@ -13,7 +13,7 @@ from msgspec import Struct
 
 _INTENT = (
     "id node_id subject generation action state attempt failures fence owner lease_until version "
-    "created_at due_at progress outcome reason"
+    "created_at due_at progress outcome reason lane lane_width"
 ).split()
 _OPERATION = "id kind name author targets excluded created_at".split()
 TERMINAL = frozenset({"succeeded", "failed", "cancelled", "superseded"})
@@ -37,6 +37,8 @@ class IntentRow(Struct, frozen=True):
     progress: str | None
     outcome: str | None
     reason: str
+    lane: str
+    lane_width: int
 
     @property
     def is_ended(self) -> bool:

@@ -83,8 +83,8 @@ async def _phases(world: World) -> None:
         async with asyncio.TaskGroup() as safety:
             for fault in options.faults:
                 safety.create_task(world.strike(fault))
-            for number, wish in enumerate(options.wishes):
-                safety.create_task(clients.ask(number, wish))
+            for wish in options.wishes:
+                safety.create_task(clients.ask(wish))
             safety.create_task(asyncio.sleep(options.safety_seconds))
         world.calm_down()
         isolation.is_everyone_calm = True

@@ -114,6 +114,11 @@ class World:
                 await asyncio.sleep(fault.seconds)
                 if machine.process is None:
                     machine.start()
+            case "stop_worker":
+                machine.stop()
+                await asyncio.sleep(fault.seconds)
+                machine.kill()
+                machine.start()
             case "pause_frontend":
                 await self._pause(frontend.process, fault.seconds)
             case "pause_worker":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -22,6 +23,20 @@ from enginehouse.ports import Bus, Message
 from enginehouse.worker.listening import MAX_MESSAGES, MAX_REFUSALS, Listener
 
 NODE = "node-1"
+FLOOD = """
+import asyncio, sys
+from tests.worker.test_bursts import DELETES, delete
+from enginehouse.bus.nats import BusOptions, NatsBus
+
+async def flood(place, count):
+    bus = await NatsBus.connect(BusOptions(url=f"nats://{place}", name="flood"), limit_seconds=10)
+    for number in range(count):
+        await bus.publish(DELETES, delete(number + 1, "held"), "burst.replies")
+    await bus.close()
+
+asyncio.run(flood(sys.argv[1], int(sys.argv[2])))
+"""
+DELETES = wire.node_subject(NODE, wire.DELETE)
 
 
 @contextlib.asynccontextmanager
@@ -85,32 +100,27 @@ async def test_a_burst_on_one_subject_is_bounded_answered_and_holds_up_no_other(
     waits: list[float] = []
     async with plain_server(tmp_path) as place, contextlib.AsyncExitStack() as stack:
         buses = []
-        for name in ("worker", "burst", "other"):
+        for name in ("worker", "other"):
             bus = await NatsBus.connect(BusOptions(url=f"nats://{place}", name=name), limit_seconds=10)
             stack.push_async_callback(bus.close)
             buses.append(bus)
-        ours, burst, other = buses
+        ours, other = buses
         answers: asyncio.Queue[Message] = asyncio.Queue()
-        await burst.subscribe("burst.replies", lambda message: replies.append(message.payload))
+        await other.subscribe("burst.replies", lambda message: replies.append(message.payload))
         await other.subscribe("other.replies", answers.put_nowait)
         async with listening(world, ours) as listener, world.actions._locks.hold("backend:held"):
-
-            async def flood() -> None:
-                for number in range(count):
-                    payload = delete(number + 1, "held")
-                    await burst.publish(wire.node_subject(NODE, wire.DELETE), payload, "burst.replies")
-
-            async with asyncio.TaskGroup() as group:
-                flooding = group.create_task(flood())
-                most = 0
-                while not flooding.done() or len(replies) + listener.dropped < count - MAX_MESSAGES:
+            # Another program, so that what is measured is the worker's share alone.
+            flooding = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD, place, str(count))
+            most = 0
+            async with asyncio.timeout(60):
+                while flooding.returncode is None or len(replies) + listener.dropped < count - MAX_MESSAGES:
                     began = time.monotonic()
                     await other.publish(wire.node_subject(NODE, wire.RUNNING), b"{}", "other.replies")
-                    async with asyncio.timeout(10):
-                        await answers.get()
+                    await answers.get()
                     waits.append(time.monotonic() - began)
                     most = max(most, len(listener._tasks))
                     assert len(listener._refused) <= MAX_REFUSALS
+            assert flooding.returncode == 0
         print(f"slowest answer on another subject: {max(waits):.3f} s, dropped: {listener.dropped}")
         assert max(waits) <= 1.0
         assert most <= MAX_MESSAGES + 1
@@ -128,7 +138,7 @@ async def test_messages_that_nobody_could_have_meant_harm_nothing(tmp_path: Path
         b"",
         b"[]",
         b"{" * 2000,
-        b'{"backend": "engine", "model_name": "m", "process_key": "m#' + b"9" * 5000 + b'", "expected_address": ""}',
+        b'{"backend": "nobody", "model_name": "m", "process_key": "m#' + b"9" * 5000 + b'", "expected_address": ""}',
         b'{"backend": "\\ud800", "model_name": "\\u0000", "process_key": "#", "expected_address": ""}',
         b'{"backend": "' + b"x" * 300_000 + b'"}',
         msgspec.json.encode({"backend": "x" * 1000, "model_name": "x" * 1000, "uri": "x" * 3000, "name": "@"}),

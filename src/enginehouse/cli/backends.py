@@ -14,6 +14,8 @@ from enginehouse.cli import local, output
 from enginehouse.cli.command import command, group, wants_json
 from enginehouse.cli.names import checked_backend, checked_nodes
 
+CHECK_SECONDS = 60.0  # registries are asked; a slow one has ten seconds
+
 
 @group(
     "backends",
@@ -41,12 +43,17 @@ def list_backends() -> None:
             node.version,
             node.digest.removeprefix("sha256:")[:12],
             f"{output.age_of(node.installed_at)} ago" if node.installed_at else "",
+            "" if node.report_age_seconds is None else f"{output.age(node.report_age_seconds)} ago",
         )
         for backend in read(answer, tuple[Backend, ...])
         for node in backend.nodes or ()
     ]
-    columns = ("NAME", "NODE", "STATUS", "VERSION", "DIGEST", "INSTALLED")
+    columns = ("NAME", "NODE", "STATUS", "VERSION", "DIGEST", "INSTALLED", "SEEN")
     output.emit_table(columns, rows, "no backends yet; see `enginehouse backends available`")
+    for backend in read(answer, tuple[Backend, ...]):
+        if backend.drift:
+            names = ", ".join(one.node_name for one in backend.drift)
+            output.remark(f"{backend.name} differs on {names}")
 
 
 @command("available", examples=("enginehouse backends available", "enginehouse backends available --all"))
@@ -95,6 +102,11 @@ def _targets(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--all", "everywhere", is_flag=True, help="On all approved nodes.")(function)
 
 
+_PARALLEL = click.option(
+    "--max-parallel", type=click.IntRange(1), metavar="NUMBER", help="On so many nodes at the same time."
+)
+
+
 @command(
     "install",
     examples=(
@@ -105,20 +117,90 @@ def _targets(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("name")
 @_targets
 @click.option("--force", is_flag=True, help="Install again where it is already there.")
-def install(name: str, nodes: tuple[str, ...], everywhere: bool, force: bool, no_follow: bool) -> int:
+@click.option("--uri", metavar="URI", help="From this image, archive or package instead of a gallery.")
+@click.option("--alias", metavar="NAME", help="Another name for it; with --uri.")
+@click.option("--sha256", metavar="HEX", help="Of an archive; with --uri.")
+@_PARALLEL
+def install(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
     """Install the backend NAME: on all approved nodes, or on those given with --node.
 
-    A node that is away gets it when it returns.
+    A node that is away gets it when it returns. Where it is there already nothing changes: `upgrade` brings a new
+    version.
     """
-    return _request("install", name, _chosen(nodes, everywhere), force, no_follow)
+    return _request("install", name, _chosen(nodes, everywhere), more, no_follow)
 
 
-@command("upgrade", examples=("enginehouse backends upgrade llama-cpp --all",))
-@click.argument("name")
+@command(
+    "upgrade",
+    examples=(
+        "enginehouse backends upgrade llama-cpp",
+        "enginehouse backends upgrade llama-cpp --node attic",
+        "enginehouse backends upgrade --all",
+    ),
+)
+@click.argument("name", required=False)
 @_targets
-def upgrade(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool) -> int:
-    """Bring the backend NAME to the version of the gallery: on all approved nodes, or on those given with --node."""
-    return _request("upgrade", name, _chosen(nodes, everywhere), False, no_follow)
+@_PARALLEL
+def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
+    """Bring the backend NAME to the version of the gallery wherever it is installed, or on the nodes given with --node.
+
+    Without a NAME, --all upgrades everything that `enginehouse backends upgrades` shows. A quarter of the nodes at a
+    time, unless --max-parallel says otherwise.
+    """
+    if name is not None:
+        return _request("upgrade", name, _chosen(nodes, everywhere), more, no_follow)
+    if nodes or not everywhere:
+        raise click.UsageError("Say what to upgrade: a name, or --all")
+    return _upgrade_everything(more, no_follow)
+
+
+def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
+    from enginehouse.cli.connect import connect, read
+    from enginehouse.cli.shapes import Upgrade
+
+    found = read(connect().post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, Upgrade])
+    if not found:
+        output.remark("everything is at the version of its gallery")
+        return 0
+    ends = []
+    for name, upgrade in found.items():
+        output.remark(f"upgrading {name} on {', '.join(node.node_name for node in upgrade.nodes)}")
+        ends.append(_request("upgrade", name, [node.node_id for node in upgrade.nodes], more, no_follow))
+    # 3: some of it done and some not.
+    return ends[0] if len(set(ends)) == 1 else 3
+
+
+@command("upgrades", examples=("enginehouse backends upgrades", "enginehouse backends upgrades --json"))
+@click.option("--cached", is_flag=True, help="As of the last check, without asking the registries now.")
+def upgrades(cached: bool) -> None:
+    """What could be upgraded, one line per backend and node."""
+    from enginehouse.cli.connect import connect, read
+    from enginehouse.cli.shapes import Upgrade
+
+    frontend = connect()
+    answer = (
+        frontend.get("/backends/upgrades")
+        if cached
+        else frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS)
+    )
+    if wants_json():
+        output.emit_json(answer)
+        return
+    rows = [
+        (
+            name,
+            node.node_name,
+            _version(node.installed_version, node.installed_digest),
+            _version(node.available_version, node.available_digest),
+        )
+        for name, upgrade in read(answer, dict[str, Upgrade]).items()
+        for node in upgrade.nodes
+    ]
+    output.emit_table(("NAME", "NODE", "INSTALLED", "AVAILABLE"), rows, "everything is at the version of its gallery")
+
+
+def _version(version: str, digest: str) -> str:
+    return f"{version} {digest.removeprefix('sha256:')[:12]}".strip()
 
 
 @command(
@@ -131,7 +213,7 @@ def delete(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool)
     """Delete the backend NAME from the nodes given with --node, or from --all."""
     if not nodes and not everywhere:
         raise click.UsageError("Say where to delete it from: --all, or --node NODE")
-    return _request("delete", name, _chosen(nodes, everywhere), False, no_follow)
+    return _request("delete", name, _chosen(nodes, everywhere), {}, no_follow)
 
 
 def _chosen(nodes: tuple[str, ...], everywhere: bool) -> list[str]:
@@ -141,34 +223,97 @@ def _chosen(nodes: tuple[str, ...], everywhere: bool) -> list[str]:
     return checked_nodes(nodes)
 
 
-def _request(kind: str, name: str, nodes: list[str], force: bool, no_follow: bool) -> int:
-    from enginehouse.cli.connect import connect
-    from enginehouse.cli.ops import finish
-
+def _wish(kind: str, name: str, nodes: list[str], more: dict[str, Any]) -> dict[str, object]:
     body: dict[str, object] = {"kind": kind, "name": checked_backend(name)}
     if nodes:
         body["nodes"] = nodes
-    if force:
-        body["force"] = True
+    return body | {key: value for key, value in more.items() if value}
+
+
+def _request(kind: str, name: str, nodes: list[str], more: dict[str, Any], no_follow: bool) -> int:
+    from enginehouse.cli.connect import connect
+    from enginehouse.cli.ops import finish
+
     frontend = connect()
-    return finish(frontend, frontend.post("/api/operations", body), no_follow=no_follow)
+    answer = frontend.request("POST", "/api/operations", _wish(kind, name, nodes, more))
+    return finish(frontend, answer, no_follow=no_follow)
 
 
 @command(
     "plan",
-    examples=("enginehouse backends plan llama-cpp", "enginehouse backends plan llama-cpp --backends-path ./backends"),
+    examples=(
+        "enginehouse backends plan llama-cpp",
+        "enginehouse backends plan llama-cpp --upgrade --node attic",
+        "enginehouse backends plan llama-cpp --local",
+    ),
 )
 @click.argument("name")
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="On this node; repeatable.")
+@click.option("--upgrade", "is_upgrade", is_flag=True, help="Of an upgrade instead of an install.")
+@click.option("--local", "is_local", is_flag=True, help="Of this machine, without a server.")
 @click.option("--name", "directory", metavar="NAME", help="The directory, where NAME is not a gallery's name.")
 @click.option("--sha256", metavar="HEX", default="", help="Of an archive.")
 @local.place
-def plan(name: str, directory: str | None, sha256: str, **flags: Any) -> None:
-    """What installing NAME on this machine would fetch, reuse and take; nothing is changed."""
-    from enginehouse.cli import working
+def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **flags: Any) -> None:
+    """What installing NAME would do on each node; nothing is changed.
 
-    resolved, reasons = working.chosen(name, directory, flags, sha256=sha256)
-    local.emit_plan(resolved, reasons, flags)
+    With --local, or where there is no server: what it would fetch, reuse and take on this machine.
+    """
+    from enginehouse.cli.connect import has_server
+
+    directory, sha256 = flags.pop("directory"), flags.pop("sha256")
+    if is_local or flags.get("backends_path") or not has_server():
+        from enginehouse.cli import working
+
+        resolved, reasons = working.chosen(name, directory, flags, sha256=sha256)
+        local.emit_plan(resolved, reasons, flags)
+    else:
+        _plan_fleet(_wish("upgrade" if is_upgrade else "install", name, checked_nodes(nodes), {}))
 
 
-for each in (list_backends, available, install, upgrade, delete, plan):
+def _plan_fleet(wish: dict[str, object]) -> None:
+    from enginehouse.cli.connect import connect, read
+    from enginehouse.cli.shapes import Plan
+
+    answer = connect().post("/api/operations/plan", wish, timeout_seconds=CHECK_SECONDS)
+    if wants_json():
+        output.emit_json(answer)
+        return
+    plan = read(answer, Plan)
+    rows = [
+        (
+            row.node_name,
+            row.node_status,
+            row.does,
+            row.backend,
+            _version(row.installed_version, row.installed_digest),
+            _version(row.version, row.digest),
+            output.size(row.download_bytes) if row.download_bytes else "",
+            output.size(row.free_disk_bytes) if row.free_disk_bytes else "",
+            f"{row.capability} {row.platform}".strip(),
+        )
+        for row in plan.nodes
+    ]
+    columns = (
+        "NODE",
+        "STATUS",
+        "DOES",
+        "BUILD",
+        "INSTALLED",
+        "WOULD BE",
+        "FETCHES",
+        "FREE DISK",
+        "MACHINE",
+    )
+    output.emit_table(columns, rows, "no node would do anything")
+    for row in plan.nodes:
+        if row.note:
+            output.remark(f"{row.node_name}: {row.note}")
+    for excluded in plan.excluded:
+        output.remark(f"left out: {excluded.node_name}: {excluded.reason}")
+    if plan.max_parallel:
+        output.remark(f"{plan.max_parallel} at a time")
+
+
+for each in (list_backends, available, install, upgrade, delete, upgrades, plan):
     entry.add_command(each)

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -28,6 +29,9 @@ from enginehouse.settings import ClientSettings, load
 
 T = TypeVar("T")
 
+TRIES = 3  # a frontend that is being restarted is back within two seconds
+PAUSE_SECONDS = 0.7
+_MAY_HAVE_BEEN_ACCEPTED = frozenset({"store_unavailable", "frontend_unreachable"})
 QUIET_SECONDS = 0.6  # most answers come sooner; a sign that only flickers is noise
 
 
@@ -47,9 +51,24 @@ class Frontend:
     def post(self, path: str, body: object = None, *, timeout_seconds: float = REQUEST_SECONDS) -> object:
         return self._ask("POST", path, body, timeout_seconds)
 
-    def _ask(self, method: str, path: str, body: object, timeout_seconds: float) -> object:
+    def delete(self, path: str, *, timeout_seconds: float = REQUEST_SECONDS) -> object:
+        return self._ask("DELETE", path, None, timeout_seconds)
+
+    def request(self, method: str, path: str, body: object = None) -> object:
+        """Ask for an operation. Under a key, so that asking again after an answer that got lost is the same wish."""
+        key = uuid.uuid4().hex
+        for _ in range(TRIES - 1):
+            try:
+                return self._ask(method, path, body, REQUEST_SECONDS, key)
+            except Unavailable as error:
+                if error.code not in _MAY_HAVE_BEEN_ACCEPTED:
+                    raise
+            time.sleep(PAUSE_SECONDS)
+        return self._ask(method, path, body, REQUEST_SECONDS, key)
+
+    def _ask(self, method: str, path: str, body: object, timeout_seconds: float, key: str = "") -> object:
         with waiting(f"waiting for {self.url}"):
-            return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds)
+            return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds, key=key)
 
 
 def connect() -> Frontend:
@@ -60,6 +79,18 @@ def connect() -> Frontend:
     client = FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}")
     click.get_current_context().call_on_close(client.close)
     return Frontend(client)
+
+
+def has_server() -> bool:
+    """Whether the running command was told of a server, or finds one in the data directory."""
+    shared = given()
+    try:
+        load(ClientSettings, {"data": shared.data, "url": shared.url}, os.environ)
+    except Unavailable as error:
+        if error.code == "no_server":
+            return False
+        raise
+    return True
 
 
 def read(answer: object, kind: type[T]) -> T:

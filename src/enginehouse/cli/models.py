@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @group("models", examples=("enginehouse models list", "enginehouse models load tiny-chat"))
 def entry() -> None:
-    """See, load and unload models."""
+    """See, load, unload and delete models."""
 
 
 @command("list", examples=("enginehouse models list",))
@@ -75,7 +75,20 @@ def unload(name: str, node: str | None, no_follow: bool) -> int:
     from enginehouse.cli.ops import finish
 
     frontend = connect()
-    answer = frontend.post(f"/api/models/{segment(check_model_name(name))}/unload", _on(node))
+    answer = frontend.request("POST", f"/api/models/{segment(check_model_name(name))}/unload", _on(node))
+    return finish(frontend, answer, no_follow=no_follow)
+
+
+@command("delete", examples=("enginehouse models delete tiny-chat",))
+@click.argument("name")
+@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+def delete(name: str, no_follow: bool) -> int:
+    """Serve the model NAME no longer, and remove its files from every node that has them."""
+    from enginehouse.cli.connect import connect, segment
+    from enginehouse.cli.ops import finish
+
+    frontend = connect()
+    answer = frontend.request("DELETE", f"/api/models/{segment(check_model_name(name))}")
     return finish(frontend, answer, no_follow=no_follow)
 
 
@@ -94,5 +107,5 @@ def _on(node: str | None) -> dict[str, str]:
     return {"node": check_name(node, "node")} if node is not None else {}
 
 
-for each in (list_models, load, unload):
+for each in (list_models, load, unload, delete):
     entry.add_command(each)

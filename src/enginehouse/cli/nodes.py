@@ -13,7 +13,7 @@ from enginehouse.core.name import check_name
 
 @group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
 def entry() -> None:
-    """See and approve the machines."""
+    """See, approve, drain and remove the machines."""
 
 
 @command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
@@ -100,6 +100,48 @@ def approve(node: str) -> None:
         output.say(f"approved {read(answer, Node).name}")
 
 
+@command("drain", examples=("enginehouse nodes drain attic",))
+@click.argument("node")
+@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+def drain(node: str, no_follow: bool) -> int:
+    """Give NODE no more work and stop what serves there.
+
+    What is asked of it meanwhile waits until `enginehouse nodes resume`.
+    """
+    from enginehouse.cli.connect import connect, segment
+    from enginehouse.cli.ops import finish
+
+    frontend = connect()
+    answer = frontend.request("POST", f"/api/nodes/{segment(check_name(node, 'node'))}/drain")
+    return finish(frontend, answer, no_follow=no_follow)
+
+
+@command("resume", examples=("enginehouse nodes resume attic",))
+@click.argument("node")
+def resume(node: str) -> None:
+    """Give a drained NODE work again."""
+    from enginehouse.cli.connect import connect, segment
+
+    answer = connect().post(f"/api/nodes/{segment(check_name(node, 'node'))}/resume")
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        output.say(f"{node} takes work again")
+
+
+@command("remove", examples=("enginehouse nodes remove attic",))
+@click.argument("node")
+def remove(node: str) -> None:
+    """Forget NODE. What waits for it is cancelled; a worker that still runs there asks to join anew."""
+    from enginehouse.cli.connect import connect, segment
+
+    answer = connect().delete(f"/api/nodes/{segment(check_name(node, 'node'))}")
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        output.say(f"removed {node}")
+
+
 def heard(age_seconds: float | None) -> str:
     return "" if age_seconds is None else f"{output.age(age_seconds)} ago"
 
@@ -113,5 +155,5 @@ def _accelerator(vendor: str, total_vram: int) -> str:
     return f"{vendor} {output.size(total_vram)}".strip()
 
 
-for each in (list_nodes, show, approve):
+for each in (list_nodes, show, approve, drain, resume, remove):
     entry.add_command(each)

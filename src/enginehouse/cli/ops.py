@@ -10,6 +10,7 @@ import click
 from enginehouse.cli import output
 from enginehouse.cli.command import command, group, wants_json
 from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.name import check_name
 
 if TYPE_CHECKING:
     from enginehouse.cli.connect import Frontend
@@ -19,9 +20,9 @@ SEARCHED = 500  # what the frontend lists at most; older operations need their w
 SHORTEST_PREFIX = 8
 
 
-@group("ops", examples=("enginehouse ops list", "enginehouse ops follow 3f2a"))
+@group("ops", examples=("enginehouse ops list", "enginehouse ops follow 3f2a", "enginehouse ops cancel 3f2a"))
 def entry() -> None:
-    """See and follow what was asked for."""
+    """See, follow, cancel and retry what was asked for."""
 
 
 @command("list", examples=("enginehouse ops list", "enginehouse ops list --open"))
@@ -77,6 +78,63 @@ def follow_operation(operation_id: str) -> int:
 
     frontend = connect()
     return exit_code_of(follow(frontend, find(frontend, operation_id)))
+
+
+_NODE = click.option("--node", metavar="NODE", help="Only on this node.")
+
+
+@command("cancel", examples=("enginehouse ops cancel 3f2a", "enginehouse ops cancel 3f2a --node attic"))
+@click.argument("operation_id", metavar="ID")
+@_NODE
+def cancel(operation_id: str, node: str | None) -> None:
+    """End what is open of an operation. Workers stop at once; what was there before stays."""
+    from enginehouse.cli.connect import connect
+
+    frontend = connect()
+    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/cancel", _on(node))
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        describe(answer.get("operation") if isinstance(answer, dict) else answer)
+
+
+@command("retry", examples=("enginehouse ops retry 3f2a", "enginehouse ops retry 3f2a --node attic"))
+@click.argument("operation_id", metavar="ID")
+@_NODE
+@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+def retry(operation_id: str, node: str | None, no_follow: bool) -> int:
+    """Do again what failed or was cancelled of an operation, as a new operation."""
+    from enginehouse.cli.connect import connect
+
+    frontend = connect()
+    answer = frontend.request("POST", f"/api/operations/{_id(frontend, operation_id)}/retry", _on(node))
+    return finish(frontend, answer, no_follow=no_follow)
+
+
+@command("dismiss", examples=("enginehouse ops dismiss 3f2a",))
+@click.argument("operation_id", metavar="ID")
+def dismiss(operation_id: str) -> None:
+    """Take a failed operation off the list of open ones. It stays in the history."""
+    from enginehouse.cli.connect import connect
+
+    frontend = connect()
+    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/dismiss")
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        output.say("dismissed")
+
+
+def _id(frontend: Frontend, beginning: str) -> str:
+    """The whole id of the operation that begins so."""
+    from enginehouse.cli.connect import read, segment
+    from enginehouse.cli.shapes import Operation
+
+    return segment(read(find(frontend, beginning), Operation).id)
+
+
+def _on(node: str | None) -> dict[str, str]:
+    return {"node": check_name(node, "node")} if node is not None else {}
 
 
 def finish(frontend: Frontend, answer: object, *, no_follow: bool) -> int:
@@ -162,5 +220,5 @@ def _nodes_done(operation: Operation) -> str:
     return f"{done}/{len(operation.rows)}" if operation.rows else ""
 
 
-for each in (list_operations, show, follow_operation):
+for each in (list_operations, show, follow_operation, cancel, retry, dismiss):
     entry.add_command(each)

@@ -70,6 +70,8 @@ def describe(row: Row, due_in_seconds: float | None) -> str:
             return "still running on the worker, which has been silent for a while"
         case "error":
             return row.error or row.reason or "failed without a reason"
+        case "cancelled" | "superseded":
+            return row.error or row.status
         case _:
             return row.status
 

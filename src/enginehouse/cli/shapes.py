@@ -107,12 +107,49 @@ class BackendOnNode(Struct, frozen=True, kw_only=True):
     digest: str = ""
     installed_at: str = ""
     is_broken: bool = False
+    report_age_seconds: float | None = None
+
+
+class NodeUpgrade(Struct, frozen=True, kw_only=True):
+    node_id: str
+    node_name: str = ""
+    installed_version: str = ""
+    installed_digest: str = ""
+    available_version: str = ""
+    available_digest: str = ""
+
+
+class Upgrade(Struct, frozen=True, kw_only=True):
+    nodes: tuple[NodeUpgrade, ...] = ()
+
+
+class PlanRow(Struct, frozen=True, kw_only=True):
+    node_name: str = ""
+    node_status: str = ""
+    does: str = ""
+    backend: str = ""
+    version: str = ""
+    digest: str = ""
+    capability: str = ""
+    platform: str = ""
+    installed_version: str = ""
+    installed_digest: str = ""
+    download_bytes: int = 0
+    free_disk_bytes: int = 0
+    note: str = ""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    nodes: tuple[PlanRow, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
+    max_parallel: int = 0
 
 
 class Backend(Struct, frozen=True, kw_only=True):
     name: str = field(name="Name")
     is_meta: bool = field(name="IsMeta", default=False)
     nodes: tuple[BackendOnNode, ...] | None = None
+    drift: tuple[BackendOnNode, ...] | None = None
 
 
 class AvailableBackend(Struct, frozen=True, kw_only=True):

@@ -187,7 +187,8 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
     if sign is not None and sign.progress.attempt == intent.attempt:
         # Another frontend may have heard, and written down, more than this one.
         written = intent.progress
-        progress = written if written is not None and is_newer(written, sign.progress) else sign.progress
+        is_behind = written is not None and is_newer(written, sign.progress)
+        progress: Progress | None = written if is_behind else sign.progress
         silent, patience = moment.monotonic - sign.monotonic, moment.patience.stall_seconds
     else:
         progress = intent.progress

@@ -109,9 +109,12 @@ class FrontendClient:
         *,
         token: str | None = None,
         timeout_seconds: float = REQUEST_SECONDS,
+        key: str = "",
     ) -> T:
-        """The answer decoded as `kind`; every answer that is not a success is raised."""
-        content = self.request_bytes(method, path, body, token=token, timeout_seconds=timeout_seconds)
+        """The answer decoded as `kind`; every answer that is not a success is raised. Asking again with the same `key`
+        means the same request.
+        """
+        content = self.request_bytes(method, path, body, token=token, timeout_seconds=timeout_seconds, key=key)
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -129,8 +132,9 @@ class FrontendClient:
         *,
         token: str | None = None,
         timeout_seconds: float = REQUEST_SECONDS,
+        key: str = "",
     ) -> bytes:
-        connection, response = self._exchange(method, path, body, token, timeout_seconds)
+        connection, response = self._exchange(method, path, body, token, timeout_seconds, key)
         content = self._finish(connection, response)
         if response.status >= 300:
             raise self._refused(response, content)
@@ -186,9 +190,11 @@ class FrontendClient:
         return EventStream(self, connection, response)
 
     def _exchange(
-        self, method: str, path: str, body: object | None, token: str | None, timeout_seconds: float
+        self, method: str, path: str, body: object | None, token: str | None, timeout_seconds: float, key: str = ""
     ) -> tuple[_Connection, http.client.HTTPResponse]:
         headers = {"User-Agent": self._user_agent, "Accept": "application/json, text/event-stream"}
+        if key:
+            headers["Idempotency-Key"] = key
         bearer = self._token if token is None else token
         if bearer:
             headers["Authorization"] = f"Bearer {bearer}"

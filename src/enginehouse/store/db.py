@@ -40,6 +40,7 @@ _TRIES = 5  # of two transactions that collide one goes through; the other may m
 _PAUSE_SECONDS = 0.02  # longer than a transaction takes
 _COLLISIONS = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _migrating = threading.Lock()
+MIGRATION_SECONDS = 60.0  # to wait for another frontend's; one that hangs for longer needs somebody's look
 MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start at once migrate one after another
 
 
@@ -101,14 +102,24 @@ class Store:
         # Alembic keeps its context in a global, so within one process only one may migrate at a time.
         with _migrating, self._engine.connect() as connection:
             if self._engine.dialect.name == "postgresql":
-                connection.execute(text("select pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
-                connection.commit()  # the lock belongs to the session and outlives this
+                _wait_for_migration_lock(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             connection.commit()
             if self._engine.dialect.name == "postgresql":
                 connection.execute(text("select pg_advisory_unlock(:key)"), {"key": MIGRATION_LOCK})
                 connection.commit()
+
+
+def _wait_for_migration_lock(connection: Connection) -> None:
+    """Asked for again and again instead of waited for: a role may have a limit on waiting for locks."""
+    deadline = time.monotonic() + MIGRATION_SECONDS
+    while not connection.execute(text("select pg_try_advisory_lock(:key)"), {"key": MIGRATION_LOCK}).scalar_one():
+        connection.commit()
+        if time.monotonic() > deadline:
+            raise OSError(f"another frontend has been changing the schema for {MIGRATION_SECONDS:.0f} s")
+        time.sleep(0.05)  # in a thread of the store, never on the event loop
+    connection.commit()  # the lock belongs to the session and outlives this
 
 
 def now(connection: Connection) -> float:
@@ -137,7 +148,14 @@ def _engine(url: str) -> Engine:
         max_overflow=0,
         pool_timeout=5,
         pool_pre_ping=True,  # a restarted server costs one extra round trip, not a failed request
-        connect_args={"connect_timeout": 5},
+        connect_args={
+            "connect_timeout": 5,
+            # A server that vanished without a word is noticed within half a minute, not within two hours.
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,
+        },
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from enginehouse.core import wire
-from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.errors import EnginehouseError, Malformed, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.host import disk
 from enginehouse.ports import Bus, Message
@@ -92,10 +92,14 @@ class Listener:
         if message.reply and len(self._refused) < MAX_REFUSALS:
             self._refused.append((verb, message.reply))
             self._is_refusing.set()
-            return
+        else:
+            self._drop(verb, f"{MAX_MESSAGES} are at work")
+
+    def _drop(self, verb: str, reason: object) -> None:
+        """Without an answer, but never without a trace."""
         self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th …
-            log.error("worker.dropped verb=%s at_work=%d dropped=%d", verb, MAX_MESSAGES, self.dropped)
+        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th …: a flood must not fill the log
+            log.error("worker.dropped verb=%s dropped=%d reason=%s", verb, self.dropped, reason)
 
     async def _refuse(self) -> None:
         busy = Unavailable(f"cannot take another command: {MAX_MESSAGES} are at work", code="resource_exhausted")
@@ -111,26 +115,21 @@ class Listener:
             await self._bus.publish(reply, answer)
 
     async def _take(self, verb: str, message: Message) -> None:
-        match verb:
-            case wire.STOP:
-                await stop_backend(self._parts, message.payload)
-            case wire.CANCEL:
-                self._cancel(message.payload)
-            case wire.STOP_NODE:
-                log.info("worker.told_to_stop")
-                self._leave()
-            case _:
-                answer = await self._answer(verb, message.payload)
-                if message.reply:
-                    await self._say(message.reply, answer)
-
-    def _cancel(self, payload: bytes) -> None:
         try:
-            request = wire.decode(payload, wire.CancelRequest, "the cancellation")
-        except EnginehouseError as error:
-            log.warning("cancel.dropped error=%s", error)
-        else:
-            self._actions.cancel(request.intent)
+            match verb:
+                case wire.STOP:
+                    await stop_backend(self._parts, message.payload)
+                case wire.CANCEL:
+                    self._actions.cancel(wire.decode(message.payload, wire.CancelRequest, "the cancellation").intent)
+                case wire.STOP_NODE:
+                    log.info("worker.told_to_stop")
+                    self._leave()
+                case _:
+                    answer = await self._answer(verb, message.payload)
+                    if message.reply:
+                        await self._say(message.reply, answer)
+        except Malformed as error:  # of the verbs that have no answer
+            self._drop(verb, error)
 
     async def _answer(self, verb: str, payload: bytes) -> bytes:
         match verb:

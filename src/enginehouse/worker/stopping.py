@@ -23,15 +23,12 @@ log = logging.getLogger(__name__)
 
 
 async def stop_backend(parts: Parts, payload: bytes) -> None:
-    """Every process, or those that the name means in any way: as a process key, a backend, an alias or a model."""
-    if payload.strip() in (b"", b"null"):
-        request = wire.BackendStopRequest()
-    else:
-        try:
-            request = wire.decode(payload, wire.BackendStopRequest, "the stop request")
-        except EnginehouseError as error:
-            log.warning("backend_stop.dropped error=%s", error)
-            return
+    """Every process, or those that the name means in any way: as a process key, a backend, an alias or a model.
+
+    `Malformed` for a message that says nothing.
+    """
+    is_empty = payload.strip() in (b"", b"null")
+    request = wire.decode(b"{}" if is_empty else payload, wire.BackendStopRequest, "the stop request")
     supervisor = parts.supervisor
     if not request.backend:
         ends = [await supervisor.stop_all()]

@@ -61,6 +61,7 @@ class Supervisor:
         self._coming: dict[str, StartWish] = {}  # being started, from before there is a process
         self._locks = Locks()
         self._watchers = asyncio.TaskGroup()
+        self._watching: set[asyncio.Task[None]] = set()
         self._ports: Ports | None = None
 
     async def __aenter__(self) -> Supervisor:
@@ -72,7 +73,9 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.stop_all()
+        if (await self.stop_all()).survivors:
+            for task in self._watching:
+                task.cancel()  # the kernel does not let go of them; the next worker looks again, by their records
         # Never with the error: the watchers have their last steps to do, whatever the reason for leaving.
         await self._watchers.__aexit__(None, None, None)
 
@@ -196,7 +199,9 @@ class Supervisor:
                 current = await self._starter.spawn(msgspec.structs.replace(chosen, port=port))
                 unless_spawned.pop_all()
             self._running[wish.process_key] = current
-            self._watchers.create_task(self._watch(current))
+            watching = self._watchers.create_task(self._watch(current))
+            self._watching.add(watching)
+            watching.add_done_callback(self._watching.discard)
             async with AsyncExitStack() as unless_answered:
                 unless_answered.push_async_callback(self._stop, current)
                 current.is_ready = await self._starter.until_ready(current)

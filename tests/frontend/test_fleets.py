@@ -1,0 +1,324 @@
+"""Wishes to many nodes: who gets them, how many at once, under which key, and which version."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.frontend.world import World, installed, registration
+
+from enginehouse.core import wire
+from enginehouse.core.action import InstallBackend
+from enginehouse.core.errors import Conflict, Invalid, NotFound
+from enginehouse.core.intent import Outcome
+from enginehouse.core.node import Node
+from enginehouse.frontend.accepting import Request
+from enginehouse.frontend.operations import BackendWish
+from enginehouse.frontend.views import NodeRow, OperationView
+
+ME = Request(author="me")
+IMAGE = "registry.example/image:latest"
+
+
+def rows(view: OperationView) -> list[NodeRow]:
+    assert isinstance(view.nodes, list)
+    return view.nodes
+
+
+def wish(kind: str, name: str, **fields: object) -> BackendWish:
+    return BackendWish(kind=kind, name=name, author="me", **fields)  # type: ignore[arg-type]
+
+
+async def having(world: World, *names: str, backend: str = "image", digest: str = "sha256:old") -> list[Node]:
+    found = await world.join_many(*names)
+    for node in found:
+        await world.report(node.id, backends=(installed(backend, digest),))
+    return found
+
+
+# Lanes -------------------------------------------------------------------------------------------
+
+
+async def test_an_upgrade_runs_on_a_quarter_of_the_fleet_at_a_time(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    await having(world, *(f"node-{number}" for number in range(8)))
+    view = await world.wish("upgrade", name="image")
+    sent: list[str] = []
+    for _ in range(4):
+        await world.dispatcher.step()
+        await world.dispatcher.step()
+        now = [one.subject.split(".")[1] for one in world.bus.take()]
+        assert len(now) == 2
+        sent += now
+        for position, row in enumerate(rows(view)):
+            if row.node_id in now:
+                await world.reply(await world.intent(view, position), Outcome(digest="sha256:new"))
+    assert len(set(sent)) == 8
+    assert (await world.board.view(view.jobID)).status == "succeeded"
+
+
+async def test_an_install_goes_to_all_at_once_unless_somebody_says_how_many(world: World) -> None:
+    await world.join_many(*(f"node-{number}" for number in range(6)))
+    await world.install()
+    await world.dispatcher.step()
+    assert len(world.bus.take()) == 6
+    await world.operations.request(wish("install", "other", max_parallel=2))
+    await world.dispatcher.step()
+    assert len(world.bus.take()) == 2
+
+
+async def test_a_node_that_is_away_holds_no_place_in_the_lane(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    first, *_ = await having(world, "first", "second", "third", "fourth")
+    await world.set_health(first.id, "offline")
+    view = await world.wish("upgrade", name="image")
+    await world.dispatcher.step()
+    (sent,) = world.bus.take()
+    second_id = sent.subject.split(".")[1]
+    assert second_id != first.id
+    await world.set_health(second_id, "offline")
+    await world.dispatcher.step()
+    assert len(world.bus.take()) == 1, "what runs on a node that is gone lets the next one in"
+    assert view.status == "queued"
+
+
+# Keys --------------------------------------------------------------------------------------------
+
+
+async def test_the_same_key_is_the_same_operation(world: World) -> None:
+    await world.join("first")
+    asked = wish("install", "llama-cpp")
+    made = [await world.operations.request(asked, "key-1") for _ in range(3)]
+    assert len(set(made)) == 1
+    assert await world.operations.request(asked, "key-2") not in made
+    assert len(await world.board.recent(9, every=True)) == 2
+
+
+async def test_two_that_ask_at_once_under_one_key_get_one_operation(world: World) -> None:
+    await world.join("first")
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(world.operations.request(wish("install", "llama-cpp"), "key-1")) for _ in range(10)]
+    assert len({task.result() for task in asked}) == 1
+    assert len(await world.board.recent(9, every=True)) == 1
+
+
+async def test_a_key_is_for_one_request_and_one_caller(world: World) -> None:
+    await world.join("first")
+    mine = await world.operations.request(wish("install", "llama-cpp"), "key-1")
+    with pytest.raises(Invalid) as refused:
+        await world.operations.request(wish("install", "other"), "key-1")
+    assert refused.value.code == "idempotency_mismatch"
+    other = BackendWish(kind="install", name="llama-cpp", author="somebody else")
+    assert await world.operations.request(other, "key-1") != mine
+    with pytest.raises(Invalid):
+        await world.operations.request(wish("install", "llama-cpp"), "k" * 256)
+
+
+async def test_a_key_is_forgotten_after_a_day(world: World) -> None:
+    await world.join("first")
+    before = await world.operations.request(wish("install", "llama-cpp"), "key-1")
+    world.time.passed += 24 * 3600 + 1
+    assert await world.operations.request(wish("install", "llama-cpp"), "key-1") != before
+
+
+async def test_a_retry_under_a_key_is_one_retry(world: World) -> None:
+    await world.join("first")
+    view = await world.install()
+    await world.endings.cancel(view.jobID, None, "me")
+    under_key = Request(author="me", key="again")
+    assert await world.endings.retry(view.jobID, None, under_key) == await world.endings.retry(
+        view.jobID, None, under_key
+    )
+
+
+# Targets -----------------------------------------------------------------------------------------
+
+
+async def test_those_left_out_are_named_with_the_reason(world: World) -> None:
+    await world.join("first")
+    await world.join("pending", approve=False)
+    agent = await world.nodes.register(registration("helper", node_type="agent", capability=""))
+    await world.nodes.approve(agent.node.id)
+    arm = await world.nodes.register(registration("small", platform="linux/arm64"))
+    await world.nodes.approve(arm.node.id)
+    view = await world.install(name="other")
+    assert [row.node_name for row in rows(view)] == ["first"]
+    reasons = {one.node_name: one.reason for one in view.excluded}
+    assert reasons["pending"] == "it waits for approval"
+    assert reasons["helper"] == "an agent node takes no backends"
+    assert "linux/arm64" in reasons["small"]
+
+
+async def test_an_upgrade_goes_only_where_the_backend_is(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    await having(world, "has-it")
+    await world.join("has-it-not")
+    view = await world.wish("upgrade", name="image")
+    assert [row.node_name for row in rows(view)] == ["has-it"]
+    assert {one.node_name: one.reason for one in view.excluded} == {"has-it-not": "image is not installed there"}
+    for unknown in ("other", "nobody-knows-it"):
+        with pytest.raises(NotFound):
+            await world.wish("upgrade", name=unknown)
+    assert len(await world.board.recent(9, every=True)) == 1
+
+
+async def test_a_wish_for_an_address_keeps_all_of_it(world: World) -> None:
+    await world.join("first")
+    asked = wish("install", "mine", uri="registry.example/mine:1", alias="short", sha256="")
+    operation_id = await world.operations.request(asked)
+    view = await world.board.view(operation_id)
+    assert (view.asked.uri, view.asked.alias) == ("registry.example/mine:1", "short")
+    await world.dispatcher.step()
+    (sent,) = world.bus.take()
+    message = wire.decode(sent.payload, wire.BackendInstallRequest, "it")
+    # LocalAI's workers look for a backend called `backend` after they have installed `name`.
+    assert (message.backend, message.name, message.uri, message.alias) == (
+        "mine",
+        "mine",
+        "registry.example/mine:1",
+        "short",
+    )
+    assert message.resolved is not None
+    assert message.resolved.directory == "mine"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        wish("install", "mine", uri="file:///etc"),
+        wish("install", "mine", uri="/some/where"),
+        wish("install", "gallery@mine", uri="registry.example/mine:1"),
+        wish("upgrade", "mine", uri="registry.example/mine:1"),
+        wish("install", "../mine", uri="registry.example/mine:1"),
+        wish("install", "mine", uri="registry.example/" + "m" * 3000),
+        wish("install", "mine", alias="short"),
+        wish("install", "mine", max_parallel=-1),
+    ],
+)
+async def test_an_address_that_is_none_is_refused_before_anything_is_stored(world: World, asked: BackendWish) -> None:
+    await world.join("first")
+    with pytest.raises(Invalid):
+        await world.operations.request(asked)
+    assert await world.board.recent(9, every=True) == []
+
+
+# Versions ----------------------------------------------------------------------------------------
+
+
+async def test_a_fleet_gets_one_version_however_the_tag_moves(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:one"
+    await world.join_many("first", "second")
+    view = await world.install(name="image")
+    assert world.registry.asked == [(IMAGE, "linux/amd64")], "asked once for all nodes of a kind"
+    world.registry.digests[IMAGE] = "sha256:two"
+    for position in range(2):
+        action = (await world.intent(view, position)).action
+        assert isinstance(action, InstallBackend)
+        assert action.resolved.digest == "sha256:one"
+
+
+async def test_a_registry_that_does_not_answer_leaves_it_to_the_workers(world: World) -> None:
+    await world.join("first")
+    view = await world.install(name="image")
+    action = (await world.intent(view)).action
+    assert isinstance(action, InstallBackend)
+    assert action.resolved.digest == ""
+
+
+async def test_to_install_what_is_there_changes_nothing(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    (node,) = await having(world, "first")
+    view = await world.install(name="image")
+    await world.report(node.id, sequence=2, backends=(installed("image", "sha256:old"),))
+    assert (await world.intent(view)).state == "succeeded"
+    forced = await world.install(name="image", force=True)
+    action = (await world.intent(forced)).action
+    assert isinstance(action, InstallBackend)
+    assert action.resolved.digest == "sha256:new"
+
+
+async def test_an_upgrade_closes_only_on_the_wanted_digest(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    (node,) = await having(world, "first")
+    view = await world.wish("upgrade", name="image")
+    await world.report(node.id, sequence=2, backends=(installed("image", "sha256:old"),))
+    assert (await world.intent(view)).is_open
+    await world.report(node.id, sequence=3, backends=(installed("image", "sha256:new"),))
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_what_can_be_upgraded_is_told_per_node_and_is_nothing_afterwards(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    first, second = await having(world, "first", "second")
+    await world.report(second.id, sequence=2, backends=(installed("image", "sha256:new"),))
+    found = await world.upgrades.check()
+    assert [(row.node_name, row.installed_digest, row.available_digest) for row in found["image"].nodes] == [
+        ("first", "sha256:old", "sha256:new")
+    ]
+    assert isinstance(found["image"].node_drift, list)
+    assert len(found["image"].node_drift) == 1
+    await world.report(first.id, sequence=2, backends=(installed("image", "sha256:new"),))
+    assert await world.upgrades.known() == {}
+    assert await world.upgrades.check() == {}
+
+
+async def test_drift_alone_is_no_upgrade(world: World) -> None:
+    first, second, third = await having(world, "first", "second", "third")
+    await world.report(third.id, sequence=2, backends=(installed("image", "sha256:odd"),))
+    assert await world.upgrades.check() == {}, "nobody knows which one is newer"
+    assert first.id != second.id
+
+
+async def test_a_plan_says_what_each_node_would_do_and_does_nothing(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    await having(world, "old")
+    await having(world, "current", digest="sha256:new")
+    await world.join("none")
+    planned = await world.planner.plan(wish("upgrade", "image"))
+    assert [(row.node_name, row.does) for row in planned.nodes] == [("current", "nothing"), ("old", "upgrade")]
+    assert planned.nodes[1].download_bytes == 1000
+    assert [one.node_name for one in planned.excluded] == ["none"]
+    installs = await world.planner.plan(wish("install", "image"))
+    assert [(row.node_name, row.does) for row in installs.nodes] == [
+        ("current", "nothing"),
+        ("none", "install"),
+        ("old", "nothing"),
+    ]
+    assert await world.board.recent(9, every=True) == []
+    with pytest.raises(NotFound):
+        await world.planner.plan(wish("install", "nobody-knows-it"))
+
+
+# Draining ----------------------------------------------------------------------------------------
+
+
+async def test_a_drained_node_gets_nothing_new_until_it_is_resumed(world: World) -> None:
+    node = await world.join("first")
+    drain = await world.board.view(await world.operations.request_drain("first", ME))
+    assert (drain.kind, drain.status) == ("drain", "succeeded"), "nothing ran there"
+    view = await world.install()
+    await world.dispatcher.step()
+    assert world.bus.take() == []
+    (row,) = rows(await world.board.view(view.jobID))
+    assert (row.status, row.reason) == ("queued", "draining")
+    assert (await world.nodes.get("first"))[0].status == "draining"
+    await world.nodes.resume("first")
+    await world.dispatcher.step()
+    assert len(world.bus.take()) == 1
+    assert node.id == row.node_id
+
+
+async def test_draining_survives_going_away_and_coming_back(world: World) -> None:
+    node = await world.join("first")
+    await world.operations.request_drain("first", ME)
+    await world.set_health(node.id, "offline")
+    await world.nodes.register(registration("first"))
+    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
+    assert (await world.nodes.get("first"))[0].status == "draining"
+
+
+async def test_no_node_can_take_it_names_every_reason(world: World) -> None:
+    await world.join("first")
+    with pytest.raises(Conflict) as refused:
+        await world.install(name="cuda-only")
+    assert "first" in refused.value.message

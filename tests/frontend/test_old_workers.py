@@ -1,0 +1,219 @@
+"""LocalAI's workers: no reports, no intents, no upgrades in the oldest; what they say still settles what was asked."""
+
+from __future__ import annotations
+
+from tests.frontend.world import PATIENCE, World
+
+from enginehouse.core import wire
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.intent import Intent, Outcome
+from enginehouse.core.node import Node
+from enginehouse.frontend.polling import LOST_AFTER_BUDGETS, Poller
+from enginehouse.frontend.views import OperationView
+from enginehouse.ports import Message
+
+IMAGE = "registry.example/image:latest"
+NOBODY = b""
+
+
+def listed(*backends: tuple[str, str]) -> wire.BackendListReply:
+    found = tuple(
+        InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest) for name, digest in backends
+    )
+    return wire.BackendListReply(backends=found or None)
+
+
+async def joined(world: World) -> Node:
+    return await world.join("go")
+
+
+async def answer_polls(world: World, listing: wire.BackendListReply, running: bytes = b'{"models":[]}') -> list[str]:
+    """Ask, answer, and take the answers; the verbs that were asked for."""
+    await world.poller.step()
+    asked = [one for one in world.bus.take() if one.reply.startswith(wire.POLLS)]
+    for one in asked:
+        is_list = one.subject.endswith(wire.LIST)
+        payload = wire.encode(listing) if is_list else running
+        world.bus.deliver(Message(one.reply, payload, no_responders=not payload))
+    await world.poller.step()
+    world.bus.take()
+    return [one.subject.split(".", 2)[2] for one in asked]
+
+
+async def upgrade(world: World) -> tuple[Node, OperationView, Intent]:
+    world.registry.digests[IMAGE] = "sha256:new"
+    node = await world.join("go")
+    await answer_polls(world, listed(("image", "sha256:old")))
+    view = await world.wish("upgrade", name="image")
+    await world.dispatcher.step()
+    return node, view, await world.intent(view)
+
+
+async def test_a_worker_that_knows_no_upgrades_gets_a_forced_install(world: World) -> None:
+    node, view, intent = await upgrade(world)
+    (sent,) = world.bus.take()
+    assert sent.subject == wire.node_subject(node.id, wire.UPGRADE)
+    world.bus.deliver(Message(sent.reply, NOBODY, no_responders=True))
+    await world.collector.replies_step()
+    (again,) = world.bus.take()
+    assert again.subject == wire.node_subject(node.id, wire.INSTALL)
+    message = wire.decode(again.payload, wire.BackendInstallRequest, "it")
+    assert (message.force, message.backend, message.op_id) == (True, "image", view.jobID)
+    after = await world.intent(view)
+    assert (after.state, after.attempt, after.failures) == ("running", intent.attempt, 0), "the same attempt"
+    assert (await world.nodes.get(node.id))[0].health == "healthy"
+    world.bus.deliver(Message(again.reply, b'{"success":true}'))
+    await world.collector.replies_step()
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_a_worker_that_hears_neither_is_away(world: World) -> None:
+    node, view, _ = await upgrade(world)
+    for _ in range(2):
+        (sent,) = world.bus.take()
+        world.bus.deliver(Message(sent.reply, NOBODY, no_responders=True))
+        await world.collector.replies_step()
+    assert (await world.nodes.get(node.id))[0].health == "unhealthy"
+    assert (await world.intent(view)).reason == "node_away"
+
+
+async def test_a_listing_that_shows_it_ends_an_install(world: World) -> None:
+    await joined(world)
+    view = await world.install(name="other")
+    await world.dispatcher.step()
+    asked = await answer_polls(world, listed())
+    assert sorted(asked) == sorted([wire.LIST, wire.RUNNING])
+    assert (await world.intent(view)).state == "running", "silence of a listing is no failure"
+    action = (await world.intent(view)).action
+    await answer_polls(world, listed(("other", action.resolved.digest)))  # type: ignore[union-attr]
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_a_listing_ends_an_upgrade_only_with_the_wanted_digest(world: World) -> None:
+    _, view, _ = await upgrade(world)
+    await answer_polls(world, listed(("image", "sha256:old")))
+    assert (await world.intent(view)).state == "running"
+    await answer_polls(world, listed(("image", "sha256:new")))
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_a_listing_ends_a_delete_only_by_absence(world: World) -> None:
+    await joined(world)
+    await answer_polls(world, listed(("other", "sha256:x")))
+    view = await world.wish("delete", name="other")
+    await world.dispatcher.step()
+    await answer_polls(world, listed(("other", "sha256:x")))
+    assert (await world.intent(view)).state == "running"
+    await answer_polls(world, listed())
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_an_answer_with_an_error_proves_nothing(world: World) -> None:
+    await joined(world)
+    await answer_polls(world, listed(("other", "sha256:x")))
+    view = await world.wish("delete", name="other")
+    await world.dispatcher.step()
+    await answer_polls(world, wire.BackendListReply(backends=None, error="disk"))
+    assert (await world.intent(view)).state == "running"
+
+
+async def test_a_worker_too_old_to_say_what_runs_is_believed_about_the_rest(world: World) -> None:
+    node = await joined(world)
+    await answer_polls(world, listed(("other", "sha256:x")), running=NOBODY)
+    assert [one.name for one in (await world.nodes.get(node.id))[0].report.backends] == ["other"]
+
+
+async def test_a_worker_of_ours_is_never_asked(world: World) -> None:
+    node = await world.join("ours")
+    await world.report(node.id)
+    assert await answer_polls(world, listed()) == []
+
+
+async def test_one_frontend_at_a_time_asks(world: World) -> None:
+    await joined(world)
+    other = Poller(world.store, world.collector, PATIENCE, owner="another", lease_seconds=30.0)
+    await other.listen(world.bus)
+    await world.poller.step()
+    assert len(world.bus.take()) == 2
+    await other.step()
+    assert world.bus.take() == []
+
+
+async def test_its_progress_counts_although_it_numbers_nothing(world: World) -> None:
+    node = await joined(world)
+    view = await world.install(name="other")
+    await world.dispatcher.step()
+
+    def tell(file: str, current: str, total: str) -> None:
+        event = wire.ProgressEvent(
+            op_id=view.jobID,
+            node_id=node.id,
+            backend="other",
+            file_name=file,
+            current=current,
+            total=total,
+            percentage=0.0,
+            phase="downloading",
+        )
+        world.bus.deliver(Message(wire.progress_subject(node.id, view.jobID), wire.encode(event)))
+
+    seen = []
+    for file, current, total in (
+        ("Downloading 1/1 x", "1.0 MiB", "4.0 MiB"),
+        ("Downloading 1/1 x", "3.0 MiB", "4.0 MiB"),
+        ("Downloading 1/1 x", "2.0 MiB", "4.0 MiB"),
+        ("Extracting x", "0.1 MiB", "5.0 MiB"),
+    ):
+        tell(file, current, total)
+        shown = await world.board.view(view.jobID)
+        assert isinstance(shown.nodes, list)
+        seen.append((shown.nodes[0].phase, shown.nodes[0].current_bytes))
+    mib = 1024 * 1024
+    assert seen == [("downloading", mib), ("downloading", 3 * mib), ("downloading", 3 * mib), ("extracting", 3 * mib)]
+
+
+async def test_a_silent_worker_is_shown_as_still_at_work_and_ends_green(world: World) -> None:
+    await joined(world)
+    view = await world.install(name="other")
+    await world.dispatcher.step()
+    intent = await world.intent(view)
+    world.time.passed += PATIENCE.install_seconds + 1
+    shown = await world.board.view(view.jobID)
+    assert isinstance(shown.nodes, list)
+    assert (shown.status, shown.nodes[0].status, shown.nodes[0].attempt) == ("running", "running_on_worker", 1)
+    await world.dispatcher.step()
+    assert [one for one in world.bus.take() if one.subject.endswith(wire.INSTALL)][1:] == [], "no second command"
+    await world.reply(intent, Outcome())
+    assert (await world.board.view(view.jobID)).status == "succeeded"
+
+
+async def test_a_command_that_may_never_have_been_sent_goes_out_again_at_last(world: World) -> None:
+    node = await joined(world)
+    view = await world.install(name="other")
+    await world.dispatcher.step()
+    world.bus.take()
+    world.time.passed += LOST_AFTER_BUDGETS * PATIENCE.install_seconds + 1
+    await world.set_health(node.id, "healthy")
+    await world.poller.step()
+    await world.dispatcher.step()
+    assert [one for one in world.bus.take() if one.subject.endswith(wire.INSTALL)]
+    after = await world.intent(view)
+    assert (after.attempt, after.failures) == (2, 0)
+
+
+async def test_a_worker_that_registers_anew_gets_again_what_it_was_doing(world: World) -> None:
+    node = await joined(world)
+    view = await world.install(name="other")
+    await world.dispatcher.step()
+    await world.collector.restarted(node.id)
+    assert (await world.intent(view)).reason == "worker_restarted"
+    await world.dispatcher.step()
+    assert (await world.intent(view)).attempt == 2
+
+
+async def test_the_galleries_travel_with_the_name(world: World) -> None:
+    await joined(world)
+    await world.install(name="other")
+    await world.dispatcher.step()
+    message = wire.decode(world.bus.take()[-1].payload, wire.BackendInstallRequest, "it")
+    assert (message.backend, message.uri) == ("other", "")
