@@ -10,6 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from nacl.exceptions import CryptoError
@@ -350,7 +351,9 @@ def _bus_access(settings: FrontendSettings, account_seed: str) -> BusAccess:
             told = settings.advertise_nats
             return f"nats://{told}" if ":" in told.strip("[]") else f"nats://{told}:{port}"
         if not account_seed:
-            return settings.nats_url
+            # Whatever this frontend says to get in is its own: workers of such a bus bring theirs.
+            parts = urlsplit(settings.nats_url)
+            return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         return f"nats://[{host}]:{port}" if ":" in host else f"nats://{host}:{port}"
 
     return BusAccess(mint, url_for)

@@ -45,7 +45,8 @@ async def run(settings: WorkerSettings) -> int:
     # Beside that of the data directory: `enginehouse local` may be given the backends alone.
     backends_lock = assembly.lock(place.backends, "start a worker")
     engine = HttpEngine()
-    link = WorkerLink(FrontendClient(settings.url, settings.token, user_agent="enginehouse-worker"))
+    clients = [FrontendClient(url, settings.token, user_agent="enginehouse-worker") for url in settings.url.split(",")]
+    link = WorkerLink(*clients)
     agent = Agent(place, link, partial(_open_bus, settings), engine, os.environ)
     try:
         async with asyncio.TaskGroup() as group:

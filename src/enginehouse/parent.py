@@ -225,9 +225,7 @@ def _self() -> tuple[str, ...]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES} | {
-        "PYTHONUNBUFFERED": "1"
-    }
+    return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES} | {"PYTHONUNBUFFERED": "1"}
 
 
 async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) -> bool:

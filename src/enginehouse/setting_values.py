@@ -135,7 +135,14 @@ def parse_http_url(value: object) -> str:
     return text.rstrip("/")
 
 
+def parse_http_urls(value: object) -> str:
+    """One address, or several of equal frontends with commas between them."""
+    return ",".join(parse_http_url(one) for one in parse_text(value).split(","))
+
+
 def is_loopback_url(url: str) -> bool:
+    if "," in url:
+        return all(is_loopback_url(one) for one in url.split(","))
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d{1,3}){3}", host))
 
@@ -220,7 +227,7 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "blob_cap_bytes": parse_size,
     "backends_path": parse_path,
     "backends_system_path": parse_path,
-    "url": parse_http_url,
+    "url": parse_http_urls,
     **dict.fromkeys(("token", "admin_token", "join_token"), parse_text),
     "advertise_host": parse_host,
     "labels": parse_labels,

@@ -6,9 +6,11 @@ import asyncio
 import logging
 from pathlib import Path
 
+import nkeys
 import pytest
 from tests.bus.server import plain_server
 
+from enginehouse.bus import credentials
 from enginehouse.bus.address import Address, parse_address
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.errors import Denied, EnginehouseError, Invalid, Unavailable
@@ -79,6 +81,19 @@ async def test_anonymous_servers_and_those_with_a_user_or_token_let_us_in(
     for text in (caplog.text, caught.value.message):
         assert place in text
         assert not any(secret in text for secret in (SECRET, WRITTEN, "t0ken"))
+
+
+async def test_a_user_in_the_address_wins_over_a_credential(tmp_path: Path) -> None:
+    accounts = credentials.load_or_create(tmp_path / "bus")
+    jwt, seed = credentials.mint_user(accounts.account_seed, "one", credentials.worker_permissions("n"))
+    other = nkeys.from_seed(seed.encode()).public_key.decode()
+    # With a key among its users a server asks every client for a signature, and takes a password all the same.
+    users = f'users: [{{ user: worker, password: "right" }}, {{ nkey: "{other}" }}]'
+    async with plain_server(tmp_path, users) as place:
+        options = BusOptions(url=f"nats://worker:right@{place}", name="one", jwt=jwt, seed="no seed")
+        bus = await NatsBus.connect(options, limit_seconds=5)
+        assert await hears_itself(bus)
+        await bus.close()
 
 
 async def test_a_wrong_password_is_told_at_once_and_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

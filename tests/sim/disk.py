@@ -157,6 +157,9 @@ class JournalFile:
         self._disk.check_room()
         self._disk.journal = content
 
+    def truncate(self, length: int) -> None:
+        self._disk.journal = self._disk.journal[:length]
+
 
 def write_atomic(path: JournalFile | Path, content: bytes, mode: int = 0o644) -> None:
     """For what the worker writes whole: its journal. The rest nobody reads here."""

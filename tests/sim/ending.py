@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from tests.sim.clients import ANSWER_SECONDS, Clients
 from tests.sim.rows import IntentRow, select_rows
+from tests.sim.store import EPOCH
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+SHOWN_WITHIN_SECONDS = 2.0
 
 
 def is_settled(world: World) -> bool:
@@ -40,6 +43,7 @@ async def judge_the_end(world: World, clients: Clients) -> None:
         *_left_behind(world),
         *_wrong_refusals(world, clients),
         *_done_twice(world, clients),
+        *_shown_late(world),
         *await _unreadable(world, clients),
     ):
         world.loop.fail(Violation(*wrong))
@@ -102,6 +106,24 @@ def _done_twice(world: World, clients: Clients) -> list[tuple[str, str]]:
     """G4: under one key there is one operation, however often it was asked for."""
     left = Counter(row.author for row in world.checks.operations.values())
     return [("G4", f"{author} asked under one key and got {left[author]} operations") for author in clients.keyed if left[author] > 1]
+
+
+def _shown_late(world: World) -> list[tuple[str, str]]:
+    """G9: all frontends show the same end within two seconds of the commit, whatever became of the messages."""
+    served = select_rows(
+        world.database.connection, "select operation_id, intent_id from operation_intents where not detached"
+    )
+    ended: dict[str, float] = {}
+    for operation_id, intent_id in served:
+        at = world.checks.ended_at[str(intent_id)] - EPOCH
+        ended[str(operation_id)] = max(at, ended.get(str(operation_id), 0.0))
+    wrong: list[tuple[str, str]] = []
+    for watcher in world.living_watchers():
+        for operation_id, at in ended.items():
+            shown = watcher.end_seen_at.get(operation_id)
+            if at > world.calm_at and (shown is None or shown > at + SHOWN_WITHIN_SECONDS):
+                wrong.append(("G9", f"{watcher.name} showed the end of {operation_id} at {shown}, which ended at {at}"))
+    return wrong
 
 
 async def _unreadable(world: World, clients: Clients) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from tests.sim import frontends
 from tests.sim.bus import SimBus
-from tests.sim.disk import Disk, SimJournal, write_atomic
+from tests.sim.disk import Disk, JournalFile, SimJournal, write_atomic
 from tests.sim.frontends import HEARTBEAT_SECONDS
 from tests.sim.invariants import WorkerChecks
 from tests.sim.loop import Process
@@ -174,6 +174,7 @@ def simulated_parts() -> Iterator[None]:
         (agent, "disk", disk),
         (joining, "hardware", hardware),
         (journal, "disk", disk),
+        (journal, "os", SimpleNamespace(truncate=JournalFile.truncate)),
     ]
     with contextlib.ExitStack() as stack:
         for module, name, value in names:

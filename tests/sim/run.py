@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import traceback
 import uuid
 from collections.abc import Iterator
 from random import Random
@@ -49,12 +50,14 @@ def run(options: Options) -> Result:
     loop = SimLoop(Random(f"{options.seed}/schedule"), shuffle=options.shuffle)
     world = World(options, loop, source)
     violation: Exception | None = None
+    trace_back = ""
     with simulated_parts(), clock_of(loop), _seeded(world.chance("ids")), _heard(loop), _quiet():
         loop.set_exception_handler(lambda _, context: _unhandled(loop, context))
         try:
             loop.run_until_complete(_phases(world))
-        except (Violation, StepLimit) as error:
+        except Exception as error:
             violation = error
+            trace_back = "" if isinstance(error, Violation) else "".join(traceback.format_exception(error))
         steps, seconds = loop.steps, loop.time()
         lines, digest = tuple(world.trace.lines), world.trace.digest
         loop.set_exception_handler(lambda _loop, _context: None)
@@ -65,10 +68,22 @@ def run(options: Options) -> Result:
         steps=steps,
         virtual_seconds=seconds,
         operations=len(world.checks.operations),
-        violation=str(violation) if violation else "",
-        guarantee=violation.guarantee if isinstance(violation, Violation) else ("end" if violation else ""),
+        violation=f"{violation or type(violation).__name__}\n{trace_back}".strip() if violation else "",
+        guarantee=_guarantee(violation),
         lines=lines if violation else (),
     )
+
+
+def _guarantee(violation: Exception | None) -> str:
+    match violation:
+        case None:
+            return ""
+        case Violation():
+            return violation.guarantee
+        case StepLimit():
+            return "end"
+        case _:
+            return "internal error"
 
 
 async def _phases(world: World) -> None:

@@ -18,7 +18,7 @@ from tests.sim.machines import SimMachine
 from tests.sim.options import BACKENDS, GALLERIES, Fault, Options
 from tests.sim.parts import InstallWeather
 from tests.sim.rows import Changed, IntentRow, OperationRow
-from tests.sim.store import Database, StoreWeather
+from tests.sim.store import EPOCH, Database, StoreWeather
 from tests.sim.trace import Trace
 from tests.sim.watching import Watched
 
@@ -47,7 +47,8 @@ class World:
         self.galleries = [gallery(name, BACKENDS) for name in GALLERIES]
         self.machines = [SimMachine(self, number) for number in range(options.nodes)]
         self.frontends = [SimFrontend(self, number) for number in range(options.frontends)]
-        self.watchers: list[Watched] = []
+        self.calm_at = 0.0  # from then on nothing goes wrong
+        self._watchers: dict[str, Watched] = {}
         self._struck: dict[str, int] = {}
         self._calm_since: dict[str, float] = {}
 
@@ -57,8 +58,6 @@ class World:
         return self._chances[name]
 
     def _store_time(self) -> float:
-        from tests.sim.store import EPOCH
-
         return EPOCH + self.loop.time()
 
     def committed(self, who: str, changes: list[Changed], confirmed: bool) -> None:
@@ -70,8 +69,11 @@ class World:
 
     def watched(self, name: str) -> Watched:
         watcher = Watched(name, self.loop.time, self.loop.fail)
-        self.watchers.append(watcher)
+        self._watchers[name] = watcher
         return watcher
+
+    def living_watchers(self) -> list[Watched]:
+        return list(self._watchers.values())
 
     def calm_seconds(self, *names: str) -> float:
         """For how long none of these was struck by anything."""
@@ -157,6 +159,7 @@ class World:
     def calm_down(self) -> None:
         """From now on nothing new goes wrong."""
         self.trace.note("world", "faults off")
+        self.calm_at = self.loop.time()
         self.store_weather.collision_rate = self.store_weather.unknown_rate = 0.0
         weather = self.bus_weather
         weather.drop_rate = weather.duplicate_rate = weather.late_rate = weather.reorder_rate = 0.0

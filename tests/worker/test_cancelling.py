@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import asyncio.subprocess
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -203,6 +204,24 @@ async def test_past_the_swap_it_is_finished_and_is_a_success(tmp_path: Path, ins
         assert outcome == Outcome(digest=xllamacpp("2").digest, stopped=("tiny-chat#0",))
         assert world.journal.result_of("upgrade", 1) == outcome
         assert world.supervisor.running() == ()
+
+
+async def test_a_delete_that_has_begun_to_stop_processes_is_finished(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = StartReplica(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
+    assert (await world.actions.perform(work(start, "start"), silent)).succeeded
+    stop_group = processes.stop_group
+
+    async def stop(process: asyncio.subprocess.Process, grace_seconds: float) -> None:
+        world.actions.cancel("delete")
+        await stop_group(process, grace_seconds)
+
+    monkeypatch.setattr(processes, "stop_group", stop)
+    removed = RemoveBackend(backend="x", directory="xllamacpp")
+    outcome = await world.actions.perform(work(removed, "delete", 2), silent)
+    assert outcome == Outcome(stopped=("tiny-chat#0",))
+    assert world.trees.list_installed() == ()
 
 
 @pytest.mark.parametrize("is_too_late", [False, True])

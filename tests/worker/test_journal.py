@@ -100,3 +100,23 @@ async def test_another_house_counts_from_one_again(tmp_path: Path) -> None:
     await again.accept("backend:a", command(generation=2, fence=1))
     with pytest.raises(Conflict):
         loaded(tmp_path).check("backend:a", command(generation=1, fence=9))
+
+
+async def test_reading_it_writes_nothing_so_that_a_full_disk_keeps_no_worker_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = loaded(tmp_path)
+    for number in range(5):
+        await journal.record(result(str(number)))
+    file = tmp_path / "journal.jsonl"
+    before, content = file.stat().st_ino, file.read_bytes()
+    assert loaded(tmp_path).results() == journal.results()
+    assert (file.stat().st_ino, file.read_bytes()) == (before, content)
+    # A torn end is cut off, which takes no room.
+    file.write_bytes(content + b'{"result"')
+    assert loaded(tmp_path).results() == journal.results()
+    assert (file.stat().st_ino, file.read_bytes()) == (before, content)
+    # And what was read counts for the next time that it is written anew.
+    monkeypatch.setattr(journal_module, "REWRITE_AFTER", 5)
+    await loaded(tmp_path).record(result("next"))
+    assert file.stat().st_ino != before

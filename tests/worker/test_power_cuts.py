@@ -164,6 +164,21 @@ def test_a_power_cut_after_the_sync_keeps_the_new_version(tmp_path: Path, has_ol
     assert said_by(bench.trees.previous_of(DIRECTORY)) == (OLD if has_old else OLDER)
 
 
+def test_a_machine_that_cannot_tell_its_runs_apart_syncs_before_the_swap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(disk, "sync_files", synced.append)
+    monkeypatch.setattr(disk, "_BOOT_ID", tmp_path / "absent")
+    bench = Bench(tmp_path / "backends", has_old=True)
+    bench.come_to("recorded")
+    assert synced == [bench.trees.staging_of(DIRECTORY)]
+    bench.swap.swap_in(DIRECTORY)
+    assert bench.recover().step == "cleaned"
+    assert said_by(bench.tree) == NEW
+    assert len(synced) == 1
+
+
 class Killed(BaseException):
     """Stands for a kill: nothing after it runs."""
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from enginehouse.api.auth import Role, authorize
+from enginehouse.api.auth import Role, authorize, bearer
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
@@ -69,7 +69,7 @@ class Edge:
             await send(message)  # type: ignore[arg-type]  # passed through untouched
 
         try:
-            scope["enginehouse.caller"] = authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
+            scope["enginehouse.caller"] = await self._authorized(scope)
             if self._entry.raw is not None:
                 await self._entry.raw(scope, receive, watched)
             elif self._entry.call is not None:
@@ -87,6 +87,14 @@ class Edge:
             hidden = Hopeless(f"cannot answer: an internal error occurred; the log has it under {request_id}")
             await _answer(hidden, request_id, send, is_started)
             del error
+
+    async def _authorized(self, scope: Scope) -> Caller:
+        try:
+            return authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
+        except Unauthenticated:
+            if not bearer(scope) or not await self._keys.look_again():
+                raise
+        return authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
 
 
 async def _answer(error: EnginehouseError, request_id: str, send: Send, is_started: bool) -> None:

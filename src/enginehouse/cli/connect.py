@@ -23,7 +23,7 @@ import msgspec
 from enginehouse import __version__
 from enginehouse.cli.command import given
 from enginehouse.cli.output import is_terminal
-from enginehouse.core.errors import Unavailable
+from enginehouse.core.errors import Invalid, Unavailable
 from enginehouse.link.client import REQUEST_SECONDS, FrontendClient
 from enginehouse.settings import ClientSettings, load
 
@@ -76,6 +76,8 @@ def connect() -> Frontend:
     shared = given()
     flags = {"data": shared.data, "url": shared.url, "token": shared.token}
     settings = load(ClientSettings, flags, os.environ)
+    if "," in settings.url:
+        raise Invalid("cannot ask several frontends: give the address of one", code="invalid_setting", param="url")
     client = FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}")
     click.get_current_context().call_on_close(client.close)
     return Frontend(client)

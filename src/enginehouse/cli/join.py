@@ -30,14 +30,14 @@ def entry(address: str, **flags: Any) -> int:
     """Join this machine to the server at URL as another node.
 
     The node shows up as pending until `enginehouse nodes approve NAME` on the server. Runs until Ctrl-C; what is asked
-    of the node while it is away happens when it returns.
+    of the node while it is away happens when it returns. Several frontends of one house: their addresses with commas.
     """
     from enginehouse.cli.output import remark
-    from enginehouse.setting_values import parse_http_url
+    from enginehouse.setting_values import parse_http_urls
     from enginehouse.settings import WorkerSettings, load
 
     try:
-        url = parse_http_url(address)
+        url = parse_http_urls(address)
     except Invalid as error:
         raise Invalid(f"cannot join {address!r}: {error.message}", code="invalid_setting", param="url") from error
     shared = given()

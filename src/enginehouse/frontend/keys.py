@@ -6,6 +6,7 @@ another frontend creates is known here after at most one refresh.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import uuid
 from typing import Literal
@@ -24,6 +25,7 @@ ROLES: tuple[Role, ...] = ("admin", "user", "join")
 MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; anything much shorter was made by hand
 
 
+LOOK_AGAIN_SECONDS = 0.5  # wrong tokens must not become queries
 _MAKING_SECONDS = 10.0  # within which frontends that start together leave it to one of them
 
 
@@ -46,6 +48,17 @@ class Keys:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._callers: dict[str, Caller] = {}
+        self._looked_at = 0.0
+
+    async def look_again(self) -> bool:
+        """For a token that is not known: another frontend may have given it out just now. False where the last look is
+        too recent for a new one to say more.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at < LOOK_AGAIN_SECONDS:
+            return False
+        await self.step()
+        return True
 
     def identify(self, token: str) -> Caller | None:
         return self._callers.get(token_hash(token))
@@ -109,4 +122,5 @@ class Keys:
                 hashed: Caller("node", name, node_id) for node_id, name, hashed in nodes.token_hashes(connection)
             }
 
+        self._looked_at = asyncio.get_running_loop().time()
         self._callers = await self._store.transaction(work)

@@ -1,8 +1,8 @@
 """A worker's side of registration and heartbeat, over HTTP.
 
 The blocking client runs in threads, so that the event loop never waits for name resolution or a slow
-frontend. Every call has one limit for the whole exchange; what happens after it (again, later, elsewhere) is
-the worker's decision.
+frontend. Every call has one limit for the whole exchange. Frontends are equals: where several are known, one that
+cannot be reached is passed over, and the one that answered is asked first the next time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterRepl
 from enginehouse.link.client import FrontendClient
 
 LIMIT_SECONDS = 10.0  # one heartbeat interval: a call that takes longer has missed the next one already
+ONE_OF_MANY_SECONDS = 3.0  # for a frontend that has equals: rather ask the next
 
 T = TypeVar("T")
 
@@ -27,10 +28,10 @@ class _Said(Struct):
 
 
 class WorkerLink:
-    """`ports.Link` on a `FrontendClient` whose own token is the join token."""
+    """`ports.Link` on clients of equal frontends, whose own token is the join token."""
 
-    def __init__(self, client: FrontendClient) -> None:
-        self._client = client
+    def __init__(self, *clients: FrontendClient) -> None:
+        self._clients = list(clients)
 
     async def register(self, request: RegisterRequest) -> RegisterReply:
         return await self._post("/api/node/register", request, RegisterReply, None)
@@ -42,18 +43,30 @@ class WorkerLink:
         await self._post(f"/api/node/{quote(node_id, safe='')}/deregister", None, _Said, node_token)
 
     def local_address(self) -> str:
-        return self._client.local_address()
+        return self._clients[0].local_address()
 
     async def _post(self, path: str, body: Struct | None, kind: type[T], token: str | None) -> T:
+        refused: Unavailable | None = None
+        for _ in range(len(self._clients)):
+            try:
+                return await self._ask(self._clients[0], path, body, kind, token)
+            except Unavailable as error:
+                refused = refused or error
+                self._clients.append(self._clients.pop(0))
+        assert refused is not None
+        raise refused
+
+    async def _ask(self, client: FrontendClient, path: str, body: Struct | None, kind: type[T], token: str | None) -> T:
+        limit = LIMIT_SECONDS if len(self._clients) == 1 else ONE_OF_MANY_SECONDS
         try:
             # The client's limit is per read and write; this one is for the whole, so a frontend that answers
             # byte by byte ends too.
-            async with asyncio.timeout(LIMIT_SECONDS + 1):
+            async with asyncio.timeout(limit + 1):
                 return await asyncio.to_thread(
-                    self._client.request, "POST", path, body, kind, token=token, timeout_seconds=LIMIT_SECONDS
+                    client.request, "POST", path, body, kind, token=token, timeout_seconds=limit
                 )
         except TimeoutError as error:
             raise Unavailable(
-                f"cannot get an answer from the frontend at {self._client.url} within {LIMIT_SECONDS:.0f} s",
+                f"cannot get an answer from the frontend at {client.url} within {limit:.0f} s",
                 code="frontend_unreachable",
             ) from error

@@ -1,0 +1,55 @@
+"""One fleet for all tests of this directory: two frontends, five workers, whole again before every test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.fleet.house import Fleet
+from tests.fleet.warehouse import Warehouse, open_warehouse
+
+_USED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+# What tests publish versions of; a gallery is read when a frontend starts.
+NAMES = tuple(f"engine-{number:02d}" for number in range(60))
+
+
+@pytest.fixture(scope="session")
+def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    with open_warehouse(tmp_path_factory.mktemp("warehouse")) as made:
+        for name in NAMES:
+            made.offer(name, made.proxy.reference(f"{name}:latest"))
+        yield made
+
+
+@pytest.fixture(scope="session")
+def running_fleet(
+    tmp_path_factory: pytest.TempPathFactory, postgres: Callable[[], str], stocked: Warehouse
+) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("fleet"), postgres(), stocked.environment)
+    try:
+        made.start(frontends=2, workers=5)
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def fleet(running_fleet: Fleet, stocked: Warehouse) -> Fleet:
+    """Whole again, whatever the test before did."""
+    stocked.calm()
+    running_fleet.mend()
+    return running_fleet
+
+
+@pytest.fixture
+def warehouse(stocked: Warehouse) -> Warehouse:
+    return stocked
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of a backend that no other test uses."""
+    used: dict[str, str] = request.config.stash.setdefault(_USED, {})
+    chosen = NAMES[len(used)]
+    used[request.node.nodeid] = chosen
+    return chosen

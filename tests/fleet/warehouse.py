@@ -1,0 +1,111 @@
+"""A registry behind a proxy with misfortunes, and a gallery that names what is in it, for tests that are plain
+functions: the servers run on a loop in a thread of their own.
+
+    warehouse.publish("engine", "one", megabytes=4)      # engine:latest says "one"
+    warehouse.proxy.bytes_per_second = 2_000_000
+    fleet.request("install", "engine")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.fetch.faulty import Faulty, faulty
+from tests.fetch.images import Image, write_image
+from tests.fetch.registry import Registry, running_registry
+from tests.worker.shelf import launcher, noise
+
+from enginehouse.host import hardware
+
+T = TypeVar("T")
+LIMIT_SECONDS = 60.0
+MEGABYTE = 1_000_000
+
+
+class Warehouse:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._stack = AsyncExitStack()
+        self._names: dict[str, str] = {}
+        self._count = 0
+        self.gallery = root / "gallery.yaml"
+        self.registry: Registry
+        self.proxy: Faulty
+
+    def start(self) -> None:
+        self._thread.start()
+        self.gallery.write_text("[]\n")
+
+        async def opened() -> None:
+            self.registry = await self._stack.enter_async_context(running_registry(self._root))
+            self.proxy = await self._stack.enter_async_context(faulty(self.registry.address))
+
+        self.run(opened())
+
+    def close(self) -> None:
+        self.run(self._stack.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LIMIT_SECONDS)
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_SECONDS)
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        """Run a plain function on the loop of the servers: the proxy is not for other threads to change."""
+
+        async def called() -> Any:
+            return function(*arguments)
+
+        return self.run(called())
+
+    def calm(self) -> None:
+        """No misfortunes from now on."""
+        self.proxy.bytes_per_second = None
+        self.call(self.proxy.forget_plans)
+
+    def publish(self, name: str, says: str, *, megabytes: float = 0.2, platform: str = "") -> Image:
+        """An image under NAME:latest whose launcher says this; the gallery names it from now on. The bulk of it is the
+        same for every version of a name.
+        """
+        self._count += 1
+        layout = self._root / f"layout-{self._count}"
+        bulk = {"bulk.so": noise(int(megabytes * MEGABYTE), len(name) * 1000 + sum(name.encode()))}
+        files = [bulk, {"run.sh": launcher(says)}]
+        image = write_image(layout, files, platform=platform or hardware.platform())
+        self.run(self.registry.push(layout, f"{name}:latest"))
+        self.offer(name, self.proxy.reference(f"{name}:latest"))
+        return image
+
+    def offer(self, name: str, uri: str) -> None:
+        """A gallery entry. Galleries are read again only now and then: offer everything before the frontends start."""
+        self._names[name] = uri
+        entries = [{"name": one, "uri": address} for one, address in sorted(self._names.items())]
+        self.gallery.write_text(json.dumps(entries))  # JSON is YAML
+
+    @property
+    def environment(self) -> dict[str, str]:
+        galleries = [{"name": "lab", "url": f"file://{self.gallery}"}]
+        return {
+            "ENGINEHOUSE_BACKEND_GALLERIES": json.dumps(galleries),
+            "ENGINEHOUSE_ALLOWED_HOSTS": "127.0.0.1",
+            "ENGINEHOUSE_CAPABILITY": "default",
+        }
+
+
+@contextmanager
+def open_warehouse(root: Path) -> Iterator[Warehouse]:
+    made = Warehouse(root)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.close()

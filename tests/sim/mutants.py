@@ -1,0 +1,229 @@
+"""Small deliberate faults in the real code, each of which some guarantee must catch.
+
+A suite that passes on all of these would prove nothing. Each mutant patches a function or method of the product while
+it lasts, and names the guarantee that is broken by it. Some are faults that were really there once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import select, update
+
+from tests.sim.options import Options, expand
+
+from enginehouse.core.errors import Unavailable
+from enginehouse.core.intent import Change, Intent
+from enginehouse.core.progress import Progress
+from enginehouse.core.report import Report
+from enginehouse.frontend import accepting, board, collector, views
+from enginehouse.store import operations
+from enginehouse.store.db import Connection
+from enginehouse.store.rows import text_of
+from enginehouse.store.schema import intents
+from enginehouse.worker.journal import Journal
+from enginehouse.worker.locks import Locks
+
+SEEDS = 60  # within which every mutant must be caught
+BAD_BUS: dict[str, float] = {"late_rate": 0.3, "reorder_rate": 0.5, "duplicate_rate": 0.3}
+BAD_STORE: dict[str, float] = {"unknown_rate": 0.1}
+Patch = tuple[object, str, object]
+
+
+class Mutant(Struct, frozen=True):
+    name: str
+    guarantees: tuple[str, ...]  # any of them may be the first to notice
+    make: Callable[[], list[Patch]]
+    weather: dict[str, float] = {}  # what makes the moment likely in which it shows
+
+    def options(self, seed: int) -> Options:
+        return msgspec.structs.replace(expand(seed), **self.weather)
+
+
+@contextlib.contextmanager
+def in_place(mutant: Mutant) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in mutant.make():
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
+
+
+# G1 ------------------------------------------------------------------------------------------------
+
+
+def _accepted_in_memory() -> list[Patch]:
+    real = accepting.Acceptance.accept
+
+    async def accept(self: accepting.Acceptance, *arguments: Any) -> str:
+        try:
+            return await real(self, *arguments)
+        except Unavailable:
+            return str(uuid.uuid4())
+
+    return [(accepting.Acceptance, "accept", accept)]
+
+
+def _told_after_the_commit() -> list[Patch]:
+    """The request fails when watchers cannot be told, although it was stored."""
+
+    async def accept(self: accepting.Acceptance, work: Any, request: Any, body: object) -> str:
+        operation_id = await self.store.transaction(accepting._once(work, request, body) if request.key else work)
+        self.wake()
+        await self.board.operations_changed([operation_id])
+        return str(operation_id)
+
+    return [(accepting.Acceptance, "accept", accept)]
+
+
+def _late_reply_overwrites() -> list[Patch]:
+    real = operations.intent
+
+    def as_if_running(connection: Connection, intent_id: str) -> Intent | None:
+        found = real(connection, intent_id)
+        return None if found is None else msgspec.structs.replace(found, state="running")
+
+    return [(operations, "intent", as_if_running)]
+
+
+# G2 ------------------------------------------------------------------------------------------------
+
+
+def _no_fence_check() -> list[Patch]:
+    return [(Journal, "check", lambda self, subject, command: None)]
+
+
+def _nothing_is_superseded() -> list[Patch]:
+    real = operations.apply
+
+    def apply(connection: Connection, before: Intent, change: Change) -> Intent:
+        return before if change.kind == "supersede" else real(connection, before, change)
+
+    return [(operations, "apply", apply)]
+
+
+def _any_report_is_proof() -> list[Patch]:
+    """A report counts although it was taken before the wish was accepted, or while something else works on it."""
+    real = collector.Collector._evidence
+
+    def evidence(self: Any, report: Report, intent: Intent, busy: Any, now: float) -> Change | None:
+        return real(self, msgspec.structs.replace(report, mark=now, running=()), intent, (), now)
+
+    return [(collector.Collector, "_evidence", evidence)]
+
+
+# G3 ------------------------------------------------------------------------------------------------
+
+
+def _lease_is_ignored() -> list[Patch]:
+    def take_over(connection: Connection, owner: str, now: float, lease_until: float) -> list[Intent]:
+        others = select(intents).where(intents.c.state == "running", intents.c.owner != owner)
+        change = Change(kind="take_over", now=now, owner=owner, lease_until=lease_until)
+        return operations._take(connection, others, change)
+
+    return [(operations, "take_over", take_over)]
+
+
+def _no_lock() -> list[Patch]:
+    @contextlib.asynccontextmanager
+    async def hold(self: Locks, name: str, *, exclusive: bool = True) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        yield
+
+    return [(Locks, "hold", hold)]
+
+
+# G4 ------------------------------------------------------------------------------------------------
+
+
+def _results_are_forgotten() -> list[Patch]:
+    return [(Journal, "result_of", lambda self, intent, attempt: None)]
+
+
+def _key_is_ignored() -> list[Patch]:
+    return [(accepting, "_once", lambda work, request, body: work)]
+
+
+# G5 ------------------------------------------------------------------------------------------------
+
+
+def _one_lock_for_all() -> list[Patch]:
+    real = Locks.hold
+
+    def hold(self: Locks, name: str, *, exclusive: bool = True) -> Any:
+        return real(self, "everything", exclusive=exclusive)
+
+    return [(Locks, "hold", hold)]
+
+
+def _one_at_a_time() -> list[Patch]:
+    """Nothing is sent while anything runs anywhere."""
+    real = operations.claim_due
+
+    def claim_due(connection: Connection, *arguments: Any) -> list[Intent]:
+        if connection.execute(select(intents.c.id).where(intents.c.state == "running").limit(1)).first():
+            return []
+        return real(connection, *arguments)
+
+    return [(operations, "claim_due", claim_due)]
+
+
+def _lost_is_never_noticed() -> list[Patch]:
+    return [(collector.reports, "lost", lambda report, intent: False)]
+
+
+# G9 ------------------------------------------------------------------------------------------------
+
+
+def _progress_without_order() -> list[Patch]:
+    return [(board, "is_newer", lambda candidate, known: True)]
+
+
+def _row_without_order() -> list[Patch]:
+    def set_progress(connection: Connection, heard: dict[str, Progress]) -> None:
+        for intent_id, progress in heard.items():
+            running = (intents.c.state == "running", intents.c.attempt == progress.attempt)
+            connection.execute(
+                update(intents).where(intents.c.id == intent_id, *running).values(progress=text_of(progress))
+            )
+
+    return [(operations, "set_progress", set_progress)]
+
+
+def _sign_before_row() -> list[Patch]:
+    """What this frontend heard is shown even where another has written down more."""
+    return [(views, "is_newer", lambda candidate, known: False)]
+
+
+def _nothing_is_caught_up() -> list[Patch]:
+    async def catch_up_step(self: board.Board) -> None:
+        await asyncio.sleep(0)
+
+    return [(board.Board, "catch_up_step", catch_up_step)]
+
+
+MUTANTS = (
+    Mutant("a request is accepted in memory", ("G1",), _accepted_in_memory, BAD_STORE),
+    Mutant("a stored request is refused", ("G1",), _told_after_the_commit, BAD_STORE),
+    Mutant("a late reply overwrites the end", ("G1",), _late_reply_overwrites),
+    Mutant("the journal does not compare fences", ("G2",), _no_fence_check, BAD_BUS),
+    Mutant("a newer wish leaves the older open", ("G2",), _nothing_is_superseded),
+    Mutant("any report is proof", ("G2",), _any_report_is_proof, BAD_BUS),
+    Mutant("a lease is taken before it ends", ("G3",), _lease_is_ignored),
+    Mutant("a subject has no lock", ("G3", "G2"), _no_lock),
+    Mutant("results are forgotten", ("G4",), _results_are_forgotten, BAD_BUS),
+    Mutant("an idempotency key is ignored", ("G4",), _key_is_ignored, BAD_STORE),
+    Mutant("all subjects share one lock", ("G5",), _one_lock_for_all),
+    Mutant("one node waits for another", ("G5",), _one_at_a_time),
+    Mutant("a lost command is never noticed", ("end",), _lost_is_never_noticed),
+    Mutant("progress is taken in any order", ("G9",), _progress_without_order, BAD_BUS),
+    Mutant("progress is stored in any order", ("G9",), _row_without_order, BAD_BUS),
+    Mutant("what was heard hides what was stored", ("G9",), _sign_before_row, BAD_BUS),
+    Mutant("a frontend tells only what it did itself", ("G9",), _nothing_is_caught_up, BAD_BUS),
+)
