@@ -18,7 +18,7 @@ from enginehouse.core.intent import Change, Outcome
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
 from enginehouse.frontend.board import _revision
-from enginehouse.store import db, history, leases, nodes, operations
+from enginehouse.store import db, history, intents, leases, nodes, operations
 from enginehouse.store.db import Connection
 
 LIMIT_SECONDS = 10
@@ -104,7 +104,7 @@ async def test_an_intent_that_another_frontend_holds_stops_no_step(postgres_pair
     held = Held()
 
     def settle(connection: Connection) -> None:
-        operations.set_progress(connection, {intent.id: Progress(attempt=1, sequence=1)})
+        intents.set_progress(connection, {intent.id: Progress(attempt=1, sequence=1)})
         held.wait()
 
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:

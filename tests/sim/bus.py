@@ -46,6 +46,7 @@ class Network:
         self._exact: dict[str, list[_Subscription]] = {}
         self._patterns: list[_Subscription] = []
         self._last_arrival: dict[tuple[str, str], float] = {}
+        self.quiet_at = 0.0  # when the last message on its way will have arrived
 
     def add(self, subscription: _Subscription) -> None:
         if "*" in subscription.subject or ">" in subscription.subject:
@@ -67,7 +68,9 @@ class Network:
         listeners += [one for one in self._patterns if matches(one.subject, message.subject)]
         if not listeners and message.reply:
             nobody = Message(message.reply, b"", no_responders=True)
-            listeners = [one for one in self._patterns if one.process is sender and matches(one.subject, nobody.subject)]
+            listeners = [
+                one for one in self._patterns if one.process is sender and matches(one.subject, nobody.subject)
+            ]
             message = nobody
         for one in listeners:
             for _ in range(2 if self._is_lucky(self.weather.duplicate_rate) else 1):
@@ -82,6 +85,7 @@ class Network:
             pair = (sender.name, to.process.name)
             arrival = max(arrival, self._last_arrival.get(pair, 0.0))
             self._last_arrival[pair] = arrival
+        self.quiet_at = max(self.quiet_at, arrival)
 
         def arrive() -> None:
             if to.process.name in self.weather.cut or to not in self._listening(to):

@@ -64,13 +64,19 @@ class Clients:
                 if before is not None:
                     again = Request(author=author, key=key)
                     found = await self._request(
-                        wish, author, lambda to: to.endings.retry(before.operation_id, None, again), f"retry {before.operation_id[:8]}"
+                        wish,
+                        author,
+                        lambda to: to.endings.retry(before.operation_id, None, again),
+                        f"retry {before.operation_id[:8]}",
                     )
                     self._keep(number, found, before.kind, before.name, author)
             case "install" | "upgrade" | "delete":
                 asked = self._backend_wish(author, wish)
                 found = await self._request(
-                    wish, author, lambda to: to.operations.request(asked, key), f"{asked.kind} {asked.name} on {asked.nodes or 'all'}"
+                    wish,
+                    author,
+                    lambda to: to.operations.request(asked, key),
+                    f"{asked.kind} {asked.name} on {asked.nodes or 'all'}",
                 )
                 self._keep(number, found, asked.kind, asked.name, author)
 

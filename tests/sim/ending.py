@@ -24,7 +24,8 @@ SHOWN_WITHIN_SECONDS = 2.0
 
 def is_settled(world: World) -> bool:
     return (
-        all(intent.is_ended for intent in world.checks.intents.values())
+        world.loop.time() > world.network.quiet_at
+        and all(intent.is_ended for intent in world.checks.intents.values())
         and all(frontend.objects is not None for frontend in world.frontends)
         and not any(machine.actions and machine.actions.running() for machine in world.machines)
     )
@@ -105,7 +106,11 @@ def _wrong_refusals(world: World, clients: Clients) -> list[tuple[str, str]]:
 def _done_twice(world: World, clients: Clients) -> list[tuple[str, str]]:
     """G4: under one key there is one operation, however often it was asked for."""
     left = Counter(row.author for row in world.checks.operations.values())
-    return [("G4", f"{author} asked under one key and got {left[author]} operations") for author in clients.keyed if left[author] > 1]
+    return [
+        ("G4", f"{author} asked under one key and got {left[author]} operations")
+        for author in clients.keyed
+        if left[author] > 1
+    ]
 
 
 def _shown_late(world: World) -> list[tuple[str, str]]:

@@ -82,7 +82,9 @@ def attempts_count_up(before: IntentRow, after: IntentRow) -> str:
     """G4: every sending has a number of its own."""
     claimed = before.state != "running" and after.state == "running"
     if after.attempt != before.attempt + (1 if claimed else 0):
-        return f"intent {after.id} went from attempt {before.attempt} to {after.attempt} ({before.state} to {after.state})"
+        return (
+            f"intent {after.id} went from attempt {before.attempt} to {after.attempt} ({before.state} to {after.state})"
+        )
     return ""
 
 

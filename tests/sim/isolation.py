@@ -43,7 +43,9 @@ class Isolation:
             return
         healthy = {
             row[0]
-            for row in select_rows(world.database.connection, "select id from nodes where health = 'healthy' and approved")
+            for row in select_rows(
+                world.database.connection, "select id from nodes where health = 'healthy' and approved"
+            )
         }
         every = world.checks.intents.values()
         full = _full_lanes(every)
@@ -52,7 +54,9 @@ class Isolation:
         for one in due:
             waited = now - self._due_since[one.id]
             if waited > SENT_WITHIN_SECONDS:
-                world.loop.fail(Violation("G5", f"intent {one.id} ({one.subject}) is due and was not sent for {waited} s"))
+                world.loop.fail(
+                    Violation("G5", f"intent {one.id} ({one.subject}) is due and was not sent for {waited} s")
+                )
 
     def _is_sending_promised(self) -> bool:
         world = self._world

@@ -129,9 +129,7 @@ class SimLink:
         return await self._frontend().call(lambda to: frontends.register(to, request), LINK_LIMIT_SECONDS)
 
     async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
-        return await self._frontend().call(
-            lambda to: frontends.heartbeat(to, node_id, request), LINK_LIMIT_SECONDS
-        )
+        return await self._frontend().call(lambda to: frontends.heartbeat(to, node_id, request), LINK_LIMIT_SECONDS)
 
     async def deregister(self, node_id: str, node_token: str) -> None:
         await self._frontend().call(lambda to: to.nodes.set_health(node_id, "offline"), LINK_LIMIT_SECONDS)
@@ -158,9 +156,7 @@ def _capacity(_path: Path) -> Capacity:
 @contextlib.contextmanager
 def simulated_parts() -> Iterator[None]:
     """While this lasts, agents are made of the parts of the machine in whose process they are made."""
-    hardware = SimpleNamespace(
-        capacity=_capacity, capability=lambda: "default", platform=lambda: "linux/amd64"
-    )
+    hardware = SimpleNamespace(capacity=_capacity, capability=lambda: "default", platform=lambda: "linux/amd64")
     disk = SimpleNamespace(write_atomic=write_atomic, storage_error=real_disk.storage_error)
     here = MACHINE.get
     names: list[tuple[ModuleType, str, object]] = [

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 from sqlalchemy import select, update
-
 from tests.sim.options import Options, expand
 
 from enginehouse.core.errors import Unavailable
@@ -23,6 +22,7 @@ from enginehouse.core.intent import Change, Intent
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import Report
 from enginehouse.frontend import accepting, board, collector, views
+from enginehouse.store import intents as noted
 from enginehouse.store import operations
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import text_of
@@ -193,7 +193,7 @@ def _row_without_order() -> list[Patch]:
                 update(intents).where(intents.c.id == intent_id, *running).values(progress=text_of(progress))
             )
 
-    return [(operations, "set_progress", set_progress)]
+    return [(noted, "set_progress", set_progress)]
 
 
 def _sign_before_row() -> list[Patch]:

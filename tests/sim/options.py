@@ -44,7 +44,9 @@ BACKENDS = ("alpha", "beta", "gamma")
 GALLERIES = ("one", "two")  # both have every backend, each its own version of it
 
 
-WISHES: tuple[WishKind, ...] = ("install",) * 6 + ("upgrade",) * 2 + ("delete",) * 3 + ("cancel",) * 3 + ("retry", "remove_node")
+WISHES: tuple[WishKind, ...] = (
+    ("install",) * 6 + ("upgrade",) * 2 + ("delete",) * 3 + ("cancel",) * 3 + ("retry", "remove_node")
+)
 
 
 class Wish(Struct, frozen=True):

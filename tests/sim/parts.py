@@ -26,10 +26,11 @@ from enginehouse.worker.commands import Work
 from enginehouse.worker.install import Installed, InstallWish, Report, Swapped
 from enginehouse.worker.parts import Parts
 from enginehouse.worker.replicas import Started, StartWish, Stopped
-from enginehouse.worker.threads import in_thread
+from enginehouse.worker.threads import _outlive, in_thread
 
 TOTAL_BYTES = 1_000_000
 STALL_SECONDS = 6.0
+SYNC_SECONDS = (0.001, 0.01, 0.3, 1.5)  # a small tree, and a large one on a slow disk
 
 
 class InstallWeather(Struct):
@@ -60,6 +61,7 @@ class SimInstaller:
             finally:
                 if disk.inode_of(resolved.directory) != before:
                     await swapped()
+                    await self._work_on(self._chance.choice(SYNC_SECONDS))
                     await in_thread(disk.sync, resolved.directory)
             return Installed(digest=resolved.digest, fetched_bytes=TOTAL_BYTES)
 
@@ -82,7 +84,15 @@ class SimInstaller:
 
     async def remove(self, directory: str) -> None:
         with self._disk.working(f"backend:{directory}"):
+            await self._work_on(self._chance.choice(SYNC_SECONDS))
             await in_thread(self._disk.remove, directory)
+
+    async def _work_on(self, seconds: float) -> None:
+        """Something that a cancellation does not interrupt, as work in a thread is not."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        loop.call_later(seconds, done.set_result, None)
+        await _outlive(done)
 
     def recover(self) -> None:
         """A tree is whole at every moment, so there is nothing to finish."""

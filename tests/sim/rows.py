@@ -11,11 +11,28 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-_INTENT = (
-    "id node_id subject generation action state attempt failures fence owner lease_until version "
-    "created_at due_at progress outcome reason lane lane_width"
-).split()
-_OPERATION = "id kind name author targets excluded created_at".split()
+_INTENT = [
+    "id",
+    "node_id",
+    "subject",
+    "generation",
+    "action",
+    "state",
+    "attempt",
+    "failures",
+    "fence",
+    "owner",
+    "lease_until",
+    "version",
+    "created_at",
+    "due_at",
+    "progress",
+    "outcome",
+    "reason",
+    "lane",
+    "lane_width",
+]
+_OPERATION = ["id", "kind", "name", "author", "targets", "excluded", "created_at"]
 TERMINAL = frozenset({"succeeded", "failed", "cancelled", "superseded"})
 
 
@@ -76,9 +93,7 @@ class Changes:
         connection.create_function("sim_intent", -1, self._noting(IntentRow, len(_INTENT)))
         connection.create_function("sim_operation", -1, self._noting(OperationRow, len(_OPERATION)))
 
-    def _noting(
-        self, kind: type[IntentRow] | type[OperationRow], width: int
-    ) -> Callable[..., None]:
+    def _noting(self, kind: type[IntentRow] | type[OperationRow], width: int) -> Callable[..., None]:
         def note(event: str, *values: str | float | None) -> None:
             before = kind(*values[:width]) if event != "insert" else None  # type: ignore[arg-type]
             after = kind(*values[-width:]) if event != "delete" else None  # type: ignore[arg-type]

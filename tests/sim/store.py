@@ -70,7 +70,11 @@ def database() -> Database:
 
 class SimStore(Store):
     def __init__(
-        self, source: Database, weather: StoreWeather, chance: Random, committed: Callable[[str, list[Changed], bool], None]
+        self,
+        source: Database,
+        weather: StoreWeather,
+        chance: Random,
+        committed: Callable[[str, list[Changed], bool], None],
     ) -> None:
         super().__init__(source.engine)
         self._source = source

@@ -19,7 +19,7 @@ from enginehouse.core.operation import Excluded, Operation
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import Replica
 from enginehouse.core.report import Report
-from enginehouse.store import db, keys, leases, models, nodes, operations, replicas
+from enginehouse.store import db, intents, keys, leases, models, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
 from enginehouse.store.schema import metadata
@@ -255,10 +255,10 @@ async def test_progress_is_kept_for_running_intents_only(store: Store) -> None:
     await add_node(store, node())
     await wish(store, 1, INSTALL)
     seen = Progress(phase="downloading", done_bytes=5, total_bytes=9, attempt=1, sequence=2)
-    await store.transaction(lambda c: operations.set_progress(c, {"intent-1": seen}))
+    await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}))
     assert (await store.transaction(lambda c: operations.intent(c, "intent-1"))).progress is None  # type: ignore[union-attr]
     [running] = await claim(store)
-    await store.transaction(lambda c: operations.set_progress(c, {"intent-1": seen}))
+    await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}))
     kept = await store.transaction(lambda c: operations.intent(c, "intent-1"))
     assert kept is not None
     assert (kept.progress, kept.version) == (seen, running.version)

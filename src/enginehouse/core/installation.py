@@ -25,8 +25,8 @@ HOUSE = ".enginehouse"  # everything of ours in a backends directory: LocalAI li
 BACKUPS = (".install-backup", ".backup")
 SUFFIXES = (".install-tmp", ".upgrade-tmp", *BACKUPS)
 
-# How far an install is. `staged`: complete, perhaps in place, but only `swapped` says that it is all on disk. Before that
-# it is undone when the machine stopped meanwhile, from there on it is finished. `undoing`: the disk refused it.
+# How far an install is. `staged`: complete, perhaps in place, but only `swapped` says that it is all on disk. Before
+# that it is undone when the machine stopped meanwhile, from there on it is finished. `undoing`: the disk refused it.
 Step = Literal["fetching", "verified", "staged", "undoing", "swapped", "cleaned"]
 
 

@@ -28,7 +28,7 @@ from enginehouse.core.report import Report
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.nodes import Nodes, note_deaf
 from enginehouse.ports import Bus, Clock, Message
-from enginehouse.store import db, nodes, operations, replicas
+from enginehouse.store import db, intents, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Collector:
         report = reports.believed(report, now)
         settled: list[Intent] = []
         # What is being worked on proves nothing yet, for a newer wish about the same thing neither.
-        busy = operations.subjects_of(connection, node_id, report.running[:MAX_RUNNING])
+        busy = intents.subjects_of(connection, node_id, report.running[:MAX_RUNNING])
         for intent in operations.open_on(connection, node_id):
             change = self._evidence(report, intent, busy, now)
             if change is not None:
@@ -207,7 +207,7 @@ class Collector:
         changed = gone or _shown(report) != _shown(node.report)
         nodes.set_report(connection, node_id, report, now if changed else None)
         operations.note_ended(connection, [intent.id for intent in settled if not intent.is_open])
-        ended = operations.ended_among(connection, node_id, report.running[:MAX_RUNNING])
+        ended = intents.ended_among(connection, node_id, report.running[:MAX_RUNNING])
         return Reported(settled, changed, ended)
 
     def _evidence(self, report: Report, intent: Intent, busy: Collection[str], now: float) -> Change | None:
@@ -253,7 +253,7 @@ class Collector:
         if not taken:
             return
 
-        await self._store.transaction(lambda connection: operations.set_progress(connection, taken))
+        await self._store.transaction(lambda connection: intents.set_progress(connection, taken))
 
 
 def _may_be_old(intent: Intent) -> bool:

@@ -22,7 +22,7 @@ from enginehouse.frontend.accepting import (
     with_intents,
 )
 from enginehouse.frontend.nodes import find_node
-from enginehouse.store import db, history, idempotency, leases, nodes, operations, replicas
+from enginehouse.store import db, history, idempotency, intents, leases, nodes, operations, replicas
 from enginehouse.store.db import Connection
 
 log = logging.getLogger(__name__)
@@ -163,13 +163,13 @@ class Endings:
                 return []
             types = nodes.types(connection)
             ended: list[Intent] = []
-            for intent in operations.open_on_others(
+            for intent in intents.open_on_others(
                 connection, [one for one, kind in types.items() if kind == "backend"]
             ):
                 gone = intent.node_id not in types
                 why = "its node is gone" if gone else "its node takes no backends"
                 ended += _cancel_all(connection, [intent], "node_removed" if gone else "unsupported", why)
-            nameless = [one for one in operations.nameless(connection) if _names_nothing(one)]
+            nameless = [one for one in intents.nameless(connection) if _names_nothing(one)]
             return ended + _cancel_all(connection, nameless, "invalid_name", "it names no backend")
 
         ended = await self._store.transaction(work)

@@ -6,7 +6,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ from enginehouse.core.action import Action, is_same_wish, subject_of
 from enginehouse.core.errors import Conflict
 from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.core.operation import ENDED, Operation, status_of
-from enginehouse.core.progress import Progress, is_newer
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import (
     KNOWN_KINDS,
@@ -151,38 +150,6 @@ def open_on(connection: Connection, node_id: str) -> list[Intent]:
     return [intent_of(row) for row in connection.execute(query.order_by(intents.c.created_at))]
 
 
-def open_on_others(connection: Connection, node_ids: Iterable[str]) -> list[Intent]:
-    """Open intents of any node but these."""
-    query = select(intents).where(intents.c.state.in_(OPEN), intents.c.node_id.not_in(list(node_ids)))
-    return [intent_of(row) for row in connection.execute(query)]
-
-
-def nameless(connection: Connection) -> list[Intent]:
-    """Open intents about a backend without a name."""
-    query = select(intents).where(intents.c.state.in_(OPEN), intents.c.subject == "backend:")
-    return [intent_of(row) for row in connection.execute(query)]
-
-
-def subjects_of(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> set[str]:
-    """What these intents of the node are about."""
-    found: set[str] = set()
-    for some in slices(intent_ids):
-        query = select(intents.c.subject).where(intents.c.node_id == node_id, intents.c.id.in_(some))
-        found |= set(connection.execute(query).scalars())
-    return found
-
-
-def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:
-    """Which of these intents of the node nobody wants any more."""
-    found: list[str] = []
-    for some in slices(intent_ids):
-        query = select(intents.c.id).where(
-            intents.c.node_id == node_id, intents.c.id.in_(some), intents.c.state.in_(("cancelled", "superseded"))
-        )
-        found += connection.execute(query).scalars()
-    return tuple(found)
-
-
 def add_intent(
     connection: Connection,
     operation_id: str,
@@ -275,21 +242,6 @@ def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     if written.rowcount != 1:
         raise Conflict(f"cannot change intent {before.id}: it changed at the same time", code="conflict")
     return after
-
-
-def set_progress(connection: Connection, heard: Mapping[str, Progress]) -> None:
-    """Progress is not a change of state: it takes no version, only a running intent has any, of its own attempt, and
-    what another frontend heard later stays.
-    """
-    for some in slices(heard):
-        query = select(intents.c.id, intents.c.attempt, intents.c.progress).where(
-            intents.c.id.in_(some), intents.c.state == "running"
-        )
-        for row in connection.execute(query.with_for_update(skip_locked=True)).all():
-            known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
-            progress = heard[row.id]
-            if progress.attempt == row.attempt and is_newer(progress, known):
-                connection.execute(update(intents).where(intents.c.id == row.id).values(progress=text_of(progress)))
 
 
 def cancel_share(connection: Connection, operation_id: str, intent: Intent, change: Change) -> Intent | None:

@@ -1,0 +1,61 @@
+"""What is asked and noted about intents as such, apart from how they come and change (`operations`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from sqlalchemy import select, update
+
+from enginehouse.core.intent import OPEN, Intent
+from enginehouse.core.progress import Progress, is_newer
+from enginehouse.store.db import Connection
+from enginehouse.store.rows import intent_of, slices, text_of
+from enginehouse.store.schema import intents
+
+
+def open_on_others(connection: Connection, node_ids: Iterable[str]) -> list[Intent]:
+    """Open intents of any node but these."""
+    query = select(intents).where(intents.c.state.in_(OPEN), intents.c.node_id.not_in(list(node_ids)))
+    return [intent_of(row) for row in connection.execute(query)]
+
+
+def nameless(connection: Connection) -> list[Intent]:
+    """Open intents about a backend without a name."""
+    query = select(intents).where(intents.c.state.in_(OPEN), intents.c.subject == "backend:")
+    return [intent_of(row) for row in connection.execute(query)]
+
+
+def subjects_of(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> set[str]:
+    """What these intents of the node are about."""
+    found: set[str] = set()
+    for some in slices(intent_ids):
+        query = select(intents.c.subject).where(intents.c.node_id == node_id, intents.c.id.in_(some))
+        found |= set(connection.execute(query).scalars())
+    return found
+
+
+def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:
+    """Which of these intents of the node nobody wants any more."""
+    found: list[str] = []
+    for some in slices(intent_ids):
+        query = select(intents.c.id).where(
+            intents.c.node_id == node_id, intents.c.id.in_(some), intents.c.state.in_(("cancelled", "superseded"))
+        )
+        found += connection.execute(query).scalars()
+    return tuple(found)
+
+
+def set_progress(connection: Connection, heard: Mapping[str, Progress]) -> None:
+    """Progress is not a change of state: it takes no version, only a running intent has any, of its own attempt, and
+    what another frontend heard later stays.
+    """
+    for some in slices(heard):
+        query = select(intents.c.id, intents.c.attempt, intents.c.progress).where(
+            intents.c.id.in_(some), intents.c.state == "running"
+        )
+        for row in connection.execute(query.with_for_update(skip_locked=True)).all():
+            known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
+            progress = heard[row.id]
+            if progress.attempt == row.attempt and is_newer(progress, known):
+                connection.execute(update(intents).where(intents.c.id == row.id).values(progress=text_of(progress)))

@@ -1,0 +1,77 @@
+"""Many seeds over all cores, in fresh processes: a run must not depend on what ran before it, nor on the order of sets.
+
+The children get a fixed hash seed, because the order in which a set of words is walked is chance as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+
+import msgspec
+from tests.sim.mutants import MUTANTS, SEEDS, in_place
+from tests.sim.options import Options, expand
+from tests.sim.run import Result, run
+
+CHUNK = 25  # seeds per task: a few seconds, so that no core waits long for another at the end
+HASH_SEED = "0"
+
+
+@contextlib.contextmanager
+def open_pool() -> Iterator[ProcessPoolExecutor]:
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = HASH_SEED
+    try:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=context) as pool:
+            yield pool
+    finally:
+        if before is None:
+            del os.environ["PYTHONHASHSEED"]
+        else:
+            os.environ["PYTHONHASHSEED"] = before
+
+
+def run_seeds(seeds: Sequence[int]) -> list[Result]:
+    """In a child: the results of these, up to the first that failed."""
+    results: list[Result] = []
+    for seed in seeds:
+        results.append(run(expand(seed)))
+        if results[-1].violation:
+            break
+    return results
+
+
+def catch_mutant(name: str) -> Result | None:
+    """In a child: the first run on which the mutant was noticed."""
+    mutant = next(one for one in MUTANTS if one.name == name)
+    with in_place(mutant):
+        for seed in range(SEEDS):
+            result = run(mutant.options(seed))
+            if result.violation:
+                return result
+    return None
+
+
+def results_of(pool: ProcessPoolExecutor, seeds: Sequence[int]) -> Iterator[list[Result]]:
+    """Chunk by chunk, as they end."""
+    chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
+    waiting: list[Future[list[Result]]] = [pool.submit(run_seeds, chunk) for chunk in chunks]
+    for done in as_completed(waiting):
+        yield done.result()
+
+
+def described(result: Result, options: Options | None = None) -> str:
+    """Everything that somebody needs to understand a failure, and to see it again."""
+    shown = msgspec.json.format(msgspec.json.encode(options or expand(result.seed)), indent=2).decode()
+    lines = "\n".join(result.lines)
+    return (
+        f"seed {result.seed}: {result.violation}\n\noptions: {shown}\n\n"
+        f"the last steps (virtual time, who, what):\n{lines}\n\n"
+        f"seed {result.seed}: {result.violation}\n"
+        f"again: .venv/bin/python -m tests.sim --seed {result.seed}\n"
+        f"smaller: .venv/bin/python -m tests.sim --seed {result.seed} --shrink"
+    )

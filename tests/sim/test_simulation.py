@@ -1,0 +1,64 @@
+"""The deterministic simulation: every guarantee holds on every seed, and one seed is one run.
+
+`ENGINEHOUSE_SEEDS` says how many seeds (2,000 where it says nothing), `ENGINEHOUSE_FIRST_SEED` where to begin.
+Seeds of bugs that were fixed run first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.sim.pool import described, open_pool, results_of, run_seeds
+
+SEEDS = int(os.environ.get("ENGINEHOUSE_SEEDS", "2000"))
+FIRST = int(os.environ.get("ENGINEHOUSE_FIRST_SEED", "0"))
+PARTS = 8  # so that one knows how far it is, and which part failed
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with open_pool() as opened:
+        yield opened
+
+
+def regressions() -> list[int]:
+    lines = (Path(__file__).parent / "regressions.txt").read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def check(pool: ProcessPoolExecutor, seeds: list[int]) -> int:
+    count = 0
+    for results in results_of(pool, seeds):
+        for result in results:
+            count += 1
+            if result.violation:
+                pool.shutdown(wait=False, cancel_futures=True)
+                pytest.fail(described(result), pytrace=False)
+    return count
+
+
+def test_no_fixed_bug_is_back(pool: ProcessPoolExecutor) -> None:
+    seeds = regressions()
+    assert check(pool, seeds) == len(seeds)
+
+
+def test_the_same_seed_is_the_same_run(pool: ProcessPoolExecutor) -> None:
+    # Different neighbours before them, and likely different processes.
+    first = pool.submit(run_seeds, [3, 1, 4, 15, 9])
+    second = pool.submit(run_seeds, [26, 9, 15, 4, 1])
+    one = {result.seed: result.digest for result in first.result()}
+    other = {result.seed: result.digest for result in second.result()}
+    assert {seed: one[seed] for seed in (1, 4, 15, 9)} == {seed: other[seed] for seed in (1, 4, 15, 9)}
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_guarantee_holds(pool: ProcessPoolExecutor, part: int) -> None:
+    size = -(-SEEDS // PARTS)
+    seeds = list(range(FIRST + part * size, min(FIRST + SEEDS, FIRST + (part + 1) * size)))
+    if seeds:
+        print(f"seeds {seeds[0]}:{seeds[-1] + 1}")
+    assert check(pool, seeds) == len(seeds)
