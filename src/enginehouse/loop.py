@@ -1,8 +1,8 @@
 """The one way to repeat a step: on wake or interval, backing off while it fails.
 
-A step that raises is logged with its traceback the first time and counted after that; the loop goes on. That is one
-of the two broad `except`s in the program: a bug in one loop must neither stop the others nor hide, so `failures` is
-what the readiness answer looks at.
+A step that raises is logged with its traceback the first time and ever more seldom after that; the loop goes on. That
+is one of the two broad `except`s in the program: a bug in one loop must neither stop the others nor hide, so `failures`
+is what the readiness answer looks at.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 
 log = logging.getLogger(__name__)
 
-BACKOFF_CAP_SECONDS = 30.0  # long enough not to flood a log, short enough to be back soon after the cause is gone
+BACKOFF_CAP_SECONDS = 30.0  # of loops that are slow anyway
+QUICK_SECONDS = 1.5  # of those that somebody watches
 
 
 class Loop:
@@ -44,14 +45,18 @@ class Loop:
                 await self._step()
             except Exception as error:
                 self.failures += 1
-                pause = min(BACKOFF_CAP_SECONDS, 0.5 * 2 ** min(self.failures, 10))
-                log.warning(
-                    "loop.step_failed loop=%s failures=%d error=%s",
-                    self.name,
-                    self.failures,
-                    error,
-                    exc_info=self.failures == 1,
-                )
+                # Never much longer than the loop's own pace: what it watches must be true again soon after the cause
+                # is gone, and one question more a second hurts nobody who is away.
+                longest = max(QUICK_SECONDS, min(BACKOFF_CAP_SECONDS, self._interval_seconds))
+                pause = min(longest, 0.5 * 2 ** min(self.failures, 10))
+                if self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+                    log.warning(
+                        "loop.step_failed loop=%s failures=%d error=%s",
+                        self.name,
+                        self.failures,
+                        error,
+                        exc_info=self.failures == 1,
+                    )
                 # A wake must not shorten the pause after a failure, or a busy source of wakes would spin.
                 await asyncio.sleep(min(pause, 1.0))
             else:

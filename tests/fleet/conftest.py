@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.fleet.house import Fleet
-from tests.fleet.warehouse import Warehouse, open_warehouse
+from tests.fleet.warehouse import META, META_BUILD, Warehouse, open_warehouse
 
 _USED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 # What tests publish versions of; a gallery is read when a frontend starts.
-NAMES = tuple(f"engine-{number:02d}" for number in range(60))
+NAMES = tuple(f"engine-{number:02d}" for number in range(120))
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +18,8 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
     with open_warehouse(tmp_path_factory.mktemp("warehouse")) as made:
         for name in NAMES:
             made.offer(name, made.proxy.reference(f"{name}:latest"))
+        made.offer(META_BUILD, made.proxy.reference(f"{META_BUILD}:latest"))
+        made.offer_meta(META, META_BUILD)
         yield made
 
 
@@ -49,7 +51,15 @@ def warehouse(stocked: Warehouse) -> Warehouse:
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """The name of a backend that no other test uses."""
+    return _unused(request, "")
+
+
+@pytest.fixture
+def other(request: pytest.FixtureRequest) -> str:
+    """A second one."""
+    return _unused(request, "other")
+
+
+def _unused(request: pytest.FixtureRequest, which: str) -> str:
     used: dict[str, str] = request.config.stash.setdefault(_USED, {})
-    chosen = NAMES[len(used)]
-    used[request.node.nodeid] = chosen
-    return chosen
+    return used.setdefault(f"{request.node.nodeid} {which}", NAMES[len(used)])

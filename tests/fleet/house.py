@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 from tests.e2e.conftest import free_port, wait_for
 
 from enginehouse.core.errors import EnginehouseError
@@ -195,6 +196,8 @@ class Fleet:
                 ender.start()
             for ender in enders:
                 ender.join()
+        for frontend in self.frontends:
+            frontend.client.close()
 
     # Asking ---------------------------------------------------------------------------------------
 
@@ -249,6 +252,12 @@ class Fleet:
         found = self.ended(self.request(kind, name, nodes, **more))
         assert found["status"] == "succeeded", found
         return found
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """What the database says; for what no route tells, and for time that a test cannot wait for."""
+        with psycopg.connect(self.database_url, autocommit=True) as connection:
+            done = connection.execute(query.encode(), values)
+            return done.fetchall() if done.description else []
 
     # Looking on the disks of workers --------------------------------------------------------------
 

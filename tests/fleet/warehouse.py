@@ -26,6 +26,8 @@ from enginehouse.host import hardware
 T = TypeVar("T")
 LIMIT_SECONDS = 60.0
 MEGABYTE = 1_000_000
+# A name that leads to a build on every machine.
+META, META_BUILD = "family", "family-default"
 
 
 class Warehouse:
@@ -34,7 +36,7 @@ class Warehouse:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._stack = AsyncExitStack()
-        self._names: dict[str, str] = {}
+        self._entries: dict[str, dict[str, object]] = {}
         self._count = 0
         self.gallery = root / "gallery.yaml"
         self.registry: Registry
@@ -87,9 +89,15 @@ class Warehouse:
 
     def offer(self, name: str, uri: str) -> None:
         """A gallery entry. Galleries are read again only now and then: offer everything before the frontends start."""
-        self._names[name] = uri
-        entries = [{"name": one, "uri": address} for one, address in sorted(self._names.items())]
-        self.gallery.write_text(json.dumps(entries))  # JSON is YAML
+        self._enter({"name": name, "uri": uri})
+
+    def offer_meta(self, name: str, build: str) -> None:
+        """A gallery entry that means another one."""
+        self._enter({"name": name, "capabilities": {"default": build}})
+
+    def _enter(self, entry: dict[str, object]) -> None:
+        self._entries[str(entry["name"])] = entry
+        self.gallery.write_text(json.dumps([self._entries[name] for name in sorted(self._entries)]))  # JSON is YAML
 
     @property
     def environment(self) -> dict[str, str]:

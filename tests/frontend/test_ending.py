@@ -16,8 +16,9 @@ from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
 from enginehouse.frontend.accepting import Request
 from enginehouse.frontend.views import NodeRow, OperationView
-from enginehouse.store import nodes, operations, schema
+from enginehouse.store import nodes, schema
 from enginehouse.store.db import Connection
+from enginehouse.store.wishes import add_intent
 
 ME = Request(author="me")
 FAILED = Outcome(code="not_found", message="no such thing")
@@ -214,7 +215,7 @@ async def test_what_can_never_run_is_ended_once_by_one_frontend(world: World) ->
     def spoil(connection: Connection) -> None:
         connection.execute(update(schema.nodes).where(schema.nodes.c.id == first.id).values(node_type="agent"))
         nodes.remove(connection, second.id)
-        operations.add_intent(connection, view.jobID, first.id, nameless, "nameless", 1.0)
+        add_intent(connection, view.jobID, first.id, nameless, "nameless", 1.0)
 
     await world.store.transaction(spoil)
     await world.endings.hopeless_step()

@@ -19,6 +19,7 @@ from enginehouse.frontend import events
 from enginehouse.frontend.events import Events, Watcher
 from enginehouse.store import operations, schema
 from enginehouse.store.db import Connection
+from enginehouse.store.wishes import add_intent
 
 
 def told(watcher: Watcher) -> list[tuple[str, str, dict[str, object]]]:
@@ -156,7 +157,7 @@ async def test_ten_thousand_waiting_operations_are_restored_within_the_time_to_s
 
     def fill(connection: Connection) -> None:
         operations.insert(connection, made)
-        operations.add_intent(connection, "o", "n", action, "i", 1.0)
+        add_intent(connection, "o", "n", action, "i", 1.0)
         for table, own, also in (
             (schema.operations, "id", ()),
             (schema.intents, "id", ("generation",)),

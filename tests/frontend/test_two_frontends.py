@@ -20,6 +20,7 @@ from enginehouse.core.progress import Progress
 from enginehouse.frontend.board import _revision
 from enginehouse.store import db, history, intents, leases, nodes, operations
 from enginehouse.store.db import Connection
+from enginehouse.store.wishes import add_intent
 
 LIMIT_SECONDS = 10
 
@@ -198,7 +199,7 @@ async def test_an_intent_that_serves_a_kept_operation_is_kept(pair: tuple[World,
             made = Operation(id=f"o{number}", kind="delete", name="x", author="a", created_at=float(number), targets=())
             operations.insert(connection, made)
             action = RemoveBackend(backend="x", directory="x")
-            operations.add_intent(connection, made.id, "n", action, f"i{number}", 1.0)
+            add_intent(connection, made.id, "n", action, f"i{number}", 1.0)
 
     await one.store.transaction(fill)
     intent = await one.store.transaction(lambda c: operations.intent(c, "i1"))

@@ -84,7 +84,7 @@ class Clients:
         machines = self._world.machines
         assert wish.kind in ("install", "upgrade", "delete")
         return BackendWish(
-            kind=wish.kind,  # type: ignore[arg-type]  # one of those three
+            kind=wish.kind,
             name=wish.name,
             author=author,
             nodes=tuple(dict.fromkeys(machines[one % len(machines)].name for one in wish.nodes)) or None,

@@ -83,14 +83,12 @@ def _wrong_disks(world: World) -> list[tuple[str, str]]:
 
 def _left_behind(world: World) -> list[tuple[str, str]]:
     """No lease without work, no lock without a holder."""
-    wrong: list[tuple[str, str]] = []
-    for intent in world.checks.intents.values():
-        if intent.owner or intent.lease_until:
-            wrong.append(("G3", f"intent {intent.id} has ended and is still leased to {intent.owner}"))
-    for machine in world.machines:
-        if machine.actions is not None and machine.actions.held_locks():
-            wrong.append(("G3", f"{machine.name} still holds {machine.actions.held_locks()}"))
-    return wrong
+    leased = [intent for intent in world.checks.intents.values() if intent.owner or intent.lease_until]
+    held = [(machine, machine.actions.held_locks()) for machine in world.machines if machine.actions is not None]
+    return [
+        *(("G3", f"intent {intent.id} has ended and is still leased to {intent.owner}") for intent in leased),
+        *(("G3", f"{machine.name} still holds {locks}") for machine, locks in held if locks),
+    ]
 
 
 def _wrong_refusals(world: World, clients: Clients) -> list[tuple[str, str]]:

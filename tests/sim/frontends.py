@@ -39,11 +39,16 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 T = TypeVar("T")
-STALE_SECONDS = 9.0
+# Short, so that leases and silences end within a run; the relations are those of the defaults.
+STALE_SECONDS = 6.0
 LEASE_SECONDS = 6.0
-HEARTBEAT_SECONDS = 3.0
-HOPELESS_SECONDS = 5.0
+HEARTBEAT_SECONDS = 2.0
+HEALTH_SECONDS = 1.0
+# Whatever can be sent wakes the dispatcher; its interval is only the clock of waits, and a fifth of a run's cost.
+DISPATCH_SECONDS = 2.0
+HOPELESS_SECONDS = 30.0
 LINK_SECONDS = (0.0005, 0.004)
+LATE_LINK_SECONDS = (0.2, 3.0)  # packets lost and sent again
 
 
 def gallery(name: str, backends: tuple[str, ...]) -> Gallery:
@@ -157,11 +162,11 @@ class SimFrontend:
         endings = Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=LEASE_SECONDS)
         dispatcher.on_more(wake)
         for loop in (
-            Loop("dispatch", dispatcher.step, 1.0),
+            Loop("dispatch", dispatcher.step, DISPATCH_SECONDS),
             Loop("renew", dispatcher.renew_step, LEASE_SECONDS / 6),
             Loop("collect", collector.replies_step, 0.0),
             Loop("write-progress", collector.write_progress_step, PROGRESS_WRITE_SECONDS),
-            Loop("health", nodes.step, STALE_SECONDS / 10),
+            Loop("health", nodes.step, HEALTH_SECONDS),
             Loop("tell", board.step, PUBLISH_SECONDS),
             Loop("catch-up", board.catch_up_step, CATCH_UP_SECONDS),
             Loop("hopeless", endings.hopeless_step, HOPELESS_SECONDS),
@@ -183,8 +188,7 @@ class SimFrontend:
         """Have `work` done over there. What it raises of ours comes back; a lost connection is `connection_lost`."""
         world, loop = self._world, self._world.loop
         caller = PROCESS.get(loop.outside)
-        chance = world.chance("link")
-        await asyncio.sleep(chance.uniform(*LINK_SECONDS))
+        await asyncio.sleep(self._on_the_way())
         if self.process is None or self.objects is None:
             raise Unavailable("cannot reach the frontend: connection refused", code="connection_refused")
         objects = self.objects
@@ -198,11 +202,11 @@ class SimFrontend:
             try:
                 result = await work(objects)
             except EnginehouseError as error:
-                loop.call_later(chance.uniform(*LINK_SECONDS), send, None, error, context=caller.context)
+                loop.call_later(self._on_the_way(), send, None, error, context=caller.context)
             except Exception as error:
                 loop.fail(Violation("internal error", f"{self.name} answered a call with {error!r}"))
             else:
-                loop.call_later(chance.uniform(*LINK_SECONDS), send, result, None, context=caller.context)
+                loop.call_later(self._on_the_way(), send, result, None, context=caller.context)
 
         self._calls.add(answer)
         try:
@@ -213,6 +217,10 @@ class SimFrontend:
             raise Unavailable("cannot get an answer from the frontend in time", code="connection_lost") from error
         finally:
             self._calls.discard(answer)
+
+    def _on_the_way(self) -> float:
+        chance, late_rate = self._world.chance("link"), self._world.late_link_rate
+        return chance.uniform(*(LATE_LINK_SECONDS if late_rate and chance.random() < late_rate else LINK_SECONDS))
 
 
 async def _no_registry(uri: str, platform: str, sha256: str) -> Artifact:

@@ -83,7 +83,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
         """Inline, but neither begun nor known at once: a kill or a cancellation may fall on either side of it."""
         future: asyncio.Future[T] = self.create_future()
@@ -97,9 +97,9 @@ class SimLoop(asyncio.BaseEventLoop):
             try:
                 result = func(*args)
             except Exception as error:
-                self.call_later(until_known, lambda raised: future.done() or future.set_exception(raised), error)
+                self.call_later(until_known, _settle, future, None, error)
             else:
-                self.call_later(until_known, lambda: future.done() or future.set_result(result))
+                self.call_later(until_known, _settle, future, result, None)
 
         self.call_later(until_begun, run)
         return future
@@ -160,7 +160,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """Nobody sleeps in a selector here."""
 
     def end(self, step_limit: int = 50_000) -> None:
-        """After the run: let every task end, those of killed processes too, so that nothing is left to the collector."""
+        """After the run: let every task end, those of killed processes too: nothing is left to the collector."""
         self.failure, self._is_over = None, True
         self._step_limit = self.steps + step_limit
         for process in self.processes:
@@ -176,6 +176,15 @@ class SimLoop(asyncio.BaseEventLoop):
             except StepLimit:
                 break
         self.close()
+
+
+def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 async def _ended(tasks: list[asyncio.Task[Any]]) -> None:

@@ -76,7 +76,7 @@ class SimMachine:
         self.process.spawn(self._run())
 
     def stop(self) -> None:
-        """Ask it to leave in order, as a signal does. Whoever asks starts it again, after a kill if it is still there."""
+        """Ask it to leave in order, as a signal does; whoever asks kills and starts it later."""
         if self.process is not None and self._agent is not None:
             self._world.trace.note(self.name, "is asked to stop")
             self.process.context.run(self._agent.stop)

@@ -11,28 +11,6 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-_INTENT = [
-    "id",
-    "node_id",
-    "subject",
-    "generation",
-    "action",
-    "state",
-    "attempt",
-    "failures",
-    "fence",
-    "owner",
-    "lease_until",
-    "version",
-    "created_at",
-    "due_at",
-    "progress",
-    "outcome",
-    "reason",
-    "lane",
-    "lane_width",
-]
-_OPERATION = ["id", "kind", "name", "author", "targets", "excluded", "created_at"]
 TERMINAL = frozenset({"succeeded", "failed", "cancelled", "superseded"})
 
 
@@ -90,10 +68,12 @@ class Changes:
         return taken
 
     def watch(self, connection: sqlite3.Connection) -> None:
-        connection.create_function("sim_intent", -1, self._noting(IntentRow, len(_INTENT)))
-        connection.create_function("sim_operation", -1, self._noting(OperationRow, len(_OPERATION)))
+        connection.create_function("sim_intent", -1, self._noting(IntentRow))
+        connection.create_function("sim_operation", -1, self._noting(OperationRow))
 
-    def _noting(self, kind: type[IntentRow] | type[OperationRow], width: int) -> Callable[..., None]:
+    def _noting(self, kind: type[IntentRow] | type[OperationRow]) -> Callable[..., None]:
+        width = len(kind.__struct_fields__)
+
         def note(event: str, *values: str | float | None) -> None:
             before = kind(*values[:width]) if event != "insert" else None  # type: ignore[arg-type]
             after = kind(*values[-width:]) if event != "delete" else None  # type: ignore[arg-type]
@@ -104,7 +84,8 @@ class Changes:
 
 def add_triggers(connection: sqlite3.Connection) -> None:
     """Into the template: every copy has them."""
-    for table, function, columns in (("intents", "sim_intent", _INTENT), ("operations", "sim_operation", _OPERATION)):
+    for table, function, kind in (("intents", "sim_intent", IntentRow), ("operations", "sim_operation", OperationRow)):
+        columns = kind.__struct_fields__
         for event, sides in (("insert", ("new",)), ("update", ("old", "new")), ("delete", ("old",))):
             said = ", ".join([f"'{event}'", *(f"{side}.{column}" for side in sides for column in columns)])
             connection.execute(
@@ -114,4 +95,4 @@ def add_triggers(connection: sqlite3.Connection) -> None:
 
 def select_rows(connection: sqlite3.Connection, query: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
     """A look at the store from outside, without the product's code."""
-    return connection.execute(query, values).fetchall()  # type: ignore[arg-type]
+    return connection.execute(query, values).fetchall()

@@ -30,7 +30,7 @@ from enginehouse.core.errors import EnginehouseError
 
 SETTLE_SECONDS = 150.0  # a few backoffs, a lease and a silence after the last misfortune
 LOOK_SECONDS = 0.5
-AFTERMATH_SECONDS = 3.0  # late messages must change nothing any more
+AFTERMATH_SECONDS = 2.2  # what is promised to be shown within two seconds must be shown by then
 
 
 class Result(Struct, frozen=True):

@@ -18,6 +18,7 @@ _RATES = (
     "duplicate_rate",
     "late_rate",
     "reorder_rate",
+    "late_link_rate",
     "collision_rate",
     "unknown_rate",
     "failing_rate",

@@ -23,6 +23,7 @@ from enginehouse.store import db
 from enginehouse.store.db import Connection, Store
 
 T = TypeVar("T")
+Committed = Callable[[str, list[Changed], bool], None]  # by whom, what, and whether it was confirmed
 EPOCH = 1_700_000_000.0  # of the store's clock: any time that looks like one
 
 
@@ -122,7 +123,7 @@ def clock_of(loop: SimLoop) -> Iterator[None]:
     """The store's clock is the loop's while this lasts."""
     real = db.now
 
-    def now(_connection: Connection) -> float:
+    def now(connection: Connection) -> float:
         return EPOCH + loop.time()
 
     db.now = now

@@ -41,6 +41,7 @@ class World:
             options.install_seconds, options.failing_rate, options.hopeless_rate, options.stalling_rate
         )
         self.cut_links: set[str] = set()
+        self.late_link_rate = options.late_link_rate
         self.confirmed: dict[str, str] = {}  # author -> operation, where the commit was confirmed to the frontend
         self.checks = StoreChecks(self._store_time, loop.fail)
         self.network = Network(loop, self.chance("bus"), self.bus_weather, self.trace)
@@ -164,6 +165,7 @@ class World:
         weather = self.bus_weather
         weather.drop_rate = weather.duplicate_rate = weather.late_rate = weather.reorder_rate = 0.0
         self.disk_weather.full_rate = 0.0
+        self.late_link_rate = 0.0
         install = self.install_weather
         install.failing_rate = install.hopeless_rate = install.stalling_rate = 0.0
 

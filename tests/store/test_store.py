@@ -23,6 +23,7 @@ from enginehouse.store import db, intents, keys, leases, models, nodes, operatio
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
 from enginehouse.store.schema import metadata
+from enginehouse.store.wishes import add_intent
 
 INSTALL = InstallBackend(
     backend="llama-cpp",
@@ -71,7 +72,7 @@ def operation(number: int, **fields: object) -> Operation:
 async def wish(store: Store, number: int, action: Action, node_id: str = "id-of-first") -> Intent:
     def work(connection: Connection) -> Intent:
         operations.insert(connection, operation(number))
-        return operations.add_intent(connection, f"op-{number}", node_id, action, f"intent-{number}", float(number))
+        return add_intent(connection, f"op-{number}", node_id, action, f"intent-{number}", float(number))
 
     return await store.transaction(work)
 
@@ -284,7 +285,7 @@ async def test_operations_are_listed_newest_first_with_their_intents_in_order(st
     def more(connection: Connection) -> list[str]:
         for number in (9, 8):
             action = RemoveBackend(backend=str(number), directory=str(number))
-            operations.add_intent(connection, "op-1", "id-of-first", action, f"intent-{number}", 1.0)
+            add_intent(connection, "op-1", "id-of-first", action, f"intent-{number}", 1.0)
         return [one.id for one in operations.intents_of(connection, ["op-1"])["op-1"]]
 
     assert await store.transaction(more) == ["intent-1", "intent-9", "intent-8"]

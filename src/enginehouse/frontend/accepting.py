@@ -9,19 +9,19 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
 
 from enginehouse.core.action import Action
-from enginehouse.core.errors import Invalid, NotFound, Unavailable
+from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.intent import Intent
 from enginehouse.core.operation import Asked, Excluded, Operation, OperationKind
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.nodes import find_node
 from enginehouse.store import db, idempotency, operations
 from enginehouse.store.db import Connection, Store
+from enginehouse.store.wishes import Wanted, add_intents
 
 MAX_KEY = 255
 
@@ -47,9 +47,7 @@ class Acceptance:
             work = _once(work, request, body)
         operation_id = await self.store.transaction(work)
         self.wake()
-        # It is accepted: a store that goes away now must not make it look refused. Watchers are told a little later.
-        with suppress(Unavailable):
-            await self.board.operations_changed([operation_id])
+        await self.board.operations_changed([operation_id])
         return operation_id
 
 
@@ -100,11 +98,8 @@ def new_operation(connection: Connection, kind: OperationKind, name: str, author
 def insert_operation(connection: Connection, operation: Operation, actions: Actions, width: int = 0) -> str:
     """The rows of an operation and of its intents; with a `width`, so many of them run at once."""
     operations.insert(connection, operation)
-    # Always in the same order: two wishes for the same nodes must not wait for each other's locks crosswise.
-    for node_id, action in sorted(actions, key=lambda pair: pair[0]):
-        operations.add_intent(
-            connection, operation.id, node_id, action, str(uuid.uuid4()), operation.created_at, lane_width=width
-        )
+    wanted = [Wanted(node_id, action, str(uuid.uuid4())) for node_id, action in actions]
+    add_intents(connection, operation.id, wanted, operation.created_at, width)
     if not actions:
         operations.end_of(connection, operation.id)
     return operation.id

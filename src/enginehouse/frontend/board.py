@@ -11,12 +11,13 @@ however many nodes report.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
 
-from enginehouse.core.errors import NotFound
+from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation, status_of
@@ -140,7 +141,12 @@ class Board:
     async def operations_changed(self, operation_ids: Iterable[str]) -> None:
         ids = list(dict.fromkeys(operation_ids))
         if ids:
-            self._keep(await self._store.transaction(lambda connection: self._read(connection, ids)))
+            await self._tell(lambda connection: self._read(connection, ids))
+
+    async def _tell(self, read: Callable[[Connection], list[Snapshot]]) -> None:
+        """Whoever changed something has done so, and must not fail because it cannot be told now: catching up will."""
+        with suppress(Unavailable):
+            self._keep(await self._store.transaction(read))
 
     async def intents_changed(self, intents: Iterable[Intent]) -> None:
         """Read and tell every operation that these intents serve."""
@@ -151,7 +157,7 @@ class Board:
         def work(connection: Connection) -> list[Snapshot]:
             return self._read(connection, [one.id for one in operations.of_intents(connection, ids)])
 
-        self._keep(await self._store.transaction(work))
+        await self._tell(work)
 
     def _keep(self, snapshots: Iterable[Snapshot]) -> None:
         for snapshot in snapshots:
@@ -227,7 +233,10 @@ class Board:
         def work(connection: Connection) -> tuple[Node | None, float]:
             return nodes.get(connection, node_id), db.now(connection)
 
-        node, now = await self._store.transaction(work)
+        try:
+            node, now = await self._store.transaction(work)
+        except Unavailable:
+            return  # told by catching up
         if node is None or node.updated_at < self._told_nodes.get(node_id, 0.0):
             return
         self._told_nodes[node_id] = node.updated_at

@@ -142,12 +142,14 @@ class Collector:
     def _settle(self, connection: Connection, batch: Sequence[Reply]) -> _Settled:
         now = db.now(connection)
         done = _Settled([], set(), [])
+        known = operations.lock_intents(connection, {reply.to.intent_id for reply in batch})
+        changes: dict[str, tuple[Intent, Change]] = {}
         for reply in batch:
-            intent = operations.intent(connection, reply.to.intent_id)
+            intent = known.get(reply.to.intent_id)
             if intent is None or intent.state != "running" or intent.attempt != reply.to.attempt:
                 continue
-            if intent.owner != self._owner and intent.lease_until >= now:
-                continue  # its owner heard the same
+            if intent.id in changes or (intent.owner != self._owner and intent.lease_until >= now):
+                continue  # said twice, or its owner heard the same
             if reply.outcome is None and _may_be_old(intent) and not reply.to.is_forced:
                 done.forced.append(intent)
                 continue
@@ -158,7 +160,10 @@ class Collector:
                 change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
             else:
                 change = intents_core.after_outcome(intent, reply.outcome, now, self._clock.random())
-            done.intents += _applied(connection, intent, change)
+            changes[intent.id] = intent, change
+        done.intents = operations.apply_all(connection, changes.values())
+        for intent in done.intents:
+            _follow(connection, intent, now)
         operations.note_ended(connection, [intent.id for intent in done.intents if not intent.is_open])
         return done
 
@@ -267,6 +272,12 @@ def _applied(connection: Connection, intent: Intent, change: Change) -> list[Int
         after = operations.apply(connection, intent, change)
     except Conflict:
         return []  # someone else settled it first
+    _follow(connection, after, change.now)
+    return [after]
+
+
+def _follow(connection: Connection, after: Intent, now: float) -> None:
+    """What follows for replicas from what became of an intent."""
     outcome, action = after.outcome, after.action
     if after.state == "succeeded" and outcome is not None:
         if isinstance(action, StartReplica) and outcome.address:
@@ -280,13 +291,12 @@ def _applied(connection: Connection, intent: Intent, change: Change) -> list[Int
                 backend=action.directory,
                 key=action.key,
             )
-            replicas.put(connection, replica, change.now)
+            replicas.put(connection, replica, now)
         elif isinstance(action, StopReplica):
             replicas.remove(connection, after.node_id, action.model, action.slot)
         elif isinstance(action, RemoveModel):
             replicas.remove_of_model(connection, after.node_id, action.model)
         _forget_stopped(connection, after.node_id, outcome.stopped)
-    return [after]
 
 
 def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:

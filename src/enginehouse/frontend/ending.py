@@ -163,9 +163,7 @@ class Endings:
                 return []
             types = nodes.types(connection)
             ended: list[Intent] = []
-            for intent in intents.open_on_others(
-                connection, [one for one, kind in types.items() if kind == "backend"]
-            ):
+            for intent in intents.open_on_others(connection, [one for one, kind in types.items() if kind == "backend"]):
                 gone = intent.node_id not in types
                 why = "its node is gone" if gone else "its node takes no backends"
                 ended += _cancel_all(connection, [intent], "node_removed" if gone else "unsupported", why)

@@ -27,7 +27,7 @@ from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.models import reachable
 from enginehouse.frontend.nodes import find_node
 from enginehouse.frontend.router import model_not_found
-from enginehouse.store import db, leases, models, nodes, operations
+from enginehouse.store import db, leases, models, nodes, operations, wishes
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class Loader:
             case Wait():
                 return False
             case Next():
-                operations.add_intent(connection, operation.id, step.node_id, step.action, str(uuid.uuid4()), now)
+                wishes.add_intent(connection, operation.id, step.node_id, step.action, str(uuid.uuid4()), now)
                 log.info("load.step model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
             case Done():
                 operations.end_steering(connection, operation.id)

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, and_, func, literal, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Select, and_, bindparam, func, or_, select, update
 
 from enginehouse.core import intent as intents_core
-from enginehouse.core.action import Action, is_same_wish, subject_of
 from enginehouse.core.errors import Conflict
 from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.core.operation import ENDED, Operation, status_of
@@ -28,7 +26,7 @@ from enginehouse.store.rows import (
     slices,
     text_of,
 )
-from enginehouse.store.schema import intents, nodes, operation_intents, operations, subjects
+from enginehouse.store.schema import intents, nodes, operation_intents, operations
 
 # Operations --------------------------------------------------------------------------------------
 
@@ -145,90 +143,18 @@ def intent(connection: Connection, intent_id: str) -> Intent | None:
     return None if row is None else intent_of(row)
 
 
+def lock_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str, Intent]:
+    """These intents, which nobody else changes until the transaction ends."""
+    found: dict[str, Intent] = {}
+    for some in slices(sorted(intent_ids)):
+        query = select(intents).where(intents.c.id.in_(some)).order_by(intents.c.id).with_for_update()
+        found |= {row.id: intent_of(row) for row in connection.execute(query)}
+    return found
+
+
 def open_on(connection: Connection, node_id: str) -> list[Intent]:
     query = select(intents).where(intents.c.node_id == node_id, intents.c.state.in_(OPEN))
     return [intent_of(row) for row in connection.execute(query.order_by(intents.c.created_at))]
-
-
-def add_intent(
-    connection: Connection,
-    operation_id: str,
-    node_id: str,
-    action: Action,
-    intent_id: str,
-    now: float,
-    lane_width: int = 0,
-) -> Intent:
-    """Give the operation an intent for `action` on the node: a new one that supersedes what was open there, or the
-    equal one that is open. Of those with a `lane_width`, so many of the operation run at once.
-    """
-    subject = subject_of(action)
-    generation = _lock_subject(connection, node_id, subject)
-    query = (
-        select(intents)
-        .where(intents.c.node_id == node_id, intents.c.subject == subject, intents.c.state.in_(OPEN))
-        .order_by(intents.c.generation.desc())
-        # Another frontend may be claiming or settling one of them: whoever comes second waits and sees the result.
-        .with_for_update()
-    )
-    open_ones = [intent_of(row) for row in connection.execute(query)]
-    if open_ones and is_same_wish(action, open_ones[0].action):
-        chosen = open_ones[0]
-    else:
-        for older in open_ones:
-            message = "a newer request for the same thing on this node replaced it"
-            apply(connection, older, Change(kind="supersede", now=now, reason="superseded", message=message))
-        superseded = [older.id for older in open_ones]
-        chosen = Intent(
-            id=intent_id,
-            node_id=node_id,
-            subject=subject,
-            generation=generation + 1,
-            action=action,
-            state="accepted",
-            created_at=now,
-            updated_at=now,
-            due_at=now,
-            lane=operation_id if lane_width else "",
-            lane_width=lane_width,
-        )
-        connection.execute(intents.insert().values(intent_columns(chosen)))
-        note_ended(connection, superseded)
-        connection.execute(
-            update(subjects)
-            .where(subjects.c.node_id == node_id, subjects.c.subject == subject)
-            .values(generation=generation + 1)
-        )
-    _link(connection, operation_id, chosen.id)
-    return chosen
-
-
-def _lock_subject(connection: Connection, node_id: str, subject: str) -> int:
-    """The last generation, with its row locked until the transaction ends."""
-    insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = (
-        insert_into(subjects)
-        .values(node_id=node_id, subject=subject, generation=0)
-        .on_conflict_do_update(
-            index_elements=[subjects.c.node_id, subjects.c.subject],
-            # Writing the value it has is what takes the lock.
-            set_={"generation": subjects.c.generation},
-        )
-        .returning(subjects.c.generation)
-    )
-    return int(connection.execute(statement).scalar_one())
-
-
-def _link(connection: Connection, operation_id: str, intent_id: str) -> None:
-    insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    position = select(literal(operation_id), literal(intent_id), func.count()).where(
-        operation_intents.c.operation_id == operation_id
-    )
-    connection.execute(
-        insert_into(operation_intents)
-        .from_select(["operation_id", "intent_id", "position"], position)
-        .on_conflict_do_nothing()
-    )
 
 
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
@@ -299,6 +225,23 @@ def dismiss(connection: Connection, operation_id: str) -> None:
     connection.execute(update(operations).where(operations.c.id == operation_id).values(dismissed=True))
 
 
+def apply_all(connection: Connection, changes: Iterable[tuple[Intent, Change]]) -> list[Intent]:
+    """Apply changes to intents that this transaction has locked, each once, in one statement however many."""
+    after = [intents_core.apply(intent, change) for intent, change in changes]
+    if after:
+        rows = [{**intent_columns(one), "row_id": one.id, "row_version": one.version - 1} for one in after]
+        connection.execute(_WRITE, rows)
+    return after
+
+
+# Nobody else can change a row in between: it is locked, or this is the only transaction.
+_WRITE = (
+    update(intents)
+    .where(intents.c.id == bindparam("row_id"), intents.c.version == bindparam("row_version"))
+    .values({name: bindparam(name) for name in (*Intent.__struct_fields__, "kind") if name != "id"})
+)
+
+
 # Claims ------------------------------------------------------------------------------------------
 
 
@@ -342,13 +285,17 @@ def claim_due(connection: Connection, owner: str, now: float, lease_until: float
 
 def take_over(connection: Connection, owner: str, now: float, lease_until: float) -> list[Intent]:
     """Take the running intents whose owner's lease ended: same attempt, new fence, nothing is sent."""
-    orphaned = select(intents).where(intents.c.state == "running", intents.c.lease_until < now)
+    orphaned = select(intents).where(
+        intents.c.state == "running", intents.c.lease_until < now, intents.c.kind.in_(KNOWN_KINDS)
+    )
     return _take(connection, orphaned, Change(kind="take_over", now=now, owner=owner, lease_until=lease_until))
 
 
 def _take(connection: Connection, query: Select[Any], change: Change) -> list[Intent]:
+    """Apply a change to all that are found and not held by another transaction, in two statements however many."""
     locked = query.with_for_update(skip_locked=True, of=intents)
-    return [apply(connection, intent_of(row), change) for row in connection.execute(locked).all()]
+    found = [intent_of(row) for row in connection.execute(locked).all()]
+    return apply_all(connection, [(intent, change) for intent in found])
 
 
 def renew(connection: Connection, owner: str, lease_until: float) -> None:
@@ -363,6 +310,6 @@ def park_absent(connection: Connection, change: Change) -> list[Intent]:
     parked = (
         select(intents)
         .join(nodes, nodes.c.id == intents.c.node_id)
-        .where(intents.c.state == "running", nodes.c.health == "offline")
+        .where(intents.c.state == "running", nodes.c.health == "offline", intents.c.kind.in_(KNOWN_KINDS))
     )
     return _take(connection, parked, change)

@@ -1,0 +1,156 @@
+"""How intents come: a wish for a (node, subject) joins the equal one that is open, or supersedes what was.
+
+Generations are given out under the lock of the subject's row, so of two frontends one comes after the other. However
+many nodes a wish is for, it costs a handful of statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from sqlalchemy import bindparam, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from enginehouse.core.action import Action, is_same_wish, subject_of
+from enginehouse.core.intent import OPEN, Change, Intent
+from enginehouse.store.db import Connection
+from enginehouse.store.operations import apply, note_ended
+from enginehouse.store.rows import intent_columns, intent_of
+from enginehouse.store.schema import intents, operation_intents, subjects
+
+_AT_ONCE = 250  # wishes in one statement; both databases have an upper limit on values
+_SUPERSEDED = "a newer request for the same thing on this node replaced it"
+_Place = tuple[str, str]  # a node and a subject
+
+
+class Wanted(Struct, frozen=True):
+    """One action on one node, and the id that its intent has if it becomes one of its own."""
+
+    node_id: str
+    action: Action
+    intent_id: str
+
+
+def add_intent(
+    connection: Connection,
+    operation_id: str,
+    node_id: str,
+    action: Action,
+    intent_id: str,
+    now: float,
+) -> Intent:
+    """The same for one node."""
+    return add_intents(connection, operation_id, [Wanted(node_id, action, intent_id)], now)[0]
+
+
+def add_intents(
+    connection: Connection, operation_id: str, wanted: Sequence[Wanted], now: float, lane_width: int = 0
+) -> list[Intent]:
+    """Give the operation an intent for each wish: a new one that supersedes what was open there, or the equal one that
+    is open. Of those with a `lane_width`, so many of the operation run at once.
+    """
+    by_place = {(one.node_id, subject_of(one.action)): one for one in wanted}
+    if len(by_place) != len(wanted):
+        raise ValueError("two wishes of one operation for the same thing on the same node")
+    chosen: list[Intent] = []
+    # Always in the same order: two wishes for the same nodes must not wait for each other's locks crosswise.
+    places = sorted(by_place)
+    for start in range(0, len(places), _AT_ONCE):
+        some = {place: by_place[place] for place in places[start : start + _AT_ONCE]}
+        chosen += _add_some(connection, operation_id, some, now, lane_width)
+    _link(connection, operation_id, chosen)
+    return chosen
+
+
+def _add_some(
+    connection: Connection, operation_id: str, wanted: dict[_Place, Wanted], now: float, lane_width: int
+) -> list[Intent]:
+    generations = _lock_subjects(connection, list(wanted))
+    open_ones = _open_at(connection, list(wanted))
+    chosen: list[Intent] = []
+    made: list[Intent] = []
+    superseded: list[str] = []
+    for place, one in wanted.items():
+        there = open_ones.get(place, [])
+        if there and is_same_wish(one.action, there[0].action):
+            chosen.append(there[0])
+            continue
+        for older in there:
+            apply(connection, older, Change(kind="supersede", now=now, reason="superseded", message=_SUPERSEDED))
+            superseded.append(older.id)
+        intent = Intent(
+            id=one.intent_id,
+            node_id=one.node_id,
+            subject=place[1],
+            generation=generations[place] + 1,
+            action=one.action,
+            state="accepted",
+            created_at=now,
+            updated_at=now,
+            due_at=now,
+            lane=operation_id if lane_width else "",
+            lane_width=lane_width,
+        )
+        chosen.append(intent)
+        made.append(intent)
+    if made:
+        connection.execute(intents.insert(), [intent_columns(intent) for intent in made])
+        connection.execute(
+            update(subjects)
+            .where(subjects.c.node_id == bindparam("at_node"), subjects.c.subject == bindparam("about"))
+            .values(generation=bindparam("newest")),
+            [{"at_node": one.node_id, "about": one.subject, "newest": one.generation} for one in made],
+        )
+    note_ended(connection, superseded)
+    return chosen
+
+
+def _lock_subjects(connection: Connection, places: list[_Place]) -> dict[_Place, int]:
+    """The last generation of each, with its row locked until the transaction ends."""
+    insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = (
+        insert_into(subjects)
+        .values([{"node_id": node_id, "subject": subject, "generation": 0} for node_id, subject in places])
+        .on_conflict_do_update(
+            index_elements=[subjects.c.node_id, subjects.c.subject],
+            # Writing the value it has is what takes the lock.
+            set_={"generation": subjects.c.generation},
+        )
+        .returning(subjects.c.node_id, subjects.c.subject, subjects.c.generation)
+    )
+    return {(row.node_id, row.subject): int(row.generation) for row in connection.execute(statement)}
+
+
+def _open_at(connection: Connection, places: list[_Place]) -> dict[_Place, list[Intent]]:
+    """What is open there, the newest first."""
+    query = (
+        select(intents)
+        .where(
+            intents.c.node_id.in_({node_id for node_id, _ in places}),
+            intents.c.subject.in_({subject for _, subject in places}),
+            intents.c.state.in_(OPEN),
+        )
+        # By id, as everybody locks them.
+        .order_by(intents.c.id)
+        # Another frontend may be claiming or settling one of them: whoever comes second waits and sees the result.
+        .with_for_update()
+    )
+    found: dict[_Place, list[Intent]] = {}
+    for row in connection.execute(query):
+        found.setdefault((row.node_id, row.subject), []).append(intent_of(row))
+    for there in found.values():
+        there.sort(key=lambda intent: intent.generation, reverse=True)
+    return found
+
+
+def _link(connection: Connection, operation_id: str, chosen: Sequence[Intent]) -> None:
+    insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    count = select(func.count()).where(operation_intents.c.operation_id == operation_id)
+    before = int(connection.execute(count).scalar_one())
+    rows = [
+        {"operation_id": operation_id, "intent_id": intent.id, "position": before + number}
+        for number, intent in enumerate(chosen)
+    ]
+    if rows:
+        connection.execute(insert_into(operation_intents).on_conflict_do_nothing(), rows)

@@ -1,0 +1,83 @@
+"""Who comes to a fleet for one test and leaves it again, and what several tests do to those who stay."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tests.e2e.conftest import wait_for
+from tests.fleet.house import PROGRAM, Fleet, Frontend, Process, rows_of
+
+from enginehouse.core.errors import NotFound
+
+
+@contextmanager
+def guest_worker(fleet: Fleet, name: str, *more: str) -> Iterator[Process]:
+    made = fleet.add_worker(name, fleet.first, *more)
+    try:
+        fleet.until_healthy(name)
+        yield made
+    finally:
+        made.stop()
+        del fleet.workers[name]
+        with suppress(NotFound):
+            fleet.second.delete(f"/api/nodes/{name}")
+
+
+@contextmanager
+def guest_frontend(fleet: Fleet, name: str, *more: str) -> Iterator[Frontend]:
+    made = fleet.add_frontend(name, *more)
+    try:
+        wait_for(f"{name} to be ready", made.is_ready)
+        yield made
+    finally:
+        made.stop()
+        fleet.frontends.remove(made)
+        made.client.close()
+
+
+@contextmanager
+def registered(fleet: Fleet, name: str, node_type: str) -> Iterator[str]:
+    """A node that was never approved, by its id. No program stands behind it."""
+    body = {"name": name, "node_type": node_type, "token": fleet.tokens["join"]}
+    made = fleet.first.client.request("POST", "/api/node/register", body, dict[str, Any], token=fleet.tokens["join"])
+    try:
+        yield str(made["id"])
+    finally:
+        fleet.first.delete(f"/api/nodes/{name}")
+
+
+def restart(*frontends: Frontend) -> None:
+    for frontend in frontends:
+        frontend.kill()
+        frontend.start()
+    for frontend in frontends:
+        wait_for(f"{frontend.name} to be ready", frontend.is_ready)
+
+
+def row_of(operation: dict[str, Any], worker: str) -> dict[str, Any]:
+    return rows_of(operation)[worker]
+
+
+def command(fleet: Fleet, *arguments: str, limit_seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """`enginehouse` as somebody runs it who has an address and a token."""
+    return subprocess.run(
+        [PROGRAM, "--url", fleet.second.url, "--token", fleet.tokens["admin"], *arguments],
+        capture_output=True,
+        text=True,
+        timeout=limit_seconds,
+    )
+
+
+class Clock:
+    """The pace of a client that looks every so often."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._never = threading.Event()
+
+    def tick(self) -> None:
+        self._never.wait(self._seconds)

@@ -1,0 +1,174 @@
+"""A worker that says what LocalAI's said: it registers by HTTP, sends heartbeats without reports, listens to its
+subjects on a real bus and answers each request with what is next in its script.
+
+It obeys nothing: what is "installed" is the listing that its script says it has. Ids of ours take the place of recorded
+ones, and recorded seconds pass faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+from msgspec import Struct, field
+from tests.replay.frontends import Frontend, until
+from tests.replay.lab import Lab
+from tests.replay.recordings import Exchange, Payload, filled_in
+
+from enginehouse.bus.nats import BusOptions, NatsBus
+from enginehouse.core import wire
+from enginehouse.ports import Message
+
+# LocalAI's order; a worker older than some of them is made with less.
+VERBS = (
+    *(wire.INSTALL, wire.UPGRADE, wire.STOP, wire.DELETE, wire.LIST, wire.RUNNING),
+    *(wire.UNLOAD, wire.STOP_MODEL, wire.DELETE_MODEL, wire.STOP_NODE),
+)
+# Keys and kinds of values as in sample 01.
+BODY: Payload = {
+    "address": "127.0.0.1:20101",
+    "available_disk": 81231437824,
+    "available_ram": 24618422272,
+    "available_vram": 0,
+    "capability": "default",
+    "gpu_compute_capability": "",
+    "gpu_vendor": "",
+    "http_address": "127.0.0.1:19001",
+    "labels": {"node.replica-slots": "1"},
+    "max_replicas_per_model": 1,
+    "total_disk": 270553174016,
+    "total_ram": 25274793984,
+    "total_vram": 0,
+}
+HEARTBEAT: Payload = {"available_disk": 81231355904, "available_ram": 24620552192, "total_disk": 270553174016}
+HEARTBEAT_SECONDS = 0.2
+SPEED = 20.0  # recorded seconds in one: seven seconds of download are a third of one here
+NOTHING: Payload = {"backends": None}
+
+
+class Answer(Struct, kw_only=True):
+    """What is said to one request. `then` is what the worker lists from the moment of the reply; without `reply` it
+    stays silent.
+    """
+
+    reply: Payload | None
+    progress: Sequence[tuple[float, Payload]] = ()
+    seconds: float = 0.0
+    then: Payload | None = None
+    gate: asyncio.Event | None = None  # the reply waits for it
+
+
+def recorded(exchange: Exchange, *, then: Payload | None = None, gate: asyncio.Event | None = None) -> Answer:
+    return Answer(reply=exchange.reply, progress=exchange.progress, seconds=exchange.took, then=then, gate=gate)
+
+
+class GoWorker(Struct, kw_only=True):
+    """Made by `go_worker`."""
+
+    name: str
+    node_id: str
+    bus: NatsBus
+    replacements: dict[str, str]
+    group: asyncio.TaskGroup
+    verbs: Sequence[str]
+    listing: Payload = NOTHING
+    running: Payload = field(default_factory=lambda: {"models": []})
+    heard: list[tuple[str, Payload]] = field(default_factory=list)  # without the questions what there is
+    scripts: dict[str, list[Answer]] = field(default_factory=dict)
+    told: list[float] = field(default_factory=list)  # percentages of the progress that was sent
+    on_told: Callable[[], Awaitable[None]] | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def will(self, verb: str, *answers: Answer) -> None:
+        """Answer the next requests so."""
+        self.scripts.setdefault(verb, []).extend(answers)
+
+    def has(self, listing: Payload) -> None:
+        self.listing = filled_in(listing, self.replacements)
+
+    async def listen(self) -> None:
+        for verb in self.verbs:
+            await self.bus.subscribe(wire.node_subject(self.node_id, verb), partial(self._receive, verb))
+
+    def requests(self, verb: str) -> list[Payload]:
+        return [payload for heard, payload in self.heard if heard == verb]
+
+    async def hears(self, verb: str, count: int = 1) -> list[Payload]:
+        async def probe() -> bool:
+            return len(self.requests(verb)) >= count
+
+        await until(probe, f"{self.name} to hear {verb} {count} times")
+        return self.requests(verb)
+
+    def _receive(self, verb: str, message: Message) -> None:
+        task = self.group.create_task(self._answer(verb, message))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer(self, verb: str, message: Message) -> None:
+        if verb in (wire.LIST, wire.RUNNING):
+            await self.bus.publish(
+                message.reply, msgspec.json.encode(self.listing if verb == wire.LIST else self.running)
+            )
+            return
+        request: Payload = msgspec.json.decode(message.payload)
+        self.heard.append((verb, request))
+        script = self.scripts.get(verb, [])
+        assert script, f"{self.name} was asked {verb} once too often: {request}"
+        # The last answer is for every further request: a worker does not change its mind.
+        answer = script.pop(0) if len(script) > 1 else script[0]
+        passed = 0.0
+        for at, event in answer.progress:
+            await asyncio.sleep(max(0.0, (at - passed) / SPEED))
+            passed = at
+            await self._tell(event, request)
+        await asyncio.sleep(max(0.0, (answer.seconds - passed) / SPEED))
+        if answer.gate is not None:
+            await answer.gate.wait()
+        if answer.then is not None:
+            self.has(answer.then)
+        if answer.reply is not None:
+            await self.bus.publish(message.reply, msgspec.json.encode(filled_in(answer.reply, self.replacements)))
+
+    async def _tell(self, event: Payload, request: Payload) -> None:
+        op_id = request.get("op_id", "")
+        mine = {**filled_in(event, self.replacements), "op_id": op_id, "node_id": self.node_id}
+        mine["backend"] = request["backend"]
+        self.told.append(float(event["percentage"]))
+        await self.bus.publish(wire.progress_subject(self.node_id, op_id), msgspec.json.encode(mine))
+        if self.on_told is not None:
+            await self.on_told()
+
+
+@asynccontextmanager
+async def go_worker(
+    frontend: Frontend, bus_url: str, lab: Lab, name: str, *, verbs: Sequence[str] = VERBS, body: Payload = BODY
+) -> AsyncIterator[GoWorker]:
+    """Registered, approved, listening and healthy."""
+    join = frontend.join_token
+    answer = await frontend.ask("POST", "/api/node/register", {**body, "name": name, "token": join}, token=join)
+    assert answer.status == 201, answer.body
+    node_id = str(answer.json["id"])
+    assert answer.json["status"] == "pending"
+    await frontend.post(f"/api/nodes/{node_id}/approve")
+    async with asyncio.TaskGroup() as group:
+        bus = await NatsBus.connect(BusOptions(url=bus_url, name=name), limit_seconds=10)
+        made = GoWorker(name=name, node_id=node_id, bus=bus, replacements=lab.replacements, group=group, verbs=verbs)
+        await made.listen()
+        beating = group.create_task(_beat(frontend, node_id, join))
+        try:
+            await frontend.is_healthy(name)
+            yield made
+        finally:
+            for task in (beating, *made.tasks):
+                task.cancel()
+            await bus.close()
+
+
+async def _beat(frontend: Frontend, node_id: str, token: str) -> None:
+    while True:
+        await frontend.ask("POST", f"/api/node/{node_id}/heartbeat", HEARTBEAT, token=token)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
