@@ -188,7 +188,8 @@ def plot(times: dict[int, float], loop_seconds: float) -> str:
         for second in range(0, int(slowest) + 1, 4)
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="13">'
         f'<rect width="{width}" height="{height}" fill="white"/>{labels}{ticks}'
         f'<polyline points="{theirs}" fill="none" stroke="#c33" stroke-width="2" stroke-dasharray="6 4"/>'
         f'<polyline points="{ours}" fill="none" stroke="#07c" stroke-width="3"/>'

@@ -16,7 +16,9 @@ _KEPT = ("content-type", "docker-content-digest", "content-range", "etag", "loca
 
 @dataclass
 class Request:
-    """A request as it came in; `status` and `sent_bytes` are filled in while it is answered."""
+    """A request as it came in; `status` and `sent_bytes` are filled in while it is answered, and `is_over` when no more
+    is sent: that was all, or the connection is gone.
+    """
 
     method: str
     path: str
@@ -24,6 +26,7 @@ class Request:
     body: bytes = b""
     status: int = 0
     sent_bytes: int = 0
+    is_over: bool = False
 
 
 @dataclass

@@ -113,8 +113,11 @@ class Faulty:
                     self.requests.append(request)
                     if self.on_request is not None:
                         self.on_request(request)
-                    if not await self._answer(connection, request):
-                        break
+                    try:
+                        if not await self._answer(connection, request):
+                            break
+                    finally:
+                        request.is_over = True
         finally:
             self._open.discard(writer)
             writer.close()

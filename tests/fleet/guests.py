@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -62,14 +62,27 @@ def row_of(operation: dict[str, Any], worker: str) -> dict[str, Any]:
     return rows_of(operation)[worker]
 
 
-def command(fleet: Fleet, *arguments: str, limit_seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+def command(
+    fleet: Fleet, *arguments: str, token: str = "", limit_seconds: float = 60.0
+) -> subprocess.CompletedProcess[str]:
     """`enginehouse` as somebody runs it who has an address and a token."""
-    return subprocess.run(
-        [PROGRAM, "--url", fleet.second.url, "--token", fleet.tokens["admin"], *arguments],
-        capture_output=True,
-        text=True,
-        timeout=limit_seconds,
-    )
+    line = _line(fleet, arguments, token)
+    return subprocess.run(line, capture_output=True, text=True, timeout=limit_seconds)
+
+
+@contextmanager
+def following(fleet: Fleet, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The same, while it goes on."""
+    line = _line(fleet, arguments, "")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as made:
+        try:
+            yield made
+        finally:
+            made.kill()
+
+
+def _line(fleet: Fleet, arguments: Iterable[str], token: str) -> list[str]:
+    return [PROGRAM, "--url", fleet.second.url, "--token", token or fleet.tokens["admin"], *arguments]
 
 
 class Clock:

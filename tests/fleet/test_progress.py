@@ -19,6 +19,7 @@ from tests.fleet.tap import Leak, leaking, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 
 from enginehouse.core.wire import ProgressEvent
+from enginehouse.ports import Message
 
 BUDGET_SECONDS = 2.0
 QUIET = "worker-quiet"
@@ -114,29 +115,32 @@ def test_progress_that_is_heard_twice_or_late_or_after_the_end_changes_nothing(
             for frontend in (fleet.first, fleet.second):
                 row = row_of(frontend.operation(operation["jobID"]), "worker-2")
                 percentages[frontend.name].append(row["percentage"])
-            return row["state"] == "succeeded"
+            return str(row["state"]) == "succeeded"
 
+        ends: list[list[dict[str, Any]]] = [[], []]
+        for frontend, seen in zip((fleet.first, fleet.second), ends, strict=True):
+            _listen(frontend, seen, operation)
         wait_for("the install to end", is_over, 20)
-        for seen in percentages.values():
-            assert seen == sorted(seen)
-            assert any(0 < one < 100 for one in seen), "the test saw it under way"
+        wait_for("both to tell of the end", lambda: all(_end_in(seen) for seen in ends), 10)
+        for shown in percentages.values():
+            assert shown == sorted(shown)
+            assert any(0 < one < 100 for one in shown), "the test saw it under way"
         ended = [_settled(frontend.operation(operation["jobID"])) for frontend in (fleet.first, fleet.second)]
         kept = _intents(fleet, operation)
         captured = tap.progress_of(node_id)
         assert captured
         told: list[dict[str, Any]] = []
-        _listen(fleet.second, operation, told)
-        for message in [*captured, *reversed(captured), _later(captured[-1].payload, captured[-1].subject)]:
-            if isinstance(message, tuple):
-                tap.say(*message)
-            else:
-                tap.say(message.subject, message.payload)
+        _listen(fleet.second, told, until_on="worker-4")
+        for message in [*captured, *reversed(captured), _later(captured[-1])]:
+            tap.say(message.subject, message.payload)
         tap.settle()
-        # What is said after the replay is written after it too.
+        warehouse.calm()
+        # What is said after the replay is heard, written and told after it too.
         fleet.done("install", name, ["worker-4"])
+        wait_for("the watcher to hear of the last install", lambda: _end_in(told), 10)
         assert [_settled(one.operation(operation["jobID"])) for one in (fleet.first, fleet.second)] == ended
         assert _intents(fleet, operation) == kept
-        assert [one["status"] for one in told if one["status"] in OPEN] == []
+        assert [one for one in told if one["jobID"] == operation["jobID"] and one["status"] in OPEN] == []
 
 
 def test_an_operation_ends_everywhere_though_all_its_progress_is_lost(
@@ -148,7 +152,7 @@ def test_an_operation_ends_everywhere_though_all_its_progress_is_lost(
     operation = fleet.request("install", name, [QUIET])
     told: dict[str, list[dict[str, Any]]] = {one.name: [] for one in fleet.frontends}
     for frontend in fleet.frontends:
-        _listen(frontend, operation, told[frontend.name])
+        _listen(frontend, told[frontend.name], operation)
     for frontend in fleet.frontends:
         assert fleet.ended(operation, frontend)["status"] == "succeeded"
     wait_for("all watchers to hear of the end", lambda: all(_end_in(seen) for seen in told.values()), 10)
@@ -202,7 +206,7 @@ def test_numbers_stay_within_their_bounds_whatever_the_registry_claims(
     fleet: Fleet, warehouse: Warehouse, name: str, kind: str
 ) -> None:
     """F-034."""
-    image = warehouse.publish(name, "one", megabytes=1)
+    image = warehouse.publish(name, "one", megabytes=0.6)
     warehouse.proxy.bytes_per_second = 1.0 * MEGABYTE
     bulk = image.layers[0]
     faults: dict[str, list[tuple[Fault, int]]] = {
@@ -241,24 +245,31 @@ def test_numbers_stay_within_their_bounds_whatever_the_registry_claims(
         assert row["percentage"] < 100 or row["state"] == "succeeded", "not all of it before it was verified"
 
 
-def _listen(frontend: Frontend, operation: dict[str, Any], told: list[dict[str, Any]]) -> None:
-    """Keep what the frontend tells a watcher of the operation from now on, and when."""
+def _listen(
+    frontend: Frontend, told: list[dict[str, Any]], operation: dict[str, Any] | None = None, until_on: str = ""
+) -> None:
+    """Keep what a watcher is told from now on, and when: of one operation until it ends, or of all of them until one
+    ends on that node.
+    """
     listening = threading.Event()
+    path = f"/api/events?operation={operation['jobID']}" if operation else "/api/events"
 
     def keep() -> None:
-        for kind, body in watch(frontend, f"/api/events?operation={operation['jobID']}"):
+        for kind, body in watch(frontend, path):
             listening.set()
             if kind == "operation":
                 told.append({**body, "heard_at": time.time()})
-                if body["status"] not in OPEN:
+                nodes = [row["node_name"] for row in body.get("nodes", ())]
+                if body["status"] not in OPEN and (operation is not None or until_on in nodes):
                     return
 
     threading.Thread(target=keep, daemon=True).start()
-    listening.wait(5)
+    assert listening.wait(5)
 
 
 def _end_in(told: list[dict[str, Any]]) -> dict[str, Any]:
-    return next((one for one in told if one["status"] not in OPEN), {})
+    """The last that was told, if it is an end."""
+    return told[-1] if told and told[-1]["status"] not in OPEN else {}
 
 
 def _intents(fleet: Fleet, operation: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -272,9 +283,9 @@ def _settled(operation: dict[str, Any]) -> tuple[object, ...]:
     return operation["status"], operation["progress"], operation.get("finishedAt"), operation["nodes"]
 
 
-def _later(payload: bytes, subject: str) -> tuple[str, bytes]:
+def _later(message: Message) -> Message:
     """The same event as if much more had been said before it."""
-    event = msgspec.json.decode(payload, type=ProgressEvent)
+    event = msgspec.json.decode(message.payload, type=ProgressEvent)
     assert event.progress is not None
     again = msgspec.structs.replace(event.progress, sequence=1_000_000, done_bytes=1)
-    return subject, msgspec.json.encode(msgspec.structs.replace(event, progress=again, percentage=1.0))
+    return Message(message.subject, msgspec.json.encode(msgspec.structs.replace(event, progress=again, percentage=1.0)))

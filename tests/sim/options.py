@@ -101,7 +101,7 @@ def expand(seed: int) -> Options:
     nodes = chance.choice((1, 1, 1, 2, 2, 3, 5))
     frontends = chance.choice((1, 1, 2, 2, 3))
     # Long enough for a lease and for a silence only now and then: idle seconds cost most of a run.
-    safety = chance.uniform(14.0, 24.0) if chance.random() < 0.15 else chance.uniform(4.0, 12.0)
+    safety = chance.uniform(14.0, 24.0) if chance.random() < 0.15 else chance.uniform(3.0, 10.0)
     is_calm = chance.random() < 0.1
     return Options(
         seed=seed,

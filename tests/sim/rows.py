@@ -62,6 +62,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._found: list[Changed] = []
+        self.news = 0  # grows with every change that somebody who watches might be told, rolled back or not
 
     def take(self) -> list[Changed]:
         taken, self._found = self._found, []
@@ -70,6 +71,7 @@ class Changes:
     def watch(self, connection: sqlite3.Connection) -> None:
         connection.create_function("sim_intent", -1, self._noting(IntentRow))
         connection.create_function("sim_operation", -1, self._noting(OperationRow))
+        connection.create_function("sim_node", 0, self._note_news)
 
     def _noting(self, kind: type[IntentRow] | type[OperationRow]) -> Callable[..., None]:
         width = len(kind.__struct_fields__)
@@ -78,8 +80,12 @@ class Changes:
             before = kind(*values[:width]) if event != "insert" else None  # type: ignore[arg-type]
             after = kind(*values[-width:]) if event != "delete" else None  # type: ignore[arg-type]
             self._found.append(Changed(before, after))
+            self._note_news()
 
         return note
+
+    def _note_news(self) -> None:
+        self.news += 1
 
 
 def add_triggers(connection: sqlite3.Connection) -> None:
@@ -91,6 +97,8 @@ def add_triggers(connection: sqlite3.Connection) -> None:
             connection.execute(
                 f"create trigger sim_{table}_{event} after {event} on {table} begin select {function}({said}); end"
             )
+    connection.execute("create trigger sim_node_new after insert on nodes begin select sim_node(); end")
+    connection.execute("create trigger sim_node_set after update of updated_at on nodes begin select sim_node(); end")
 
 
 def select_rows(connection: sqlite3.Connection, query: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:

@@ -168,6 +168,7 @@ class World:
         self.late_link_rate = 0.0
         install = self.install_weather
         install.failing_rate = install.hopeless_rate = install.stalling_rate = 0.0
+        install.seconds = min(install.seconds, 0.5)  # the long ones have had their time
 
 
 def _shown(changed: Changed) -> str:

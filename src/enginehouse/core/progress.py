@@ -13,6 +13,7 @@ from msgspec import Struct
 Phase = Literal["", "resolving", "downloading", "extracting", "starting"]
 MAX_BYTES = 2**63 - 1  # what a number of bytes on any disk fits into; more is nonsense, or a trap for floats
 MAX_FILE_NAME = 255
+UNFINISHED_PERCENT = 99.0  # of something under way, at most: what has arrived is not yet verified and in place
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -28,7 +29,7 @@ class Progress(Struct, frozen=True, omit_defaults=True):
     def percentage(self) -> float:
         if self.total_bytes <= 0:
             return 0.0
-        return min(100.0, 100.0 * self.done_bytes / self.total_bytes)
+        return min(UNFINISHED_PERCENT, 100.0 * self.done_bytes / self.total_bytes)
 
 
 def bounded(progress: Progress) -> Progress:
@@ -44,10 +45,12 @@ def bounded(progress: Progress) -> Progress:
 
 
 def continued(progress: Progress, known: Progress) -> Progress:
-    """What comes after `known`, of a worker that numbers nothing: LocalAI's begin to count anew when they unpack."""
-    total = max(progress.total_bytes, known.total_bytes)
-    is_again = progress.phase == "extracting" and known.phase == "downloading"
-    done = known.done_bytes if is_again else max(progress.done_bytes, known.done_bytes)
+    """What comes after `known`, of a worker that numbers nothing. LocalAI's count each file, and the unpacking, anew
+    and up to another total: what they say is told as a part of the total that was told first, and never less of it.
+    """
+    total, said = known.total_bytes or progress.total_bytes, progress.total_bytes
+    done = progress.done_bytes if said in (0, total) else progress.done_bytes * total // said
+    done = max(done, known.done_bytes)
     return Progress(
         phase=progress.phase,
         file=progress.file,

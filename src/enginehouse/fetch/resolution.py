@@ -38,10 +38,17 @@ class Blobs(Protocol):
 
 
 async def artifact_of(root: Parsed, blobs: Blobs, *, platform: str, uri: str) -> Artifact:
-    """What `root`, an index or a manifest, holds for `platform`; raises `unsupported_platform` if it is nothing."""
+    """What `root`, an index or a manifest, holds for `platform`; raises `unsupported_platform` if it is nothing. Without
+    a platform, as of LocalAI's workers, which do not tell theirs, a manifest alone is meant and no child is chosen.
+    """
     offered: list[str] = []
-    manifest, is_told = root, False
+    manifest, is_told = root, not platform
     if root.kind == "index":
+        if not platform:
+            raise Hopeless(
+                f"cannot choose from {uri}: it has a build per platform, and that of the node is not known",
+                code="unsupported_platform",
+            )
         found = await _search(root, blobs, platform, offered, 1, uri)
         if found is None:
             raise unsupported(uri, platform, offered)

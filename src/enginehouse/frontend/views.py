@@ -44,6 +44,7 @@ class NodeRow(Struct, kw_only=True):
     current_bytes: int | UnsetType = UNSET
     total_bytes: int | UnsetType = UNSET
     due_in_seconds: float | UnsetType = UNSET
+    note: str | UnsetType = UNSET  # what the worker remarked on its success: `already_absent`
 
 
 class OperationView(Struct, kw_only=True):
@@ -203,7 +204,9 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
         state=intent.state,
         attempt=intent.attempt,
     )
-    if intent.message and intent.state != "succeeded":
+    if intent.message and intent.state == "succeeded":
+        row.note = intent.message
+    elif intent.message:
         row.error = intent.message
     if intent.reason:
         row.reason = intent.reason

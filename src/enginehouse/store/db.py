@@ -22,6 +22,7 @@ import sqlalchemy
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -133,12 +134,20 @@ def now(connection: Connection) -> float:
     return float(value)
 
 
+class _WithHints(SQLiteCompiler):
+    """SQLite has hints for tables (`INDEXED BY …`), which the library leaves out."""
+
+    def get_from_hint_text(self, table: object, text: str | None) -> str | None:
+        return text
+
+
 def _engine(url: str) -> Engine:
     for plain in ("postgresql://", "postgres://"):
         if url.startswith(plain):
             url = "postgresql+psycopg://" + url.removeprefix(plain)
     if url.startswith("sqlite"):
         engine = sqlalchemy.create_engine(url)
+        engine.dialect.statement_compiler = _WithHints
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
         return engine

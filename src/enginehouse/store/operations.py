@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, and_, bindparam, func, or_, select, update
+from sqlalchemy import Select, bindparam, func, select, update
 
 from enginehouse.core import intent as intents_core
 from enginehouse.core.errors import Conflict
@@ -242,6 +242,9 @@ _WRITE = (
 )
 
 
+_BY_NODE = "INDEXED BY intents_node"
+
+
 # Claims ------------------------------------------------------------------------------------------
 
 
@@ -251,27 +254,30 @@ def claim_due(connection: Connection, owner: str, now: float, lease_until: float
     """
     # The nodes first: a thousand wishes for machines that are away must not be looked at every second.
     present = select(nodes.c.id, nodes.c.drained).where(nodes.c.approved.is_(True), nodes.c.health == "healthy")
-    serving: list[str] = []
-    drained: list[str] = []
+    by_drained: dict[bool, list[str]] = {False: [], True: []}
     for node_id, is_drained in connection.execute(present):
-        (drained if is_drained else serving).append(node_id)
+        by_drained[bool(is_drained)].append(node_id)
     change = Change(kind="claim", now=now, owner=owner, lease_until=lease_until)
-    due = (
-        # A drained node gets nothing to do but to stop what it has.
-        or_(
-            intents.c.node_id.in_(serving),
-            and_(intents.c.node_id.in_(drained), intents.c.kind.in_(("stop_replica", "remove_model"))),
-        )
-        if drained
-        else intents.c.node_id.in_(serving),
-        intents.c.state.in_(("accepted", "waiting")),
-        intents.c.due_at <= now,
-        intents.c.kind.in_(KNOWN_KINDS),
-    )
-    oldest = select(intents).where(*due).order_by(intents.c.created_at)
+    claimed: list[Intent] = []
+    # A drained node gets nothing to do but to stop what it has.
+    for node_ids, kinds in ((by_drained[False], KNOWN_KINDS), (by_drained[True], ("stop_replica", "remove_model"))):
+        if node_ids:
+            due = (
+                intents.c.node_id.in_(node_ids),
+                intents.c.state.in_(("accepted", "waiting")),
+                intents.c.due_at <= now,
+                intents.c.kind.in_(kinds),
+            )
+            claimed += _claim(connection, due, change, limit)
+    return claimed
+
+
+def _claim(connection: Connection, due: Sequence[Any], change: Change, limit: int) -> list[Intent]:
+    # SQLite has no figures to choose by, and would look at everything that is due for whomever.
+    oldest = select(intents).where(*due).with_hint(intents, _BY_NODE, "sqlite").order_by(intents.c.created_at)
     claimed = _take(connection, oldest.where(intents.c.lane == "").limit(limit), change)
-    lanes = select(intents.c.lane, func.max(intents.c.lane_width)).where(*due, intents.c.lane != "")
-    for lane, width in connection.execute(lanes.group_by(intents.c.lane)).all():
+    lanes = select(intents.c.lane, func.max(intents.c.lane_width)).with_hint(intents, _BY_NODE, "sqlite")
+    for lane, width in connection.execute(lanes.where(*due, intents.c.lane != "").group_by(intents.c.lane)).all():
         # Two frontends that count at once would let twice as many in.
         own = select(operations.c.id).where(operations.c.id == lane).with_for_update(skip_locked=True)
         if connection.execute(own).scalar_one_or_none() is None:

@@ -1,0 +1,121 @@
+"""Wishes for new versions: who is asked and who is not, and that what is done is offered no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.e2e.conftest import wait_for
+from tests.fleet.guests import row_of
+from tests.fleet.house import Fleet, Frontend, rows_of
+from tests.fleet.tap import tapped
+from tests.fleet.warehouse import Warehouse
+from tests.worker.shelf import said_by
+
+from enginehouse.core.errors import NotFound
+
+
+def test_an_upgrade_of_one_node_changes_that_node_and_asks_no_other(
+    fleet: Fleet, warehouse: Warehouse, name: str
+) -> None:
+    """F-016."""
+    old = warehouse.publish(name, "one")
+    fleet.done("install", name, ["worker-1", "worker-2"])
+    new = warehouse.publish(name, "two")
+    wait_for("both reports", lambda: set(_digests(fleet.first, name)) == {"worker-1", "worker-2"})
+    for frontend in fleet.frontends:
+        offered = frontend.post("/backends/upgrades/check")[name]
+        assert [one["node_name"] for one in offered["nodes"]] == ["worker-1", "worker-2"]
+        assert {one["available_digest"] for one in offered["nodes"]} == {new.digest}
+        assert _listed(frontend, name)["upgrade_available"] is True
+    with tapped(fleet, warehouse) as tap:
+        operation = fleet.done("upgrade", name, ["worker-1"], frontend=fleet.second)
+        assert list(rows_of(operation)) == ["worker-1"]
+        ids = {worker: fleet.node(worker)["id"] for worker in fleet.workers}
+        sent = {worker: tap.sent_to(node_id) for worker, node_id in ids.items()}
+    assert sent.pop("worker-1") == ["backend.upgrade"]
+    assert set(map(tuple, sent.values())) == {()}
+    assert said_by(fleet.backends_of("worker-1") / name) == "two"
+    assert said_by(fleet.backends_of("worker-2") / name) == "one"
+    for frontend in fleet.frontends:
+        wanted = {"worker-1": new.digest, "worker-2": old.digest}
+        wait_for("the new digest", lambda frontend=frontend: _digests(frontend, name) == wanted, 5)  # type: ignore[misc]
+        offered = frontend.post("/backends/upgrades/check")[name]
+        assert [one["node_name"] for one in offered["nodes"]] == ["worker-2"]
+    fleet.done("upgrade", name, ["worker-2"])
+    _until_nothing_is_offered(fleet, name)
+
+
+def test_an_upgrade_of_all_goes_only_where_the_backend_is(
+    fleet: Fleet, warehouse: Warehouse, name: str, other: str
+) -> None:
+    """F-020."""
+    for each in (name, other):
+        warehouse.publish(each, "one")
+    fleet.done("install", name, ["worker-2"])
+    new = warehouse.publish(name, "two")
+    fleet.first.post("/backends/upgrades/check")
+    with tapped(fleet, warehouse) as tap:
+        operation = fleet.done("upgrade", name, frontend=fleet.first)
+        ids = {worker: fleet.node(worker)["id"] for worker in fleet.workers}
+        sent = {worker: tap.sent_to(node_id) for worker, node_id in ids.items()}
+        before = fleet.rows("select count(*) from operations"), fleet.rows("select count(*) from intents")
+        for frontend in fleet.frontends:
+            with pytest.raises(NotFound, match=f"cannot upgrade {other}: no node has it"):
+                fleet.request("upgrade", other, frontend=frontend)
+        assert (fleet.rows("select count(*) from operations"), fleet.rows("select count(*) from intents")) == before
+    assert list(rows_of(operation)) == ["worker-2"]
+    excluded = {one["node_name"]: one["reason"] for one in operation["excluded"]}
+    assert excluded == {worker: f"{name} is not installed there" for worker in fleet.workers if worker != "worker-2"}
+    assert {worker: verbs for worker, verbs in sent.items() if verbs} == {"worker-2": ["backend.upgrade"]}
+    wait_for("the new digest", lambda: _digests(fleet.second, name) == {"worker-2": new.digest}, 5)
+
+
+def test_nodes_with_another_version_are_named_and_an_upgrade_leaves_nothing_to_name(
+    fleet: Fleet, warehouse: Warehouse, name: str
+) -> None:
+    """F-023."""
+    old = warehouse.publish(name, "one")
+    fleet.done("install", name, ["worker-1", "worker-3"])
+    new = warehouse.publish(name, "two")
+    fleet.done("install", name, ["worker-5"], uri=warehouse.proxy.reference(f"{name}@{new.digest}"))
+    wanted = {"worker-1": old.digest, "worker-3": old.digest, "worker-5": new.digest}
+    for frontend in fleet.frontends:
+        wait_for("three reports", lambda frontend=frontend: _digests(frontend, name) == wanted, 5)  # type: ignore[misc]
+        offered = frontend.post("/backends/upgrades/check")[name]
+        assert [one["node_name"] for one in offered["node_drift"]] == ["worker-5"]
+        assert [one["node_name"] for one in offered["nodes"]] == ["worker-1", "worker-3"]
+        drift = _listed(frontend, name)["drift"]
+        assert [(one["node_name"], one["digest"]) for one in drift] == [("worker-5", new.digest)]
+    done = fleet.done("upgrade", name)
+    assert {row["status"] for row in rows_of(done).values()} == {"success"}
+    for frontend in fleet.frontends:
+        same = dict.fromkeys(wanted, new.digest)
+        wait_for("one version", lambda frontend=frontend: _digests(frontend, name) == same, 5)  # type: ignore[misc]
+        assert _listed(frontend, name)["drift"] == []
+    _until_nothing_is_offered(fleet, name)
+    # To ask for the same again finds nothing new either.
+    assert row_of(fleet.done("upgrade", name), "worker-1")["status"] == "success"
+    _until_nothing_is_offered(fleet, name)
+
+
+def _listed(frontend: Frontend, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next((one for one in frontend.get("/backends") if one["Name"] == name), {})
+    return found
+
+
+def _digests(frontend: Frontend, name: str) -> dict[str, str]:
+    return {node["node_name"]: node["digest"] for node in _listed(frontend, name).get("nodes", ())}
+
+
+def _until_nothing_is_offered(fleet: Fleet, name: str) -> None:
+    """As soon as the reports are in; and then it stays so."""
+    for frontend in fleet.frontends:
+
+        def is_offered_no_more(frontend: Frontend = frontend) -> bool:
+            return name not in frontend.post("/backends/upgrades/check")
+
+        wait_for("nothing to be offered", is_offered_no_more, 5)
+    for frontend in fleet.frontends:
+        assert name not in frontend.get("/backends/upgrades")
+        assert "upgrade_available" not in _listed(frontend, name)

@@ -1,0 +1,173 @@
+"""Recorded misfortunes: a worker without a bus, answers that come late, a wish that nobody wants any more. LocalAI
+calls each of them completed, or flips from cancelled to failed; here an end is an end, and there is none before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.replay.frontends import Frontends, open_frontends, rows_of, until
+from tests.replay.go_worker import Answer, Pair, recorded
+from tests.replay.lab import Lab
+from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing, needs_recordings
+
+from enginehouse.core import wire
+
+STALL_SECONDS = 0.3
+BUDGET_SECONDS = 1.5
+
+
+@needs_recordings
+@pytest.mark.parametrize("is_beating", [False, True], ids=["silent", "with heartbeats"])
+async def test_a_wish_waits_for_a_worker_that_lost_the_bus_and_is_done_when_it_is_back(
+    frontends: Frontends, pair: Pair, is_beating: bool
+) -> None:
+    """23, S59."""
+    recording = "23-nats-lost"
+    (exchange,) = exchanges(recording, wire.INSTALL, node_id=SECOND_NODE)
+    pair.second.will(wire.INSTALL, recorded(exchange))
+    pair.first.will(wire.INSTALL, recorded(exchange))
+    await pair.first.lose_bus(is_beating=is_beating)
+    operation_id = (await frontends.first.post("/backends/apply", {"id": "other"}))["id"]
+    await frontends.first.shows(operation_id, "worker-2", status="success")
+    row = await frontends.first.shows(operation_id, "worker-1", status="queued", reason="node_away")
+    assert row["state"] == "waiting"
+    for frontend in frontends.both:
+        view = await frontend.operation(operation_id)
+        assert view["status"] == "running"
+        job = await frontend.get(f"/backends/jobs/{operation_id}")
+        assert (job["processed"], job["message"] != "completed", job["progress"] < 100) == (False, True, True)
+        assert (await frontend.get("/api/operations/history"))["operations"] == []
+    if not is_beating:
+        assert (await frontends.first.node("worker-1"))["status"] == "unhealthy"
+        assert row["attempt"] == 1, "nothing is sent to where nobody listens"
+    assert pair.first.heard == []
+
+    await pair.first.find_bus()
+    ended = await frontends.second.ended(operation_id)
+    assert ended["status"] == "succeeded", ended
+    (request,) = pair.first.requests(wire.INSTALL)
+    assert request["op_id"] == operation_id, "LocalAI's reconciler sends it without"
+    (failures,) = await frontends.first.run_sql("select sum(failures) from intents")
+    assert failures == (0,), "being away is no failure"
+
+
+@pytest.fixture
+async def impatient(
+    postgres: Callable[[], str], bus_url: str, lab: Lab, tmp_path: Path
+) -> AsyncIterator[tuple[Frontends, Pair]]:
+    """Frontends that wait a moment for a worker where others wait fifteen minutes."""
+    times = {"stall_seconds": STALL_SECONDS, "backend_install_timeout_seconds": BUDGET_SECONDS}
+    await lab.move_tag(lab.old)
+    async with open_frontends(postgres(), bus_url, lab, tmp_path, **times) as frontends:
+        async with Pair.opened(frontends, lab) as pair:
+            yield frontends, pair
+
+
+@needs_recordings
+async def test_no_answer_in_time_is_not_the_end_and_the_late_answer_is(impatient: tuple[Frontends, Pair]) -> None:
+    """30, S17."""
+    frontends, pair = impatient
+    gate = asyncio.Event()
+    (exchange,) = exchanges("30-install-timeout", wire.INSTALL, node_id=FIRST_NODE)
+    begun = [event for event in exchange.progress if event[0] < 1.0]
+    assert begun
+    assert exchange.reply == {"success": True, "address": "127.0.0.1:20103"}
+    pair.first.will(wire.INSTALL, Answer(reply=exchange.reply, progress=begun, gate=gate))
+    pair.second.will(wire.INSTALL, Answer(reply={"success": True}, gate=gate))
+    operation_id = (await frontends.first.post("/backends/apply", {"id": "lab@other"}))["id"]
+    for name in ("worker-1", "worker-2"):
+        row = await frontends.first.shows(operation_id, name, status="running_on_worker")
+        assert row["state"] == "running"
+        assert "it may go on there" in row["error"]
+    for frontend in frontends.both:
+        job = await frontend.get(f"/backends/jobs/{operation_id}")
+        assert job["processed"] is False
+        assert (await frontend.get("/api/operations/history"))["operations"] == []
+        assert [one["jobID"] for one in (await frontend.get("/api/operations"))["operations"]] == [operation_id]
+    gate.set()
+    ended = await frontends.second.ended(operation_id)
+    assert ended["status"] == "succeeded", ended
+    (kept,) = (await frontends.second.get("/api/operations/history"))["operations"]
+    assert (kept["outcome"], kept["jobID"]) == ("completed", operation_id)
+
+
+@needs_recordings
+async def test_a_cancelled_operation_is_cancelled_at_once_everywhere_and_for_good(
+    frontends: Frontends, pair: Pair
+) -> None:
+    """31, S21: LocalAI's worker went on for twelve seconds, the next one waited for it, and the status flipped."""
+    recording = "31-cancel"
+    gate = asyncio.Event()
+    (exchange,) = exchanges(recording, wire.INSTALL, node_id=FIRST_NODE)
+    late = listing("26-two-frontends", FIRST_NODE)
+    pair.first.will(wire.INSTALL, recorded(exchange, then=late, gate=gate))
+    failing = exchanges(recording, wire.INSTALL)[-1]
+    assert failing.request["backend"] == "broken"
+    assert failing.reply is not None
+    pair.second.will(wire.INSTALL, recorded(exchange, gate=gate), recorded(failing))
+    operation_id = (await frontends.first.post("/backends/apply", {"id": "lab@other"}))["id"]
+    await frontends.first.shows(operation_id, "worker-1", phase="downloading")
+    await pair.second.hears(wire.INSTALL)
+
+    second = await frontends.first.post(f"/api/nodes/{pair.second.node_id}/backends/install", {"backend": "broken"})
+    row = await frontends.first.shows(second["jobID"], "worker-2", attempt=1, state="waiting")
+    assert "MANIFEST_UNKNOWN" in row["error"], "it did not wait for the first, which is still under way"
+    assert (await frontends.first.operation(operation_id))["status"] == "running"
+
+    answer = await frontends.first.ask("POST", f"/api/operations/{operation_id}/cancel")
+    assert (answer.status, answer.json["success"]) == (200, True)
+    for frontend in frontends.both:
+        await _is_cancelled(frontend, operation_id)
+    again = await frontends.second.ask("POST", f"/api/operations/{operation_id}/cancel")
+    assert (again.status, again.error["code"]) == (409, "already_terminal")
+    gate.set()
+    await frontends.first.lists("worker-1", *(one["name"] for one in late["backends"]))
+    for frontend in frontends.both:
+        await _is_cancelled(frontend, operation_id)
+    await frontends.first.post(f"/api/operations/{second['jobID']}/cancel")
+
+
+async def _is_cancelled(frontend: Any, operation_id: str) -> None:
+    view = await frontend.operation(operation_id)
+    assert (view["status"], {row["state"] for row in view["nodes"]}) == ("cancelled", {"cancelled"})
+    job = await frontend.get(f"/backends/jobs/{operation_id}")
+    assert (job["cancelled"], job["processed"], job.get("error", "")) == (True, True, job.get("error", ""))
+    kept = (await frontend.get("/api/operations/history"))["operations"]
+    assert [(one["jobID"], one["outcome"]) for one in kept] == [(operation_id, "cancelled")]
+
+
+@needs_recordings
+async def test_both_frontends_tell_the_same_of_an_operation_while_it_runs_and_after(
+    frontends: Frontends, pair: Pair
+) -> None:
+    """26, S18."""
+    recording = "26-two-frontends"
+    gate = asyncio.Event()
+    for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
+        (exchange,) = exchanges(recording, wire.INSTALL, node_id=node_id)
+        worker.will(wire.INSTALL, recorded(exchange, then=listing(recording, node_id), gate=gate))
+    operation_id = (await frontends.first.post("/backends/apply", {"id": "lab@other"}))["id"]
+    for name in ("worker-1", "worker-2"):
+        for frontend in frontends.both:
+            await frontend.shows(operation_id, name, phase="extracting")
+
+    async def agree() -> bool:
+        views = [rows_of(await frontend.operation(operation_id)) for frontend in frontends.both]
+        shown = [
+            {name: (row["status"], row["percentage"], row["current_bytes"]) for name, row in rows.items()}
+            for rows in views
+        ]
+        return shown[0] == shown[1]
+
+    await until(agree, "both frontends to show the same progress")
+    gate.set()
+    for frontend in frontends.both:
+        ended = await frontend.ended(operation_id)
+        assert (ended["status"], ended["progress"]) == ("succeeded", 100)
+        (kept,) = (await frontend.get("/api/operations/history"))["operations"]
+        assert kept["outcome"] == "completed"
