@@ -58,7 +58,9 @@ class Loop:
                         exc_info=self.failures == 1,
                     )
                 # A wake must not shorten the pause after a failure, or a busy source of wakes would spin.
-                await asyncio.sleep(min(pause, 1.0))
+                slept = min(pause, 1.0)
+                await asyncio.sleep(slept)
+                pause -= slept
             else:
                 self.failures = 0
             try:

@@ -11,6 +11,8 @@ from starlette.responses import Response
 from tests.api.house import Answer, Site, site
 
 from enginehouse.api.app import MAX_CONTROL_BYTES, Entry
+from enginehouse.api.events import EventRoutes
+from enginehouse.frontend.events import LOG_LENGTH
 from enginehouse.loop import Loop
 
 
@@ -149,16 +151,16 @@ async def test_a_token_is_shown_once_and_never_listed(here: Site) -> None:
     assert b"eh-" not in listed.body
 
 
+def _events(here: Site) -> EventRoutes:
+    return EventRoutes(here.house.board, here.house.models, here.house.events)
+
+
 async def test_the_stream_begins_with_hello_and_the_operation_that_is_followed(here: Site) -> None:
     await approve_old(here)
     assert (await admin(here, "POST", "/api/models/tiny-chat/load", {})).status == 202
     job = (await admin(here, "GET", "/api/operations?all=true")).json["operations"][0]["jobID"]
     streamed: list[bytes] = []
-    routes = next(entry for entry in here.entries if entry.path == "/api/events")
-    assert routes.call is not None
-    scope = {"type": "http", "method": "GET", "headers": [], "query_string": f"operation={job}".encode(), "path": "/"}
-    response = await routes.call(Request(scope))
-    async for chunk in response.body_iterator:  # type: ignore[attr-defined]
+    async for chunk in _events(here).stream(job, None):
         streamed.append(chunk)
         if b"event: operation" in chunk:
             here.house.events.close()
@@ -168,14 +170,10 @@ async def test_the_stream_begins_with_hello_and_the_operation_that_is_followed(h
 
 
 async def test_a_stream_that_missed_something_ends(here: Site) -> None:
-    routes = next(entry for entry in here.entries if entry.path == "/api/events")
-    assert routes.call is not None
-    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "path": "/"}
-    response = await routes.call(Request(scope))
     count = 0
-    async for _ in response.body_iterator:  # type: ignore[attr-defined]
+    async for _ in _events(here).stream("", None):
         if count == 0:
-            for _ in range(2000):
+            for _ in range(LOG_LENGTH + 1):
                 here.house.events.publish("node", "n", b"{}")
         count += 1
     assert count < 5

@@ -175,9 +175,7 @@ def _has(fleet: Fleet, worker: str, name: str) -> bool:
 
 
 def _until_unlisted(fleet: Fleet, name: str) -> None:
-    for frontend in fleet.frontends:
-        wait_for(
-            f"{name} to be listed no longer",
-            lambda frontend=frontend: name not in [one["Name"] for one in frontend.get("/backends")],  # type: ignore[misc]
-            5,
-        )
+    def is_listed() -> bool:
+        return any(one["Name"] == name for frontend in fleet.frontends for one in frontend.get("/backends"))
+
+    wait_for(f"{name} to be listed no longer", lambda: not is_listed(), 5)

@@ -22,7 +22,7 @@ def test_an_upgrade_of_one_node_changes_that_node_and_asks_no_other(
     old = warehouse.publish(name, "one")
     fleet.done("install", name, ["worker-1", "worker-2"])
     new = warehouse.publish(name, "two")
-    wait_for("both reports", lambda: set(_digests(fleet.first, name)) == {"worker-1", "worker-2"})
+    _until_digests(fleet.first, name, {"worker-1": old.digest, "worker-2": old.digest})
     for frontend in fleet.frontends:
         offered = frontend.post("/backends/upgrades/check")[name]
         assert [one["node_name"] for one in offered["nodes"]] == ["worker-1", "worker-2"]
@@ -38,8 +38,7 @@ def test_an_upgrade_of_one_node_changes_that_node_and_asks_no_other(
     assert said_by(fleet.backends_of("worker-1") / name) == "two"
     assert said_by(fleet.backends_of("worker-2") / name) == "one"
     for frontend in fleet.frontends:
-        wanted = {"worker-1": new.digest, "worker-2": old.digest}
-        wait_for("the new digest", lambda frontend=frontend: _digests(frontend, name) == wanted, 5)  # type: ignore[misc]
+        _until_digests(frontend, name, {"worker-1": new.digest, "worker-2": old.digest})
         offered = frontend.post("/backends/upgrades/check")[name]
         assert [one["node_name"] for one in offered["nodes"]] == ["worker-2"]
     fleet.done("upgrade", name, ["worker-2"])
@@ -68,7 +67,7 @@ def test_an_upgrade_of_all_goes_only_where_the_backend_is(
     excluded = {one["node_name"]: one["reason"] for one in operation["excluded"]}
     assert excluded == {worker: f"{name} is not installed there" for worker in fleet.workers if worker != "worker-2"}
     assert {worker: verbs for worker, verbs in sent.items() if verbs} == {"worker-2": ["backend.upgrade"]}
-    wait_for("the new digest", lambda: _digests(fleet.second, name) == {"worker-2": new.digest}, 5)
+    _until_digests(fleet.second, name, {"worker-2": new.digest})
 
 
 def test_nodes_with_another_version_are_named_and_an_upgrade_leaves_nothing_to_name(
@@ -81,7 +80,7 @@ def test_nodes_with_another_version_are_named_and_an_upgrade_leaves_nothing_to_n
     fleet.done("install", name, ["worker-5"], uri=warehouse.proxy.reference(f"{name}@{new.digest}"))
     wanted = {"worker-1": old.digest, "worker-3": old.digest, "worker-5": new.digest}
     for frontend in fleet.frontends:
-        wait_for("three reports", lambda frontend=frontend: _digests(frontend, name) == wanted, 5)  # type: ignore[misc]
+        _until_digests(frontend, name, wanted)
         offered = frontend.post("/backends/upgrades/check")[name]
         assert [one["node_name"] for one in offered["node_drift"]] == ["worker-5"]
         assert [one["node_name"] for one in offered["nodes"]] == ["worker-1", "worker-3"]
@@ -90,8 +89,7 @@ def test_nodes_with_another_version_are_named_and_an_upgrade_leaves_nothing_to_n
     done = fleet.done("upgrade", name)
     assert {row["status"] for row in rows_of(done).values()} == {"success"}
     for frontend in fleet.frontends:
-        same = dict.fromkeys(wanted, new.digest)
-        wait_for("one version", lambda frontend=frontend: _digests(frontend, name) == same, 5)  # type: ignore[misc]
+        _until_digests(frontend, name, dict.fromkeys(wanted, new.digest))
         assert _listed(frontend, name)["drift"] == []
     _until_nothing_is_offered(fleet, name)
     # To ask for the same again finds nothing new either.
@@ -106,6 +104,10 @@ def _listed(frontend: Frontend, name: str) -> dict[str, Any]:
 
 def _digests(frontend: Frontend, name: str) -> dict[str, str]:
     return {node["node_name"]: node["digest"] for node in _listed(frontend, name).get("nodes", ())}
+
+
+def _until_digests(frontend: Frontend, name: str, wanted: dict[str, str]) -> None:
+    wait_for(f"the reports of {', '.join(wanted)}", lambda: _digests(frontend, name) == wanted, 5)
 
 
 def _until_nothing_is_offered(fleet: Fleet, name: str) -> None:

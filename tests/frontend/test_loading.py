@@ -127,7 +127,7 @@ async def test_a_load_for_a_named_node_goes_there_even_while_another_is_under_wa
 
 
 def drain(watcher: Watcher) -> list[Event]:
-    return [watcher.queue.get_nowait() for _ in range(watcher.queue.qsize())]
+    return watcher.take()
 
 
 async def test_a_replica_on_a_node_that_is_offline_is_not_ready(world: World) -> None:

@@ -23,11 +23,7 @@ from enginehouse.store.wishes import add_intent
 
 
 def told(watcher: Watcher) -> list[tuple[str, str, dict[str, object]]]:
-    seen: list[tuple[str, str, dict[str, object]]] = []
-    while not watcher.queue.empty():
-        event = watcher.queue.get_nowait()
-        seen.append((event.kind, event.id, json.loads(event.body)))
-    return seen
+    return [(event.kind, event.id, json.loads(event.body)) for event in watcher.take()]
 
 
 async def test_every_watcher_gets_every_change_in_order() -> None:
@@ -42,10 +38,41 @@ async def test_every_watcher_gets_every_change_in_order() -> None:
 async def test_a_watcher_that_does_not_keep_up_is_told_to_look_again() -> None:
     made = Events()
     with made.watch() as slow:
-        for _ in range(events.QUEUE_LENGTH + 1):
+        for _ in range(events.LOG_LENGTH):
             made.publish("node", "a", b"{}")
+        assert not slow.overflowed
+        made.publish("node", "a", b"{}")
         assert slow.overflowed
-        assert slow.queue.qsize() == events.QUEUE_LENGTH
+        assert len(slow.take()) == events.LOG_LENGTH
+
+
+async def test_the_log_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LOG_BYTES", 1000)
+    made = Events()
+    with made.watch() as slow, made.watch() as quick:
+        for _ in range(20):
+            made.publish("node", "a", b"x" * 100)
+            quick.take()
+        assert slow.overflowed
+        assert not quick.overflowed
+        assert len(slow.take()) == 10
+
+
+async def test_what_many_read_is_put_together_once() -> None:
+    made = Events()
+    rendered: list[str] = []
+
+    def render(event: events.Event) -> bytes:
+        rendered.append(event.id)
+        return event.id.encode()
+
+    with made.watch() as first, made.watch() as second:
+        made.publish("node", "a", b"{}")
+        made.publish("node", "b", b"{}")
+        assert first.take_chunk(render) == second.take_chunk(render) == b"ab"
+        assert rendered == ["a", "b"]
+        made.publish("node", "c", b"{}")
+        assert first.take_chunk(render) == b"c"
 
 
 async def test_closing_tells_every_watcher_goodbye() -> None:

@@ -18,7 +18,7 @@ from sqlalchemy import text
 from tests.api.house import Answer, Site
 from tests.replay.lab import Lab
 
-from enginehouse.build_frontend import Wakes, make_entries, make_house, make_loops
+from enginehouse.build_frontend import House, Wakes, make_entries, make_house, make_loops
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.gallery_source import decode_sources
 from enginehouse.engine.http import HttpEngine
@@ -58,6 +58,11 @@ class Frontend:
     @property
     def wakes(self) -> Wakes:
         return self._site.wakes
+
+    @property
+    def house(self) -> House:
+        """For a test that takes a step itself."""
+        return self._site.house
 
     async def ask(self, method: str, path: str, body: object = None, *, token: str = "") -> Answer:
         return await self._site.ask(method, path, body, token=token or self._admin)

@@ -4,12 +4,11 @@ where it did not for LocalAI.
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
 from tests.replay.frontends import Frontends, rows_of
-from tests.replay.go_worker import Answer, Pair, recorded
+from tests.replay.go_worker import VERBS, Pair, recorded
 from tests.replay.lab import Lab
 from tests.replay.recordings import (
     FIRST_NODE,
@@ -30,8 +29,6 @@ from enginehouse.core.intent import MAX_FAILURES
 
 @needs_recordings
 def test_the_scripted_worker_listens_to_what_the_recorded_one_did() -> None:
-    from tests.replay.go_worker import VERBS
-
     assert subscriptions("worker-1") == list(VERBS)
 
 
@@ -266,43 +263,3 @@ async def test_an_upgrade_reaches_workers_that_know_upgrades_and_those_that_do_n
         (request,) = pair.second.requests(verb)
         assert (request["backend"], request["op_id"], request.get("force", False)) == ("cpu-mock", operation_id, is_old)
         assert (await frontends.first.node("worker-2"))["status"] == "healthy"
-
-
-@needs_recordings
-@pytest.mark.parametrize(
-    ("recording", "node_id"),
-    [
-        ("04-install-both-nodes", SECOND_NODE),  # `Extracting` begins at 0.001 %
-        ("10-external-install", FIRST_NODE),
-        ("26-two-frontends", SECOND_NODE),
-        ("36-concrete-guard", SECOND_NODE),
-    ],
-)
-async def test_recorded_progress_never_makes_the_percentage_fall(
-    frontends: Frontends, pair: Pair, recording: str, node_id: str
-) -> None:
-    said = exchanges(recording, wire.INSTALL, node_id=node_id)[0].progress
-    seen: list[tuple[float, float, str]] = []
-    gate = asyncio.Event()
-
-    async def look(operation_id: str) -> None:
-        for frontend in frontends.both:
-            view = await frontend.operation(operation_id)
-            row = view["nodes"][0]
-            seen.append((row["percentage"], view["progress"], row.get("phase", "")))
-
-    pair.first.on_told = look
-    pair.first.will(wire.INSTALL, Answer(reply={"success": True}, progress=said, gate=gate))
-    route = f"/api/nodes/{pair.first.node_id}/backends/install"
-    accepted = await frontends.first.post(route, {"backend": "other"})
-    await frontends.first.shows(accepted["jobID"], "worker-1", phase="extracting")
-    await frontends.second.shows(accepted["jobID"], "worker-1", phase="extracting")
-    gate.set()
-    await frontends.first.ended(accepted["jobID"])
-    for kept in (seen[::2], seen[1::2]):
-        percentages = [percentage for percentage, _, _ in kept]
-        assert percentages == sorted(percentages)
-        assert [progress for _, progress, _ in kept] == sorted(progress for _, progress, _ in kept)
-    assert max(percentage for percentage, _, _ in seen) > 50.0
-    fell = [b < a for a, b in zip(pair.first.told, pair.first.told[1:], strict=False)]
-    assert any(fell) is (recording == "04-install-both-nodes"), "what LocalAI's worker says does fall"

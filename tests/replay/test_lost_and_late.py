@@ -7,10 +7,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.replay.frontends import Frontends, open_frontends, rows_of, until
+from tests.replay.frontends import Frontend, Frontends, open_frontends
 from tests.replay.go_worker import Answer, Pair, recorded
 from tests.replay.lab import Lab
 from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing, needs_recordings
@@ -19,6 +18,14 @@ from enginehouse.core import wire
 
 STALL_SECONDS = 0.3
 BUDGET_SECONDS = 1.5
+
+
+@pytest.fixture
+async def frontends(postgres: Callable[[], str], bus_url: str, lab: Lab, tmp_path: Path) -> AsyncIterator[Frontends]:
+    """On PostgreSQL, where they really write side by side."""
+    await lab.move_tag(lab.old)
+    async with open_frontends(postgres(), bus_url, lab, tmp_path) as made:
+        yield made
 
 
 @needs_recordings
@@ -38,7 +45,7 @@ async def test_a_wish_waits_for_a_worker_that_lost_the_bus_and_is_done_when_it_i
     assert row["state"] == "waiting"
     for frontend in frontends.both:
         view = await frontend.operation(operation_id)
-        assert view["status"] == "running"
+        assert view["status"] == "queued"
         job = await frontend.get(f"/backends/jobs/{operation_id}")
         assert (job["processed"], job["message"] != "completed", job["progress"] < 100) == (False, True, True)
         assert (await frontend.get("/api/operations/history"))["operations"] == []
@@ -132,42 +139,10 @@ async def test_a_cancelled_operation_is_cancelled_at_once_everywhere_and_for_goo
     await frontends.first.post(f"/api/operations/{second['jobID']}/cancel")
 
 
-async def _is_cancelled(frontend: Any, operation_id: str) -> None:
+async def _is_cancelled(frontend: Frontend, operation_id: str) -> None:
     view = await frontend.operation(operation_id)
     assert (view["status"], {row["state"] for row in view["nodes"]}) == ("cancelled", {"cancelled"})
     job = await frontend.get(f"/backends/jobs/{operation_id}")
-    assert (job["cancelled"], job["processed"], job.get("error", "")) == (True, True, job.get("error", ""))
+    assert (job["cancelled"], job["processed"]) == (True, True)
     kept = (await frontend.get("/api/operations/history"))["operations"]
     assert [(one["jobID"], one["outcome"]) for one in kept] == [(operation_id, "cancelled")]
-
-
-@needs_recordings
-async def test_both_frontends_tell_the_same_of_an_operation_while_it_runs_and_after(
-    frontends: Frontends, pair: Pair
-) -> None:
-    """26, S18."""
-    recording = "26-two-frontends"
-    gate = asyncio.Event()
-    for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
-        (exchange,) = exchanges(recording, wire.INSTALL, node_id=node_id)
-        worker.will(wire.INSTALL, recorded(exchange, then=listing(recording, node_id), gate=gate))
-    operation_id = (await frontends.first.post("/backends/apply", {"id": "lab@other"}))["id"]
-    for name in ("worker-1", "worker-2"):
-        for frontend in frontends.both:
-            await frontend.shows(operation_id, name, phase="extracting")
-
-    async def agree() -> bool:
-        views = [rows_of(await frontend.operation(operation_id)) for frontend in frontends.both]
-        shown = [
-            {name: (row["status"], row["percentage"], row["current_bytes"]) for name, row in rows.items()}
-            for rows in views
-        ]
-        return shown[0] == shown[1]
-
-    await until(agree, "both frontends to show the same progress")
-    gate.set()
-    for frontend in frontends.both:
-        ended = await frontend.ended(operation_id)
-        assert (ended["status"], ended["progress"]) == ("succeeded", 100)
-        (kept,) = (await frontend.get("/api/operations/history"))["operations"]
-        assert kept["outcome"] == "completed"

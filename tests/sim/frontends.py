@@ -193,9 +193,10 @@ class SimFrontend:
         checks = self._world.watched(self.name)
         with objects.events.watch() as watcher:
             while True:
-                event = await watcher.queue.get()
-                if event.kind == "operation":
-                    checks.told(event.body)
+                await watcher.wait()
+                for event in watcher.take():
+                    if event.kind == "operation":
+                        checks.told(event.body)
 
     # What HTTP carries ----------------------------------------------------------------------------
 

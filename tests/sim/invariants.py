@@ -100,6 +100,13 @@ def stored_progress_does_not_fall(before: IntentRow, after: IntentRow) -> str:
     return ""
 
 
+def lane_is_kept(claimed: IntentRow, running: int) -> str:
+    """Of the intents in one lane no more run at once than it is wide, on however many frontends."""
+    if claimed.lane and running > claimed.lane_width:
+        return f"{running} intents of lane {claimed.lane} run, at most {claimed.lane_width} may"
+    return ""
+
+
 class StoreChecks:
     """The ledger of everything that was committed."""
 
@@ -138,6 +145,9 @@ class StoreChecks:
             if before.state != "running" and after.state == "running":
                 self._judge("G2", older_is_never_claimed(after, self._newest.get(place, 0)))
         self.intents[after.id] = after
+        if after.lane and after.state == "running":
+            running = sum(one.lane == after.lane and one.state == "running" for one in self.intents.values())
+            self._judge("lanes", lane_is_kept(after, running))
         open_ones = self._open.setdefault(place, set())
         if after.is_ended:
             open_ones.discard(after.id)

@@ -61,12 +61,15 @@ def results_of(pool: ProcessPoolExecutor, seeds: Sequence[int]) -> Iterator[list
 
 def described(result: Result, options: Options | None = None) -> str:
     """Everything that somebody needs to understand a failure, and to see it again."""
-    shown = msgspec.json.format(msgspec.json.encode(options or expand(result.seed)), indent=2).decode()
+    whole = expand(result.seed)
+    again = f"again: .venv/bin/python -m tests.sim --seed {result.seed} (and --shrink for a smaller one)"
+    if options not in (None, whole):
+        again = "again: .venv/bin/python -m tests.sim --options FILE, with the options above in FILE"
+    shown = msgspec.json.format(msgspec.json.encode(options or whole), indent=2).decode()
     lines = "\n".join(result.lines)
     return (
         f"seed {result.seed}: {result.violation}\n\noptions: {shown}\n\n"
         f"the last steps (virtual time, who, what):\n{lines}\n\n"
         f"seed {result.seed}: {result.violation}\n"
-        f"again: .venv/bin/python -m tests.sim --seed {result.seed}\n"
-        f"smaller: .venv/bin/python -m tests.sim --seed {result.seed} --shrink"
+        f"{again}"
     )

@@ -80,7 +80,11 @@ class Changes:
             before = kind(*values[:width]) if event != "insert" else None  # type: ignore[arg-type]
             after = kind(*values[-width:]) if event != "delete" else None  # type: ignore[arg-type]
             self._found.append(Changed(before, after))
-            self._note_news()
+            is_renewal = (
+                isinstance(before, IntentRow) and isinstance(after, IntentRow) and before.version == after.version
+            )
+            if not is_renewal:
+                self._note_news()
 
         return note
 

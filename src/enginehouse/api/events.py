@@ -7,19 +7,26 @@ comes back with `Last-Event-ID`, here or elsewhere, is first told what it missed
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from enginehouse.api.app import Entry
+from enginehouse.core.errors import EnginehouseError
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.events import Event, Events
 from enginehouse.frontend.models import Models
 
+log = logging.getLogger(__name__)
+
 KEEP_ALIVE_SECONDS = 5.0  # shorter than any proxy's idle limit, and soon enough for a watcher to notice a dead server
+WRITE_SECONDS = 20.0  # longer than any hiccup of a network
+_BYE = b"event: bye\ndata: {}\n\n"
 _POSITION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
 
@@ -36,19 +43,43 @@ class EventRoutes:
                 path="/api/events",
                 role="admin",
                 summary="Every change, as server-sent events; `operation=ID` for those of one operation.",
-                call=self.events,
+                raw=self.events,
             ),
         ]
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Until the client leaves, this frontend stops, or the client does not read."""
+        request = Request(scope)
         only = request.query_params.get("operation", "")
         if only:
             await self._board.view(only)  # an unknown id is an error now, not a stream that never speaks
         since = _position(request.headers.get("last-event-id", ""))
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._stream(only, since), media_type="text/event-stream", headers=headers)
+        try:
+            async with asyncio.TaskGroup() as group:
+                writing = group.create_task(self._write(send, only, since))
+                reading = group.create_task(_until_gone(receive))
+                done, _ = await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+                for task in {writing, reading} - done:
+                    task.cancel()
+        except* (TimeoutError, EnginehouseError) as errors:
+            # The head is out: a connection that ends before its time is what sends the client to look again.
+            log.info("events.broken_off errors=%s", errors.exceptions)
 
-    async def _stream(self, only: str, since: float | None) -> AsyncIterator[bytes]:
+    async def _write(self, send: Send, only: str, since: float | None) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with contextlib.aclosing(self.stream(only, since)) as chunks:
+            async for chunk in chunks:
+                # A client that reads nothing is not waited for: it finds the connection broken, comes back and looks.
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def stream(self, only: str, since: float | None) -> AsyncGenerator[bytes, None]:
         with self._events.watch() as watcher:
             # Watching begins before the first look, so nothing falls between the two.
             yield b"event: hello\ndata: {}\n\n"
@@ -61,14 +92,16 @@ class EventRoutes:
             while True:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                        event = await watcher.queue.get()
+                        await watcher.wait()
                 except TimeoutError:
                     yield b": keep-alive\n\n"
                     continue
-                if not only or event.id == only or event.kind == "bye":
-                    yield _rendered(event)
-                if watcher.overflowed or event.kind == "bye":
-                    # It missed something, or this frontend stops: a watcher whose stream ends comes back and looks.
+                if watcher.overflowed:
+                    return  # it missed something: a watcher whose stream ends comes back and looks
+                chunk = _of_one(watcher.take(), only) if only else watcher.take_chunk(_rendered)
+                if chunk:
+                    yield chunk
+                if chunk.endswith(_BYE):
                     return
 
     async def _missed(self, since: float) -> list[bytes]:
@@ -84,6 +117,15 @@ class EventRoutes:
 def _rendered(event: Event) -> bytes:
     number = b"id: %.6f\n" % event.position if event.position else b""
     return number + b"event: %s\ndata: %s\n\n" % (event.kind.encode(), event.body)
+
+
+def _of_one(events: Sequence[Event], only: str) -> bytes:
+    return b"".join(_rendered(event) for event in events if event.id == only or event.kind == "bye")
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _position(text: str) -> float | None:

@@ -39,6 +39,8 @@ from enginehouse.store.db import Connection, Store
 __all__ = ["Board", "Patience"]
 
 PUBLISH_SECONDS = 0.2  # how often progress of one operation is told; faster than this nobody reads
+SLOWEST_SECONDS = 0.8  # the same with very many watchers: nobody is more than a second behind
+TOLD_PER_SECOND = 50_000  # tellings of progress, operations times watchers
 CATCH_UP_SECONDS = 1.0  # how late a watcher here learns what another frontend did
 _OVERLAP_SECONDS = 5.0  # a change is dated when its transaction begins and seen when it ends
 _MAX_TOLD = 20_000  # operations whose last telling is remembered; far more than change within the overlap
@@ -86,6 +88,7 @@ class Board:
         self._told: dict[str, int] = {}
         self._told_nodes: dict[str, float] = {}
         self._caught_up_to = 0.0
+        self._rests_until = 0.0
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -221,7 +224,13 @@ class Board:
 
     async def step(self) -> None:
         """Tell the operations whose progress moved since the last step."""
+        now = self._clock.monotonic()
+        if now < self._rests_until:
+            return
         taken, self._dirty = self._dirty, set()
+        # With many operations and many watchers less often, so that telling never takes all of this frontend's time.
+        rest = len(taken) * self._events.watchers / TOLD_PER_SECOND
+        self._rests_until = now + (min(SLOWEST_SECONDS, rest) if rest > PUBLISH_SECONDS else 0.0)
         for count, operation_id in enumerate(taken, start=1):
             snapshot = self._open.get(operation_id)
             if snapshot is not None:

@@ -1,0 +1,169 @@
+"""One database under two versions of the program: rows as the version before writes them, past everything that this
+one knows, are read, sent and ended; rows of a later version are shown and left alone. (F-121, G29)
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.replay.frontends import Frontends, open_frontends
+from tests.replay.go_worker import Answer, GoWorker, go_worker
+from tests.replay.lab import Lab
+
+from enginehouse.core import wire
+
+# The columns of migration 0002, as they were then. This list never changes.
+OPERATION = (
+    *("id", "kind", "name", "author", "created_at", "targets", "excluded", "is_steered"),
+    *("error_code", "error_message"),
+)
+INTENT = (
+    *("id", "node_id", "subject", "generation", "action", "state", "created_at", "updated_at", "due_at"),
+    *("attempt", "failures", "fence", "owner", "lease_until", "dispatched_at", "reason", "message"),
+    *("progress", "outcome", "version"),
+)
+LINK = ("operation_id", "intent_id", "position")
+SUBJECT = ("node_id", "subject", "generation")
+LONG_SECONDS = 1000.0
+
+
+class House:
+    """Frontends of this version, and one of the version before that only writes."""
+
+    def __init__(self, frontends: Frontends, worker: GoWorker, lab: Lab) -> None:
+        self.frontends = frontends
+        self.worker = worker
+        self._lab = lab
+
+    async def now(self) -> float:
+        """The clock of the database."""
+        (node,) = await self.sql("select last_heartbeat from nodes")
+        return float(node[0])
+
+    async def sql(self, statement: str, **values: object) -> list[Any]:
+        return await self.frontends.first.run_sql(statement, **values)
+
+    async def insert(self, table: str, columns: tuple[str, ...], **values: object) -> None:
+        assert set(values) == set(columns)
+        named = ", ".join(columns)
+        await self.sql(f"insert into {table} ({named}) values ({', '.join(':' + one for one in columns)})", **values)
+
+    def install_of(self, directory: str) -> str:
+        """An install as the version before wrote it: without galleries, and without a word on where it is from."""
+        resolved = {"directory": directory, "uri": self._lab.reference(), "digest": ""}
+        return json.dumps({"type": "install_backend", "backend": directory, "resolved": resolved})
+
+    async def write(self, directory: str, action: str, **fields: object) -> tuple[str, str]:
+        """An operation with one intent; their ids."""
+        operation_id, intent_id, now = str(uuid.uuid4()), str(uuid.uuid4()), await self.now()
+        node_id, subject = self.worker.node_id, f"backend:{directory}"
+        operation: dict[str, object] = {
+            **{"id": operation_id, "kind": "install", "name": directory, "author": "before", "created_at": now},
+            **{"targets": json.dumps([node_id]), "excluded": "[]", "is_steered": False},
+            **{"error_code": "", "error_message": ""},
+        }
+        intent: dict[str, object] = {
+            **{"id": intent_id, "node_id": node_id, "subject": subject, "generation": 1, "action": action},
+            **{"state": "accepted", "created_at": now, "updated_at": now, "due_at": now, "attempt": 0},
+            **{"failures": 0, "fence": 0, "owner": "", "lease_until": 0.0, "dispatched_at": 0.0},
+            **{"reason": "", "message": "", "progress": None, "outcome": None, "version": 0},
+        }
+        await self.insert("subjects", SUBJECT, node_id=node_id, subject=subject, generation=1)
+        await self.insert("operations", OPERATION, **operation)
+        await self.insert("intents", INTENT, **(intent | fields))
+        await self.insert("operation_intents", LINK, operation_id=operation_id, intent_id=intent_id, position=0)
+        return operation_id, intent_id
+
+    async def state_of(self, intent_id: str) -> tuple[str, int]:
+        (row,) = await self.sql("select state, attempt from intents where id = :id", id=intent_id)
+        return str(row[0]), int(row[1])
+
+
+@pytest.fixture
+async def house(database_url: str, bus_url: str, lab: Lab, tmp_path: Path) -> AsyncIterator[House]:
+    await lab.move_tag(lab.old)
+    async with open_frontends(database_url, bus_url, lab, tmp_path / "frontends") as frontends:
+        async with go_worker(frontends.first, bus_url, lab, "worker") as worker:
+            yield House(frontends, worker, lab)
+
+
+async def test_a_row_of_the_version_before_is_read_sent_and_finished(house: House) -> None:
+    house.worker.will(wire.INSTALL, Answer(reply={"success": True}))
+    operation_id, intent_id = await house.write("cpu-mock", house.install_of("cpu-mock"))
+    for frontend in house.frontends.both:
+        ended = await frontend.ended(operation_id)
+        assert (ended["status"], ended["author"], ended["nodes"][0]["attempt"]) == ("succeeded", "before", 1)
+        (kept,) = (await frontend.get("/api/operations/history"))["operations"]
+        assert (kept["jobID"], kept["outcome"]) == (operation_id, "completed")
+    assert await house.state_of(intent_id) == ("succeeded", 1)
+    (request,) = house.worker.requests(wire.INSTALL)
+    assert (request["backend"], request["op_id"]) == ("cpu-mock", operation_id)
+
+
+async def test_what_the_version_before_left_running_ends_with_what_the_worker_has(house: House) -> None:
+    now = await house.now()
+    running = {"state": "running", "attempt": 1, "fence": 1, "owner": "before", "lease_until": now - 1.0}
+    operation_id, _ = await house.write(
+        "cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now - 2.0, version=1
+    )
+    house.worker.has({"backends": [{"name": "cpu-mock", "is_system": False, "is_meta": False}]})
+    ended = await house.frontends.second.ended(operation_id)
+    assert (ended["status"], ended["nodes"][0]["attempt"]) == ("succeeded", 1)
+
+
+async def test_an_end_that_the_version_before_wrote_is_an_end_here(house: House) -> None:
+    now = await house.now()
+    running = {"state": "running", "attempt": 1, "fence": 1, "owner": "before", "lease_until": now + LONG_SECONDS}
+    operation_id, intent_id = await house.write(
+        "cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now, version=1
+    )
+    for frontend in house.frontends.both:
+        assert (await frontend.operation(operation_id))["status"] == "running"
+    await house.sql(
+        "update intents set state = 'succeeded', owner = '', lease_until = 0, updated_at = :now, version = version + 1 "
+        "where id = :id",
+        now=await house.now(),
+        id=intent_id,
+    )
+    for frontend in house.frontends.both:
+        assert (await frontend.operation(operation_id))["status"] == "succeeded"
+        assert (await frontend.get("/api/operations"))["operations"] == []
+    await house.frontends.first.house.endings.prune_step()
+    (kept,) = (await house.frontends.second.get("/api/operations/history"))["operations"]
+    assert (kept["jobID"], kept["outcome"]) == (operation_id, "completed")
+    assert house.worker.heard == []
+
+
+async def test_a_wish_of_this_version_joins_an_open_row_of_the_version_before(house: House) -> None:
+    now = await house.now()
+    running = {"state": "running", "attempt": 1, "fence": 1, "owner": "before", "lease_until": now + LONG_SECONDS}
+    _, intent_id = await house.write("cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now, version=1)
+    route = f"/api/nodes/{house.worker.node_id}/backends/install"
+    accepted = await house.frontends.first.post(route, {"backend": "cpu-mock"})
+    (row,) = (await house.frontends.first.operation(accepted["jobID"]))["nodes"]
+    assert (row["intent"], row["state"]) == (intent_id, "running")
+
+
+async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_removed(house: House) -> None:
+    """G29. A later version writes the name of its action into `kind`."""
+    operation_id, intent_id = await house.write("moon", json.dumps({"type": "teleport", "to": "moon"}))
+    await house.sql("update intents set kind = 'teleport', due_at = 0 where id = :id", id=intent_id)
+    house.worker.will(wire.INSTALL, Answer(reply={"success": True}))
+    other, _ = await house.write("cpu-mock", house.install_of("cpu-mock"))
+    assert (await house.frontends.first.ended(other))["status"] == "succeeded", "it is in nobody's way"
+    ours = house.frontends.first.house
+    for step in (ours.endings.hopeless_step, ours.endings.prune_step, ours.dispatcher.step, ours.poller.step):
+        await step()
+    listed = {one["jobID"]: one for one in (await house.frontends.second.get("/api/operations"))["operations"]}
+    (row,) = listed[operation_id]["nodes"]
+    assert "something that a newer version asked for" in row["action"]
+    assert (listed[operation_id]["status"], row["attempt"]) == ("queued", 0)
+    assert await house.state_of(intent_id) == ("accepted", 0)
+    ((action,),) = await house.sql("select action from intents where id = :id", id=intent_id)
+    assert json.loads(action) == {"type": "teleport", "to": "moon"}
+    assert [request["backend"] for request in house.worker.requests(wire.INSTALL)] == ["cpu-mock"]
