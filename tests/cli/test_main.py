@@ -191,5 +191,7 @@ def test_the_manual_names_every_command_and_every_setting() -> None:
     kinds = (settings.UpSettings, settings.FrontendSettings, settings.WorkerSettings, settings.LocalSettings)
     for kind in (*kinds, settings.ClientSettings):
         for field in kind.__struct_fields__:
-            assert f"`{settings.flag_of(field)}`" in manual, field
+            # Secrets of a house have no flag: a command line is there for every user of the machine to read.
+            if field not in ("admin_token", "join_token"):
+                assert f"`{settings.flag_of(field)}`" in manual, field
             assert f"`ENGINEHOUSE_{settings.setting_name(field).upper()}`" in manual, field

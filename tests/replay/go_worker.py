@@ -16,7 +16,15 @@ import msgspec
 from msgspec import Struct, field
 from tests.replay.frontends import Frontend, Frontends, until
 from tests.replay.lab import Lab
-from tests.replay.recordings import Exchange, Payload, filled_in, registration
+from tests.replay.recordings import (
+    FIRST_NODE,
+    SECOND_NODE,
+    Exchange,
+    Payload,
+    exchanges,
+    filled_in,
+    registration,
+)
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import wire
@@ -224,4 +232,8 @@ class Pair(Struct, frozen=True):
             go_worker(frontends.first, url, lab, "worker-1", body=bodies[0]) as first,
             go_worker(frontends.second, url, lab, "worker-2", body=bodies[1], verbs=verbs) as second,
         ):
+            for worker, node_id in ((first, FIRST_NODE), (second, SECOND_NODE)):
+                (said,) = exchanges("16-models-running", wire.RUNNING, node_id=node_id)
+                assert said.reply is not None
+                worker.running = said.reply
             yield cls(first, second)

@@ -66,6 +66,31 @@ def _job(recording: str) -> str:
 
 
 @needs_recordings
+async def test_what_workers_list_is_shown_with_the_recorded_keys_and_values(
+    frontends: Frontends, pair: Pair, lab: Lab
+) -> None:
+    """08, 16."""
+    for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
+        worker.has(listing("08-listings", node_id))
+        await frontends.first.lists(worker.name, "cpu-mock", "lab@mock")
+    (call,) = calls("08-listings", "/backends")
+    shown = {one["Name"]: one for one in await frontends.second.get("/backends")}
+    assert set(shown) == {row["Name"] for row in call["response"]}
+    for row in filled_in(call["response"], lab.replacements):
+        ours = shown[row["Name"]]
+        assert (ours["IsMeta"], ours["IsSystem"]) == (row["IsMeta"], row["IsSystem"])
+        assert {**ours["Metadata"], **row["Metadata"]} == ours["Metadata"]
+        for node, mine in zip(row["nodes"], ours["nodes"], strict=True):
+            told = {key: value for key, value in node.items() if key != "node_id"}
+            assert {**mine, **told} == mine
+    replicas = (await frontends.first.node("worker-1"))["replicas"]
+    assert [(one["model_id"], one["address"]) for one in replicas] == [
+        ("mock-b", "127.0.0.1:20105"),
+        ("lab@mock", "127.0.0.1:20102"),
+    ]
+
+
+@needs_recordings
 async def test_installing_what_is_there_ends_at_once_and_force_is_forwarded(frontends: Frontends, pair: Pair) -> None:
     """05, S22."""
     recording = "05-install-already-installed"

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 from tests.replay.frontends import Frontend, Frontends, open_frontends
-from tests.replay.go_worker import Answer, Pair, recorded
+from tests.replay.go_worker import SPEED, Answer, Pair, recorded
 from tests.replay.lab import Lab
 from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing, needs_recordings
 
 from enginehouse.core import wire
+from enginehouse.frontend.polling import LOST_AFTER_BUDGETS
 
 STALL_SECONDS = 0.3
-BUDGET_SECONDS = 1.5
+BUDGET_SECONDS = 1.0
 
 
 @pytest.fixture
@@ -101,6 +102,24 @@ async def test_no_answer_in_time_is_not_the_end_and_the_late_answer_is(impatient
     assert ended["status"] == "succeeded", ended
     (kept,) = (await frontends.second.get("/api/operations/history"))["operations"]
     assert (kept["outcome"], kept["jobID"]) == ("completed", operation_id)
+
+
+@needs_recordings
+async def test_a_worker_that_tells_of_its_work_is_not_told_again_however_long_it_takes(
+    impatient: tuple[Frontends, Pair],
+) -> None:
+    """30: LocalAI's own frontend sends it again for ever, and an upgrade that comes twice is done twice."""
+    frontends, pair = impatient
+    (exchange,) = exchanges("30-install-timeout", wire.INSTALL, node_id=FIRST_NODE)
+    lasts = 1.3 * LOST_AFTER_BUDGETS * BUDGET_SECONDS * SPEED
+    # The recording is thinned: between two events that it kept, the first is told again and again, as it was.
+    told = [(at, exchange.progress[0][1]) for at in range(1, int(lasts))]
+    pair.first.will(wire.INSTALL, Answer(reply=exchange.reply, progress=told, seconds=lasts))
+    route = f"/api/nodes/{pair.first.node_id}/backends/install"
+    accepted = await frontends.first.post(route, {"backend": "other"})
+    ended = await frontends.first.ended(accepted["jobID"])
+    assert (ended["status"], ended["nodes"][0]["attempt"]) == ("succeeded", 1)
+    assert len(pair.first.requests(wire.INSTALL)) == 1
 
 
 @needs_recordings

@@ -81,7 +81,11 @@ async def test_a_cancelled_install_closes_its_sockets_and_leaves_the_old_version
     assert staging(node) == []
     assert node.actions.running() == ()
     assert not node.actions._locks._locks
-    assert [result.intent for result in node.journal.results()] == ["old"]
+    assert [(result.intent, result.outcome.code) for result in node.journal.results()] == [
+        ("old", ""),
+        ("new", "cancelled"),
+    ]
+    assert await node.actions.perform(work(install(one, "engine:1"), "new", 2), silent) == outcome, "a second copy"
     one.proxy.bytes_per_second = None
     again = await node.actions.perform(work(install(one, "engine:1"), "new", 2, attempt=2), silent)
     assert again.succeeded
@@ -111,7 +115,14 @@ async def test_one_that_waits_for_its_turn_ends_at_once_and_has_begun_nothing(wo
             await until(task.done, limit_seconds=1.0)
     assert task.result().code == "cancelled"
     assert [backend.name for backend in world.trees.list_installed()] == ["xllamacpp"]
-    assert world.journal.results() == ()
+    assert [result.outcome.code for result in world.journal.results()] == ["cancelled"]
+
+
+async def test_a_cancel_that_overtakes_its_command_counts(world: World) -> None:
+    removed = RemoveBackend(backend="x", directory="xllamacpp")
+    world.actions.cancel("early")
+    assert (await world.actions.perform(work(removed, "early"), silent)).code == "cancelled"
+    assert [backend.name for backend in world.trees.list_installed()] == ["xllamacpp"]
 
 
 async def test_cancelling_what_is_unknown_or_finished_changes_nothing(world: World) -> None:

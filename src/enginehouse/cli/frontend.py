@@ -23,13 +23,15 @@ from enginehouse.cli.timings import timings
 @setting("nats_url", "The NATS server.", "URL")
 @setting("approve_keys", "Public keys of nodes that need no approval.", "KEY,…")
 @setting("advertise_nats", "Address of NATS as workers reach it.", "HOST[:PORT]")
+@setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")
 @galleries
 @allow_host
 @timings
 def entry(**flags: Any) -> int:
     """Run one frontend alone.
 
-    Any number of frontends may share one database and one NATS server; all are equal.
+    Any number of frontends may share one database and one NATS server; all are equal. Their tokens come from
+    ENGINEHOUSE_ADMIN_TOKEN and ENGINEHOUSE_JOIN_TOKEN, or are made by the first of them.
     """
     from enginehouse.settings import FrontendSettings, load
 

@@ -115,6 +115,15 @@ def _shows_install(report: Report, action: InstallBackend, generation: int) -> O
     return None
 
 
+def has_applied(report: Report, intent: Intent) -> bool:
+    """Whether the worker shows that it has seen this very generation."""
+    action = intent.action
+    return isinstance(action, InstallBackend) and any(
+        backend.name == action.resolved.directory and backend.generation >= intent.generation
+        for backend in report.backends
+    )
+
+
 DELIVERY_SECONDS = 2.0  # how long a message on the bus may be under way before a report that lacks it counts
 
 

@@ -38,8 +38,9 @@ class Blobs(Protocol):
 
 
 async def artifact_of(root: Parsed, blobs: Blobs, *, platform: str, uri: str) -> Artifact:
-    """What `root`, an index or a manifest, holds for `platform`; raises `unsupported_platform` if it is nothing. Without
-    a platform, as of LocalAI's workers, which do not tell theirs, a manifest alone is meant and no child is chosen.
+    """What `root`, an index or a manifest, holds for `platform`; raises `unsupported_platform` if it is nothing.
+
+    Without a platform, as LocalAI's workers do not tell theirs, a manifest alone is meant and no child is chosen.
     """
     offered: list[str] = []
     manifest, is_told = root, not platform

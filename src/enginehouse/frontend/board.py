@@ -209,6 +209,13 @@ class Board:
         self._dirty.update(tracked.operations)
         return True
 
+    def silence_of(self, intent: Intent) -> float | None:
+        """For how long nothing was heard of this attempt; None where nothing ever was, here."""
+        sign = self._signs.get(intent.id)
+        if sign is None or sign.progress.attempt != intent.attempt:
+            return None
+        return self._clock.monotonic() - sign.monotonic
+
     def plain_progress(self, node_id: str, operation_id: str, progress: Progress) -> tuple[str, Progress]:
         """The same for a worker that knows only the operation, and no numbers: the intent meant ("" for none), and the
         progress with an attempt and a sequence of its own, no smaller than what is known.

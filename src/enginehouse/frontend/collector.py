@@ -89,6 +89,9 @@ class Collector:
         await bus.subscribe(wire.ALL_REPLIES, self._take_reply)
         await bus.subscribe(wire.ALL_PROGRESS, self._take_progress)
 
+    def silence_of(self, intent: Intent) -> float | None:
+        return self._board.silence_of(intent)
+
     # From the bus ------------------------------------------------------------------------------
 
     def _take_reply(self, message: Message) -> None:
@@ -204,8 +207,12 @@ class Collector:
         settled: list[Intent] = []
         # What is being worked on proves nothing yet, for a newer wish about the same thing neither.
         busy = intents.subjects_of(connection, node_id, report.running[:MAX_RUNNING])
-        for intent in operations.open_on(connection, node_id):
-            change = self._evidence(report, intent, busy, now)
+        open_ones = operations.open_on(connection, node_id)
+        # Nor does what is so, while an older command about it may still arrive: the newer one has to be seen first.
+        shadowed = intents.shadowed(connection, node_id, {intent.subject for intent in open_ones})
+        for intent in open_ones:
+            is_shadowed = shadowed.get(intent.subject, 0) > 0 and report.is_whole
+            change = self._evidence(report, intent, busy, now, is_shadowed=is_shadowed)
             if change is not None:
                 settled += _applied(connection, intent, change)
         gone = _forget_gone_replicas(connection, node_id, report)
@@ -215,7 +222,9 @@ class Collector:
         ended = intents.ended_among(connection, node_id, report.running[:MAX_RUNNING])
         return Reported(settled, changed, ended)
 
-    def _evidence(self, report: Report, intent: Intent, busy: Collection[str], now: float) -> Change | None:
+    def _evidence(
+        self, report: Report, intent: Intent, busy: Collection[str], now: float, *, is_shadowed: bool
+    ) -> Change | None:
         """What a report proves about an open intent; None when it proves nothing."""
         if intent.state == "running":
             result = reports.result_for(report, intent)
@@ -224,7 +233,7 @@ class Collector:
         if intent.id in report.running or intent.subject in busy or report.mark < intent.created_at:
             return None
         shown = reports.shows(report, intent)
-        if shown is not None:
+        if shown is not None and (not is_shadowed or reports.has_applied(report, intent)):
             return Change(kind="succeed", now=now, outcome=shown)
         if intent.state == "running" and reports.lost(report, intent):
             outcome = Outcome(code="worker_restarted", message=RESTARTED_MESSAGE, can_heal=True)

@@ -91,11 +91,18 @@ class Poller:
             if open_ones or self._round % IDLE_ROUNDS == 1:
                 found.append(node.id)
             for intent in open_ones:
-                limit = LOST_AFTER_BUDGETS * self._patience.budget_of(intent)
-                if intent.state == "running" and now - intent.dispatched_at > limit:
+                if intent.state == "running" and self._is_unheard(intent, now):
                     again = Change(kind="wait", now=now, reason="stalled", message=UNHEARD_MESSAGE, due_at=now)
                     resent.append(operations.apply(connection, intent, again))
         return found, now, resent
+
+    def _is_unheard(self, intent: Intent, now: float) -> bool:
+        """Whether the command may have been lost. A worker that tells of its progress has it, however long it takes: it
+        would do an upgrade twice, and its answer to the first sending would come too late to count.
+        """
+        limit = LOST_AFTER_BUDGETS * self._patience.budget_of(intent)
+        heard_ago = self._collector.silence_of(intent)
+        return now - intent.dispatched_at > limit and (heard_ago is None or heard_ago > limit)
 
     async def _ask(self, node_id: str, asked_at: float) -> None:
         assert self._bus is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.progress import Progress, is_newer
@@ -32,6 +32,22 @@ def subjects_of(connection: Connection, node_id: str, intent_ids: Iterable[str])
     for some in slices(intent_ids):
         query = select(intents.c.subject).where(intents.c.node_id == node_id, intents.c.id.in_(some))
         found |= set(connection.execute(query).scalars())
+    return found
+
+
+def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> dict[str, int]:
+    """Per subject the newest generation that was sent and given up without a word of the worker: its message may still
+    arrive, and is refused only where the worker has seen a newer one.
+    """
+    found: dict[str, int] = {}
+    for some in slices(subjects):
+        query = select(intents.c.subject, func.max(intents.c.generation)).where(
+            intents.c.node_id == node_id,
+            intents.c.subject.in_(some),
+            intents.c.state.in_(("superseded", "cancelled")),
+            intents.c.attempt > 0,
+        )
+        found |= {subject: generation for subject, generation in connection.execute(query.group_by(intents.c.subject))}
     return found
 
 

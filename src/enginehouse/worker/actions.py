@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CANCELLED = "cancelled"
 SUPERSEDED = "superseded"
+KEPT_CANCELS = 1000  # of commands that have not come yet; an intent that was cancelled never comes back
 
 
 class _Open(Struct, kw_only=True):
@@ -47,6 +49,7 @@ class Actions:
         self._locks = Locks()
         self._acting = Acting(parts, self._locks)
         self._open: dict[str, _Open] = {}
+        self._cancelled: OrderedDict[str, None] = OrderedDict()
 
     def running(self) -> tuple[str, ...]:
         """The intents being worked on."""
@@ -57,6 +60,11 @@ class Actions:
         found = self._open.get(intent)
         if found is not None:
             found.current.give_up(CANCELLED)
+            return
+        # It may have overtaken its command.
+        self._cancelled[intent] = None
+        while len(self._cancelled) > KEPT_CANCELS:
+            self._cancelled.popitem(last=False)
 
     async def perform(self, work: Work, report: Report) -> Outcome:
         """Do it, or say why not. Never raises one of our errors."""
@@ -66,6 +74,8 @@ class Actions:
         recorded = self._parts.journal.result_of(command.intent, command.attempt)
         if recorded is not None:
             return recorded
+        if command.intent in self._cancelled:
+            return Outcome(code=CANCELLED, message=f"cannot {phrase(work.action)}: it was cancelled")
         found = self._open.get(command.intent)
         if found is not None:
             found.current.attempts.add(command.attempt)
@@ -86,7 +96,8 @@ class Actions:
             async with asyncio.TaskGroup() as group:
                 current.task = group.create_task(self._accept_and_attempt(work, command, current))
             outcome = await self._end_of(work, current, current.task)
-            if current.is_accepted and outcome.code not in (CANCELLED, SUPERSEDED):
+            if current.is_accepted:
+                # Also that it was given up: a second copy of the same message must not begin it anew.
                 await self._record(command.intent, current, outcome)
             here.end.set_result(outcome)
             return outcome

@@ -200,9 +200,14 @@ class Agent:
         return False
 
     async def _measure(self) -> HeartbeatRequest:
-        """What is so now. What lives in memory is read in one go, so that a command is never in neither list."""
-        replicas, results, running = self._supervisor.running(), self._journal.results(), self._actions.running()
+        """What is so now. What lives in memory is read in one go, so that a command is never in neither list; and what
+        was under way at any moment of looking at the disk is called so, because it may have been seen half done.
+        """
+        before = self._actions.running()
         capacity = await in_thread(hardware.capacity, self._place.models)
+        backends = await self._installed.list_installed()
+        models = await in_thread(self._models.held_models)
+        replicas, results, running = self._supervisor.running(), self._journal.results(), self._actions.running()
         self._sequence += 1
         report = Report(
             boot_id=self._boot_id,
@@ -210,11 +215,11 @@ class Agent:
             mark=self._mark,
             boot_mark=self._boot_mark,
             version=enginehouse.__version__,
-            backends=await self._installed.list_installed(),
-            models=await in_thread(self._models.held_models),
+            backends=backends,
+            models=models,
             replicas=replicas,
             results=results,
-            running=running,
+            running=tuple(dict.fromkeys((*before, *running))),
         )
         return HeartbeatRequest(
             available_ram=capacity.available_ram,
