@@ -243,7 +243,33 @@ async def test_absence_proves_no_delete_while_an_older_install_still_runs(world:
     await world.report(older.node_id, sequence=2, running=(older.id,))
     assert (await world.intent(delete)).state == "running"
     await world.report(older.node_id, sequence=3)
+    assert (await world.intent(delete)).state == "running", "nothing says that the worker has seen it"
+    await world.reply(await world.intent(delete), Outcome())
     assert (await world.intent(delete)).state == "succeeded"
+
+
+async def test_absence_proves_no_delete_while_the_install_before_it_may_still_arrive(world: World, time: Time) -> None:
+    """Else the late install would be the last word, with a newer delete that calls itself done."""
+    _, older = await sent(world)
+    delete = await world.wish("delete")
+    time.passed += 1
+    await world.report(older.node_id)
+    assert (await world.intent(delete)).state == "accepted"
+    await world.dispatcher.step()
+    assert len(world.bus.take()) == 1, "so it is sent, and the worker refuses whatever is older from then on"
+
+
+async def test_an_applied_generation_proves_an_install_whatever_came_before_it(world: World, time: Time) -> None:
+    _, older = await sent(world)
+    await world.wish("delete")
+    newest = await world.install()
+    intent = await world.intent(newest)
+    time.passed += 1
+    digest = intent.action.resolved.digest  # type: ignore[union-attr]
+    await world.report(older.node_id, backends=(installed("engine", digest, intent.generation - 1),))
+    assert (await world.intent(newest)).is_open
+    await world.report(older.node_id, sequence=2, backends=(installed("engine", digest, intent.generation),))
+    assert (await world.intent(newest)).state == "succeeded"
 
 
 # Replicas ----------------------------------------------------------------------------------------
