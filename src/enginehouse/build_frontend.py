@@ -178,6 +178,7 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
         settings.stall_seconds, settings.backend_install_timeout_seconds, settings.backend_upgrade_timeout_seconds
     )
     board = Board(store, events, clock, patience)
+    board.on_nodes_changed(wakes.of("route", "dispatch"))
     rules = Rules(settings.allowed_hosts)
     client = Client(rules)
     versions = Versions(_ask(client, rules, settings), clock)

@@ -51,6 +51,7 @@ class StartReplica(Struct, tag="start_replica", frozen=True, omit_defaults=True,
 class StopReplica(Struct, tag="stop_replica", frozen=True, omit_defaults=True, kw_only=True):
     model: str
     slot: int
+    drain_seconds: float = 0.0  # how long answers under way may still take
 
 
 class Foreign(Struct, tag="foreign", frozen=True, kw_only=True):

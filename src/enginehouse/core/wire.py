@@ -177,6 +177,7 @@ class ModelStopRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # Additive.
     op_id: str = ""
     command: Command | None = None
+    drain_seconds: float = 0.0
 
 
 class ModelStopReply(Struct, frozen=True, omit_defaults=True, kw_only=True):

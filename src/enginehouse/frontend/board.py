@@ -89,6 +89,11 @@ class Board:
         self._told_nodes: dict[str, float] = {}
         self._caught_up_to = 0.0
         self._rests_until = 0.0
+        self._on_nodes_changed: Callable[[], None] = lambda: None
+
+    def on_nodes_changed(self, wake: Callable[[], None]) -> None:
+        """Whom to wake when another frontend changed a node: what is drained gets no more requests from here either."""
+        self._on_nodes_changed = wake
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -324,6 +329,8 @@ class Board:
         self._keep(snapshots)
         for node_id in changed_nodes:
             await self.node_changed(node_id)
+        if changed_nodes:
+            self._on_nodes_changed()
         self._events.position = self._caught_up_to
         self._forget_told()
 

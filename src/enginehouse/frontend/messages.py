@@ -70,6 +70,7 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
                 expected_address="",
                 op_id=operation_id,
                 command=command,
+                drain_seconds=action.drain_seconds,
             )
         case Foreign():
             raise Hopeless(f"cannot send intent {intent.id}: a newer version wrote it", code="unsupported")

@@ -20,6 +20,8 @@ from enginehouse.frontend.versions import Versions
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
 
+DRAIN_SECONDS = 30.0  # for answers under way on a node that is drained (LocalAI waits as long)
+
 __all__ = ["BackendWish", "Operations", "Request"]
 
 
@@ -91,7 +93,7 @@ class Operations:
             node = find_node(connection, name_or_id)
             nodes.set_drained(connection, node.id, True, db.now(connection))
             stops: Actions = [
-                (node.id, StopReplica(model=replica.model, slot=replica.slot))
+                (node.id, StopReplica(model=replica.model, slot=replica.slot, drain_seconds=DRAIN_SECONDS))
                 for replica, _ in replicas.on_node(connection, node.id)
             ]
             operation = new_operation(connection, "drain", node.name, request.author, Kept(targets=(node.id,)))

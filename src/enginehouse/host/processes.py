@@ -165,6 +165,20 @@ def _listens(process: psutil.Process, port: int) -> bool:
     )
 
 
+def connections_to(pid: int, port: int) -> int:
+    """How many others are connected to a port of this process or of one that it started."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        return sum(
+            connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == port
+            for one in family
+            for connection in one.net_connections("tcp")
+        )
+    except (psutil.Error, OSError):
+        return 0
+
+
 def is_group_alive(group: int) -> bool:
     try:
         os.killpg(group, 0)

@@ -185,6 +185,8 @@ class Acting:
             return Outcome()
         if expected_address and not is_at(found, expected_address):
             raise Conflict(f"cannot stop {key}: it is at {found.address}, not at {expected_address}")
+        if action.drain_seconds:
+            await self._parts.supervisor.until_idle(key, action.drain_seconds)
         current.can_return = False
         await self._parts.supervisor.stop(key)
         return Outcome(stopped=(key,), address=found.address)

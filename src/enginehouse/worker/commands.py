@@ -32,6 +32,7 @@ from enginehouse.worker.naming import (
 )
 
 MAX_KEY = 300  # a model's name and a number: Python refuses to read numbers of thousands of digits
+MAX_DRAIN_SECONDS = 3600.0  # an engine may take so long to answer, not longer
 MAX_SLOT = 1000  # more replicas of one model on one machine are a mistake
 
 Request = (
@@ -201,7 +202,7 @@ def _stop(request: wire.ModelStopRequest) -> StopReplica:
     model, slot = parse_process_key(request.process_key)
     model_name(model)
     _check_slot(slot)
-    return StopReplica(model=model, slot=slot)
+    return StopReplica(model=model, slot=slot, drain_seconds=min(max(request.drain_seconds, 0.0), MAX_DRAIN_SECONDS))
 
 
 def _check_slot(slot: int) -> None:

@@ -65,6 +65,9 @@ class Supervising(Protocol):
 
     async def start(self, wish: StartWish) -> Started: ...
 
+    async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
+        """Wait until nobody is being answered, at most so long; whether that is so."""
+
     async def stop(self, process_key: str) -> bool:
         """Whether there was one; `Unavailable` where it does not end."""
 

@@ -32,6 +32,7 @@ from enginehouse.worker.trees import Trees
 log = logging.getLogger(__name__)
 
 PORT_TRIES = 20
+IDLE_LOOK_SECONDS = 0.2  # between two looks whether an engine still answers somebody
 PROOF_SECONDS = 2.0  # how long a running process may take to prove that it lives: its health answer costs it nothing
 LOG_BYTES = 8 * 1024 * 1024  # of one engine; cut to nothing beyond
 
@@ -117,6 +118,19 @@ class Supervisor:
             running_models={one.wish.model.name for one in self._running.values() if one.is_alive},
         )
         return await self._start(chosen)
+
+    async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
+        """Wait until nobody is connected to the engine; frontends let go of connections that they do not use."""
+        current = self._running.get(process_key)
+        deadline = asyncio.get_running_loop().time() + limit_seconds
+        while current is not None and current.process.returncode is None:
+            if not await in_thread(processes.connections_to, current.process.pid, current.port):
+                return True
+            if asyncio.get_running_loop().time() > deadline:
+                log.warning("engine.still_busy key=%s seconds=%.0f", process_key, limit_seconds)
+                return False
+            await asyncio.sleep(IDLE_LOOK_SECONDS)
+        return True
 
     async def stop(self, process_key: str) -> bool:
         """Whether there was one; `Unavailable` where it does not end."""
