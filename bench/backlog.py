@@ -31,7 +31,7 @@ from enginehouse.core.report import Report
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.views import Patience
-from enginehouse.store import db, nodes, operations, schema
+from enginehouse.store import claims, db, nodes, schema
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.rows import intent_columns, operation_columns
 
@@ -149,7 +149,7 @@ class House:
 
         await self.store.transaction(due)
         began = time.perf_counter()
-        claimed = await self.store.transaction(lambda c: operations.claim_due(c, "me", now, now + 30, 250))
+        claimed = await self.store.transaction(lambda c: claims.claim_due(c, "me", now, now + 30, 250))
         seconds = time.perf_counter() - began
         assert len(claimed) == INTENTS_PER_OPERATION // 2
         await self.store.transaction(lambda c: c.execute(schema.intents.delete().where(schema.intents.c.owner == "me")))

@@ -60,6 +60,12 @@ def other(request: pytest.FixtureRequest) -> str:
     return _unused(request, "other")
 
 
+@pytest.fixture
+def names(request: pytest.FixtureRequest) -> Callable[[int], list[str]]:
+    """So many more."""
+    return lambda count: [_unused(request, f"number {number}") for number in range(count)]
+
+
 def _unused(request: pytest.FixtureRequest, which: str) -> str:
     used: dict[str, str] = request.config.stash.setdefault(_USED, {})
     return used.setdefault(f"{request.node.nodeid} {which}", NAMES[len(used)])

@@ -24,7 +24,7 @@ def test_a_registry_that_never_answers_holds_up_nothing_else_on_that_worker(
 ) -> None:
     """F-007."""
     bulk = warehouse.publish(name, "one").layers[0]
-    warehouse.publish(other, "one", megabytes=1)
+    warehouse.publish(other, "two", megabytes=1)
     warehouse.proxy.bytes_per_second = 0.5 * MEGABYTE
     alone = _seconds_of(fleet, other, ["worker-1"])
     warehouse.proxy.plan(Hang(), path=bulk.digest, times=None)

@@ -18,7 +18,7 @@ from enginehouse.core.intent import Change, Outcome
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
 from enginehouse.frontend.board import _revision
-from enginehouse.store import db, history, intents, leases, nodes, operations
+from enginehouse.store import claims, db, history, intents, leases, nodes, operations
 from enginehouse.store.db import Connection
 from enginehouse.store.wishes import add_intent
 
@@ -82,7 +82,7 @@ async def test_a_newer_wish_waits_for_a_claim_instead_of_failing(postgres_pair: 
 
     def claim(connection: Connection) -> None:
         now = db.now(connection)
-        assert len(operations.claim_due(connection, "first frontend", now, now + 30, 10)) == 1
+        assert len(claims.claim_due(connection, "first frontend", now, now + 30, 10)) == 1
         held.wait()
 
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:

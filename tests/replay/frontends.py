@@ -34,7 +34,7 @@ SETTINGS = FrontendSettings(
     heartbeat_seconds=0.2,
     stale_seconds=5.0,
     lease_seconds=5.0,
-    reconcile_seconds=0.1,
+    reconcile_seconds=0.05,
     allowed_hosts=("127.0.0.1",),
 )
 

@@ -21,8 +21,8 @@ from enginehouse.core import intent, report
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.frontend import accepting, board
+from enginehouse.store import claims, operations, wishes
 from enginehouse.store import intents as store_intents
-from enginehouse.store import operations, wishes
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import intents
 from enginehouse.worker.journal import Journal
@@ -108,9 +108,9 @@ def _lease_is_ignored() -> list[Patch]:
     def take_over(connection: Connection, owner: str, now: float, lease_until: float) -> list[Intent]:
         others = select(intents).where(intents.c.state == "running", intents.c.owner != owner)
         change = Change(kind="take_over", now=now, owner=owner, lease_until=lease_until)
-        return operations._take(connection, others, change)
+        return claims._take(connection, others, change, {})
 
-    return [(operations, "take_over", take_over)]
+    return [(claims, "take_over", take_over)]
 
 
 def _no_lock() -> list[Patch]:
@@ -147,14 +147,14 @@ def _one_lock_for_all() -> list[Patch]:
 
 def _one_at_a_time() -> list[Patch]:
     """Nothing is sent while anything runs anywhere."""
-    real = operations.claim_due
+    real = claims.claim_due
 
     def claim_due(connection: Connection, *arguments: Any) -> list[Intent]:
         if connection.execute(select(intents.c.id).where(intents.c.state == "running").limit(1)).first():
             return []
         return real(connection, *arguments)
 
-    return [(operations, "claim_due", claim_due)]
+    return [(claims, "claim_due", claim_due)]
 
 
 def _lost_is_never_noticed() -> list[Patch]:

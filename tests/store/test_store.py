@@ -19,7 +19,7 @@ from enginehouse.core.operation import Excluded, Operation
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import Replica
 from enginehouse.core.report import Report
-from enginehouse.store import db, intents, keys, leases, models, nodes, operations, replicas
+from enginehouse.store import claims, db, intents, keys, leases, models, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
 from enginehouse.store.schema import metadata
@@ -84,7 +84,7 @@ async def add_node(store: Store, one: Node) -> None:
 async def claim(store: Store, owner: str = "me", limit: int = 100) -> list[Intent]:
     def work(connection: Connection) -> list[Intent]:
         now = db.now(connection)
-        return operations.claim_due(connection, owner, now, now + 30, limit)
+        return claims.claim_due(connection, owner, now, now + 30, limit)
 
     return await store.transaction(work)
 
@@ -246,9 +246,9 @@ async def test_a_lease_that_ended_is_taken_over_with_the_same_attempt_and_a_new_
     await wish(store, 1, INSTALL)
     await claim(store, "dead")
     now = await store.transaction(db.now)
-    assert await store.transaction(lambda c: operations.take_over(c, "me", now, now + 30)) == []
-    await store.transaction(lambda c: operations.renew(c, "dead", now - 1))
-    [taken] = await store.transaction(lambda c: operations.take_over(c, "me", now, now + 30))
+    assert await store.transaction(lambda c: claims.take_over(c, "me", now, now + 30)) == []
+    await store.transaction(lambda c: claims.renew(c, "dead", now - 1))
+    [taken] = await store.transaction(lambda c: claims.take_over(c, "me", now, now + 30))
     assert (taken.owner, taken.attempt, taken.fence, taken.state) == ("me", 1, 2, "running")
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.fetch.faults import Answer
+from tests.fetch.faults import Answer, Hang
 from tests.fetch.images import Image
 from tests.worker.shelf import DIRECTORY, Shelf, launcher, noise, said_by
 from tests.worker.world import nothing, until
@@ -16,7 +16,7 @@ from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.host import disk
 from enginehouse.worker import partial
-from enginehouse.worker.blobs import Blobs
+from enginehouse.worker.blobs import STILL_SECONDS, Blobs
 from enginehouse.worker.partial import Partial, journal_of
 from enginehouse.worker.unpack import SPARE_BYTES
 
@@ -107,6 +107,29 @@ async def test_ten_installs_at_once_fetch_a_blob_once(one: Shelf) -> None:
     assert one.proxy.bytes_sent(image.layers[0].digest) == image.layers[0].size_bytes
     assert {said_by(one.backends / f"engine-{number}") for number in range(10)} == {"one"}
     assert not one.residue()
+
+
+async def test_an_image_whose_registry_hangs_holds_up_no_other_that_shares_a_layer_with_it(one: Shelf) -> None:
+    stuck = await one.publish("stuck:1", [{"lib/a.so": noise(50_000, 7)}, FILES])
+    await one.publish("engine:1", [{"lib/b.so": noise(50_000, 8)}, FILES])
+    one.proxy.plan(Hang(), path=stuck.layers[0].digest, times=None)
+    installer = one.assembled.installer
+    async with asyncio.TaskGroup() as group:
+        wish = one.wish("stuck:1", directory="stuck")
+        hanging = group.create_task(installer.install(wish, one.report, nothing))
+        await until(lambda: bool(one.proxy.asked(stuck.layers[0].digest)))
+        began = asyncio.get_running_loop().time()
+        async with asyncio.timeout(10):
+            await one.install(one.wish("engine:1"))
+        assert asyncio.get_running_loop().time() - began < STILL_SECONDS + 1.5
+        assert said_by(one.tree) == "one"
+        assert not hanging.done()
+        hanging.cancel()
+    resumable = {layer.digest.removeprefix("sha256:") + ".part" for layer in stuck.layers}
+    assert set(one.blobs(".part")) <= resumable, "nothing is left beside"
+    one.proxy.forget_plans()
+    await installer.install(one.wish("stuck:1", directory="stuck"), one.report, nothing)
+    assert said_by(one.backends / "stuck") == "one"
 
 
 @pytest.mark.parametrize("at", [0, 200_000])

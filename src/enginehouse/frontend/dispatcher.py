@@ -19,7 +19,7 @@ from enginehouse.core.operation import AWAY_MESSAGE
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.messages import encode_cancel, encode_command, encode_forced
 from enginehouse.ports import Bus
-from enginehouse.store import db, operations
+from enginehouse.store import claims, db, operations
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -103,8 +103,8 @@ class Dispatcher:
 
         def work(connection: Connection) -> list[Intent]:
             until = db.now(connection) + self._lease_seconds
-            operations.renew(connection, self._owner, until)
-            return operations.take_over(connection, self._owner, db.now(connection), until)
+            claims.renew(connection, self._owner, until)
+            return claims.take_over(connection, self._owner, db.now(connection), until)
 
         for intent in await self._store.transaction(work):
             log.info("intent.taken_over intent=%s node=%s fence=%d", intent.id, intent.node_id, intent.fence)
@@ -113,8 +113,8 @@ class Dispatcher:
         now = db.now(connection)
         # What ran on a node that is offline waits for it, due as soon as the node is healthy again.
         away = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
-        changed = operations.park_absent(connection, away)
-        claimed = operations.claim_due(connection, self._owner, now, now + self._lease_seconds, CLAIM_LIMIT)
+        changed = claims.park_absent(connection, away)
+        claimed = claims.claim_due(connection, self._owner, now, now + self._lease_seconds, CLAIM_LIMIT)
         # Workers report progress under the id of the operation that asked first.
         first = operations.first_of_intents(connection, [intent.id for intent in claimed])
         return [(intent, first.get(intent.id, intent.id)) for intent in claimed], changed

@@ -97,7 +97,7 @@ class Endings:
                 raise Conflict(f"cannot retry operation {operation_id}: its nodes are gone", code="conflict")
             kept = Kept(targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id)
             operation = new_operation(connection, before.kind, before.name, request.author, kept)
-            operations.dismiss(connection, before.id)
+            operations.dismiss(connection, before.id, db.now(connection))
             fleet = sum(one.is_target for one in nodes.every(connection))
             width = width_of(before.kind, before.asked.max_parallel, fleet)
             actions = [(intent.node_id, intent.action) for intent in again]
@@ -116,7 +116,7 @@ class Endings:
                 raise Conflict(
                     f"cannot dismiss operation {operation_id}: it has not ended; cancel it first", code="conflict"
                 )
-            operations.dismiss(connection, operation_id)
+            operations.dismiss(connection, operation_id, db.now(connection))
 
         await self._store.transaction(work)
         await self._board.operations_changed([operation_id])

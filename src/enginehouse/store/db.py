@@ -127,11 +127,14 @@ def now(connection: Connection) -> float:
     """The store's clock: what leases, heartbeats and waits are judged by, on whichever machine the question comes
     from.
     """
-    if connection.dialect.name == "sqlite":
-        value = connection.execute(text("select (julianday('now') - 2440587.5) * 86400.0")).scalar_one()
-    else:
-        value = connection.execute(text("select extract(epoch from clock_timestamp())")).scalar_one()
+    value = connection.exec_driver_sql(_NOW[connection.dialect.name]).scalar_one()
     return float(value)
+
+
+_NOW = {
+    "sqlite": "select (julianday('now') - 2440587.5) * 86400.0",
+    "postgresql": "select extract(epoch from clock_timestamp())",
+}
 
 
 class _WithHints(SQLiteCompiler):

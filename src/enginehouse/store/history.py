@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Select, case, delete, func, not_, or_, select
+from sqlalchemy import Select, bindparam, case, delete, func, not_, or_, select
 
 from enginehouse.core.intent import OPEN
 from enginehouse.core.operation import Operation
@@ -17,10 +17,11 @@ from enginehouse.store.operations import end_of, select_operations
 from enginehouse.store.schema import intents, operation_intents, operations
 
 
-def _with_intents(*conditions: object) -> Select[tuple[str]]:
-    """The ids of operations that have an intent like this."""
+def _with_intents(*conditions: object, is_wanted: bool = True) -> Select[tuple[str]]:
+    """The ids of operations that have an intent like this, and have not given it up."""
     query = select(operation_intents.c.operation_id).join(intents, intents.c.id == operation_intents.c.intent_id)
-    query = query.where(operation_intents.c.detached.is_(False))
+    if is_wanted:
+        query = query.where(operation_intents.c.detached.is_(False))
     return query.where(*conditions)  # type: ignore[arg-type]  # column expressions, whose type is not exported
 
 
@@ -59,26 +60,36 @@ def note_every_end(connection: Connection) -> None:
         end_of(connection, operation_id)
 
 
+_DETACHED = func.coalesce(func.sum(case((operation_intents.c.detached, 1), else_=0)), 0)
+_STEPS = (
+    func.count(intents.c.id)
+    + func.coalesce(func.sum(intents.c.version), 0)
+    + _DETACHED
+    + case((operations.c.dismissed, 1), else_=0)
+    + case((operations.c.is_steered, 0), else_=1)
+)
+# Asked every second by every frontend, so put together once.
+_REVISIONS = (
+    select(operations.c.id, _STEPS)
+    .outerjoin(operation_intents, operation_intents.c.operation_id == operations.c.id)
+    .outerjoin(intents, intents.c.id == operation_intents.c.intent_id)
+    .where(
+        or_(
+            operations.c.created_at >= bindparam("since"),
+            operations.c.id.in_(_with_intents(intents.c.updated_at >= bindparam("since"), is_wanted=False)),
+            operations.c.id.in_(bindparam("also", expanding=True)),
+        )
+    )
+    .group_by(operations.c.id, operations.c.is_steered, operations.c.dismissed)
+)
+
+
 def revisions(connection: Connection, since: float, also: Collection[str]) -> dict[str, int]:
     """How far each operation is that changed since then, and each of `also`: a number that grows with every change of
     it or of one of its intents.
     """
-    changed = or_(
-        operations.c.created_at >= since,
-        operations.c.id.in_(_with_intents(intents.c.updated_at >= since)),
-        operations.c.id.in_(list(also)),
-    )
-    detached = func.coalesce(func.sum(case((operation_intents.c.detached, 1), else_=0)), 0)
-    steps = func.count(intents.c.id) + func.coalesce(func.sum(intents.c.version), 0) + detached
-    steps += case((operations.c.dismissed, 1), else_=0)
-    query = (
-        select(operations.c.id, steps + case((operations.c.is_steered, 0), else_=1))
-        .outerjoin(operation_intents, operation_intents.c.operation_id == operations.c.id)
-        .outerjoin(intents, intents.c.id == operation_intents.c.intent_id)
-        .where(changed)
-        .group_by(operations.c.id, operations.c.is_steered, operations.c.dismissed)
-    )
-    return {operation_id: int(revision) for operation_id, revision in connection.execute(query)}
+    rows = connection.execute(_REVISIONS, {"since": since, "also": list(also)})
+    return {operation_id: int(revision) for operation_id, revision in rows}
 
 
 def count_by_state(connection: Connection) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, delete, func, select, update
+from sqlalchemy import Row, bindparam, delete, func, select, update
 
 from enginehouse.core.node import Capacity, Health, Node
 from enginehouse.core.report import Report
@@ -104,8 +104,14 @@ def set_report(connection: Connection, node_id: str, report: Report, changed_at:
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(report=_text(report), **changed))
 
 
+_ONE = select(nodes).where(nodes.c.id == bindparam("node_id"))
+_NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained).where(
+    nodes.c.id.in_(bindparam("ids", expanding=True))
+)
+
+
 def get(connection: Connection, node_id: str) -> Node | None:
-    row = connection.execute(select(nodes).where(nodes.c.id == node_id)).one_or_none()
+    row = connection.execute(_ONE, {"node_id": node_id}).one_or_none()
     return None if row is None else _node(row)
 
 
@@ -124,13 +130,7 @@ def every(connection: Connection) -> list[Node]:
 
 def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], set[str], set[str]]:
     """The names of these nodes, which of them are away, and which are drained."""
-    rows = [
-        row
-        for some in slices(node_ids)
-        for row in connection.execute(
-            select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained).where(nodes.c.id.in_(some))
-        )
-    ]
+    rows = [row for some in slices(node_ids) for row in connection.execute(_NAMED, {"ids": some})]
     away = {row.id for row in rows if row.health != "healthy"}
     return {row.id: row.name for row in rows}, away, {row.id for row in rows if row.drained}
 

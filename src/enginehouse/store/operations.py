@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, bindparam, func, select, update
+from sqlalchemy import BindParameter, Select, bindparam, select, update
 
 from enginehouse.core import intent as intents_core
 from enginehouse.core.errors import Conflict
@@ -18,7 +18,6 @@ from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.core.operation import ENDED, Operation, status_of
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import (
-    KNOWN_KINDS,
     intent_columns,
     intent_of,
     operation_columns,
@@ -26,7 +25,23 @@ from enginehouse.store.rows import (
     slices,
     text_of,
 )
-from enginehouse.store.schema import intents, nodes, operation_intents, operations
+from enginehouse.store.schema import intents, operation_intents, operations
+
+# What is asked many times a second is put together once.
+_IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+_MANY = select(operations).where(operations.c.id.in_(_IDS))
+_OF_INTENTS = select(operation_intents.c.operation_id).where(operation_intents.c.intent_id.in_(_IDS)).distinct()
+_INTENTS_OF = (
+    select(operation_intents.c.operation_id, operation_intents.c.detached, *intents.c)
+    .join(intents, intents.c.id == operation_intents.c.intent_id)
+    .where(operation_intents.c.operation_id.in_(_IDS))
+    .order_by(operation_intents.c.position)
+)
+_OPEN_ON = (
+    select(intents)
+    .where(intents.c.node_id == bindparam("node_id"), intents.c.state.in_(sorted(OPEN)))
+    .order_by(intents.c.created_at)
+)
 
 # Operations --------------------------------------------------------------------------------------
 
@@ -47,7 +62,7 @@ def select_operations(connection: Connection, query: Select[Any]) -> list[Operat
 def many(connection: Connection, operation_ids: Iterable[str]) -> dict[str, Operation]:
     found: list[Operation] = []
     for some in slices(operation_ids):
-        found += select_operations(connection, select(operations).where(operations.c.id.in_(some)))
+        found += [operation_of(row) for row in connection.execute(_MANY, {"ids": some})]
     return {one.id: one for one in found}
 
 
@@ -86,8 +101,7 @@ def end_steering(connection: Connection, operation_id: str, code: str = "", mess
 def of_intents(connection: Connection, intent_ids: Iterable[str]) -> list[Operation]:
     ids: dict[str, None] = {}
     for some in slices(intent_ids):
-        query = select(operation_intents.c.operation_id).where(operation_intents.c.intent_id.in_(some)).distinct()
-        ids |= dict.fromkeys(connection.execute(query).scalars())
+        ids |= dict.fromkeys(connection.execute(_OF_INTENTS, {"ids": some}).scalars())
     return list(many(connection, ids).values())
 
 
@@ -113,13 +127,7 @@ def intents_of(connection: Connection, operation_ids: Sequence[str]) -> dict[str
     """The intents of each operation, in the order in which they were added."""
     found: dict[str, list[Intent]] = {operation_id: [] for operation_id in operation_ids}
     for some in slices(operation_ids):
-        query = (
-            select(operation_intents.c.operation_id, operation_intents.c.detached, *intents.c)
-            .join(intents, intents.c.id == operation_intents.c.intent_id)
-            .where(operation_intents.c.operation_id.in_(some))
-            .order_by(operation_intents.c.position)
-        )
-        for row in connection.execute(query):
+        for row in connection.execute(_INTENTS_OF, {"ids": some}):
             intent = intent_of(row)
             found[row.operation_id].append(_as_cancelled(intent) if row.detached else intent)
     return found
@@ -153,8 +161,7 @@ def lock_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str,
 
 
 def open_on(connection: Connection, node_id: str) -> list[Intent]:
-    query = select(intents).where(intents.c.node_id == node_id, intents.c.state.in_(OPEN))
-    return [intent_of(row) for row in connection.execute(query.order_by(intents.c.created_at))]
+    return [intent_of(row) for row in connection.execute(_OPEN_ON, {"node_id": node_id})]
 
 
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
@@ -190,6 +197,7 @@ def cancel_share(connection: Connection, operation_id: str, intent: Intent, chan
         return after
     share = (operation_intents.c.operation_id == operation_id, operation_intents.c.intent_id == intent.id)
     connection.execute(update(operation_intents).where(*share).values(detached=True))
+    _touch(connection, operation_id, change.now)
     note_ended(connection, [intent.id])
     return None
 
@@ -221,8 +229,15 @@ def _note_end(connection: Connection, operation: Operation, ended: Sequence[Inte
         connection.execute(update(operations).where(operations.c.id == operation.id).values(ended_as=status))
 
 
-def dismiss(connection: Connection, operation_id: str) -> None:
+def dismiss(connection: Connection, operation_id: str, now: float) -> None:
     connection.execute(update(operations).where(operations.c.id == operation_id).values(dismissed=True))
+    _touch(connection, operation_id, now)
+
+
+def _touch(connection: Connection, operation_id: str, now: float) -> None:
+    """Have other frontends look at an operation that changed without any of its intents."""
+    served = select(operation_intents.c.intent_id).where(operation_intents.c.operation_id == operation_id)
+    connection.execute(update(intents).where(intents.c.id.in_(served)).values(updated_at=now))
 
 
 def apply_all(connection: Connection, changes: Iterable[tuple[Intent, Change]]) -> list[Intent]:
@@ -240,82 +255,3 @@ _WRITE = (
     .where(intents.c.id == bindparam("row_id"), intents.c.version == bindparam("row_version"))
     .values({name: bindparam(name) for name in (*Intent.__struct_fields__, "kind") if name != "id"})
 )
-
-
-_BY_NODE = "INDEXED BY intents_node"
-
-
-# Claims ------------------------------------------------------------------------------------------
-
-
-def claim_due(connection: Connection, owner: str, now: float, lease_until: float, limit: int) -> list[Intent]:
-    """Take every due intent whose node is approved and healthy: a new attempt with a new fence each. Oldest first,
-    skipping what another frontend holds, and of a lane no more than it is wide.
-    """
-    # The nodes first: a thousand wishes for machines that are away must not be looked at every second.
-    present = select(nodes.c.id, nodes.c.drained).where(nodes.c.approved.is_(True), nodes.c.health == "healthy")
-    by_drained: dict[bool, list[str]] = {False: [], True: []}
-    for node_id, is_drained in connection.execute(present):
-        by_drained[bool(is_drained)].append(node_id)
-    change = Change(kind="claim", now=now, owner=owner, lease_until=lease_until)
-    claimed: list[Intent] = []
-    # A drained node gets nothing to do but to stop what it has.
-    for node_ids, kinds in ((by_drained[False], KNOWN_KINDS), (by_drained[True], ("stop_replica", "remove_model"))):
-        if node_ids:
-            due = (
-                intents.c.node_id.in_(node_ids),
-                intents.c.state.in_(("accepted", "waiting")),
-                intents.c.due_at <= now,
-                intents.c.kind.in_(kinds),
-            )
-            claimed += _claim(connection, due, change, limit)
-    return claimed
-
-
-def _claim(connection: Connection, due: Sequence[Any], change: Change, limit: int) -> list[Intent]:
-    # SQLite has no figures to choose by, and would look at everything that is due for whomever.
-    oldest = select(intents).where(*due).with_hint(intents, _BY_NODE, "sqlite").order_by(intents.c.created_at)
-    claimed = _take(connection, oldest.where(intents.c.lane == "").limit(limit), change)
-    lanes = select(intents.c.lane, func.max(intents.c.lane_width)).with_hint(intents, _BY_NODE, "sqlite")
-    for lane, width in connection.execute(lanes.where(*due, intents.c.lane != "").group_by(intents.c.lane)).all():
-        # Two frontends that count at once would let twice as many in.
-        own = select(operations.c.id).where(operations.c.id == lane).with_for_update(skip_locked=True)
-        if connection.execute(own).scalar_one_or_none() is None:
-            continue
-        running = select(func.count()).select_from(intents).where(intents.c.lane == lane, intents.c.state == "running")
-        free = width - int(connection.execute(running).scalar_one())
-        if free > 0:
-            claimed += _take(connection, oldest.where(intents.c.lane == lane).limit(free), change)
-    return claimed
-
-
-def take_over(connection: Connection, owner: str, now: float, lease_until: float) -> list[Intent]:
-    """Take the running intents whose owner's lease ended: same attempt, new fence, nothing is sent."""
-    orphaned = select(intents).where(
-        intents.c.state == "running", intents.c.lease_until < now, intents.c.kind.in_(KNOWN_KINDS)
-    )
-    return _take(connection, orphaned, Change(kind="take_over", now=now, owner=owner, lease_until=lease_until))
-
-
-def _take(connection: Connection, query: Select[Any], change: Change) -> list[Intent]:
-    """Apply a change to all that are found and not held by another transaction, in two statements however many."""
-    locked = query.with_for_update(skip_locked=True, of=intents)
-    found = [intent_of(row) for row in connection.execute(locked).all()]
-    return apply_all(connection, [(intent, change) for intent in found])
-
-
-def renew(connection: Connection, owner: str, lease_until: float) -> None:
-    """Extend the leases of this owner. Not a change that others must see, so no version is taken."""
-    connection.execute(
-        update(intents).where(intents.c.state == "running", intents.c.owner == owner).values(lease_until=lease_until)
-    )
-
-
-def park_absent(connection: Connection, change: Change) -> list[Intent]:
-    """Apply a change to every running intent whose node is offline, skipping what another frontend holds."""
-    parked = (
-        select(intents)
-        .join(nodes, nodes.c.id == intents.c.node_id)
-        .where(intents.c.state == "running", nodes.c.health == "offline", intents.c.kind.in_(KNOWN_KINDS))
-    )
-    return _take(connection, parked, change)

@@ -1,8 +1,9 @@
 """Blobs by their digest: fetched once, kept for the next version, collected under a cap.
 
 Complete ones are named by their hex digest, partial ones end in `.part` and have a journal. Every use hashes the bytes
-again, so a damaged blob is found out and fetched anew instead of being trusted. Collecting never takes what is in use
-or what the caller protects: the blobs of installed and previous versions.
+again, so a damaged blob is found out and fetched anew instead of being trusted. Who wants a blob that another fetches
+waits for it as long as that one moves, and else fetches it beside: a registry that hangs holds up only its own images.
+Collecting never takes what is in use or what the caller protects: the blobs of installed and previous versions.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import asyncio
 import contextlib
 import os
 import re
+import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -24,6 +26,8 @@ from enginehouse.worker.partial import journal_of, journalled_bytes
 PART = ".part"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DEFAULT_CAP_BYTES = 20 * 1024**3
+STILL_SECONDS = 1.0  # without a byte, and whoever waits for that fetch goes on alone: nothing hung may cost others more
+_LOOK_SECONDS = 0.1  # how often one who waits looks whether the other still moves
 
 
 class Collected(Struct, frozen=True, kw_only=True):
@@ -32,10 +36,63 @@ class Collected(Struct, frozen=True, kw_only=True):
     kept_bytes: int
 
 
+class Use:
+    """One build's way to its blobs. Those it does not hold, because the one who does stands still, are `apart`: fetched
+    under names of its own, which end with it.
+    """
+
+    def __init__(self, path_of: Callable[[str], Path]) -> None:
+        self._path_of = path_of
+        self._suffix = f".{uuid.uuid4().hex[:8]}"
+        self._moved_at: float | None = None
+        self.apart: set[str] = set()
+
+    def moved(self) -> None:
+        """Bytes have come, or are waited for from now on."""
+        self._moved_at = asyncio.get_running_loop().time()
+
+    def fetched(self) -> None:
+        """Nothing is waited for any more: what is left is work of this machine, which ends by itself."""
+        self._moved_at = None
+
+    @property
+    def is_still(self) -> bool:
+        return self._moved_at is not None and asyncio.get_running_loop().time() - self._moved_at > STILL_SECONDS
+
+    def name_of(self, digest: str) -> str:
+        """What a collector calls the partial blob."""
+        return digest + (self._suffix if digest in self.apart else "")
+
+    def partial_of(self, digest: str) -> Path:
+        path = self._path_of(digest)
+        return path.with_name(path.name + (self._suffix if digest in self.apart else "") + PART)
+
+    def promote(self, layer: Layer) -> None:
+        """A partial blob whose digest was checked gets its name. Blocks."""
+        partial = self.partial_of(layer.digest)
+        with contextlib.suppress(FileNotFoundError):
+            partial.rename(self._path_of(layer.digest))
+        journal_of(partial).unlink(missing_ok=True)
+
+    def discard(self, layer: Layer) -> None:
+        """Bytes that turned out not to be what their name says. Blocks."""
+        partial = self.partial_of(layer.digest)
+        for path in (self._path_of(layer.digest), partial, journal_of(partial)):
+            path.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """What was fetched beside and did not become a blob is of use to nobody."""
+        for digest in self.apart:
+            partial = self.partial_of(digest)
+            for path in (partial, journal_of(partial)):
+                path.unlink(missing_ok=True)
+
+
 class Blobs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._locks: dict[str, asyncio.Lock] = {}
+        self._holders: dict[str, Use] = {}
         self._in_use: Counter[str] = Counter()
 
     def path_of(self, digest: str) -> Path:
@@ -60,37 +117,46 @@ class Blobs:
         return journalled_bytes(self.partial_of(layer.digest), layer.size_bytes)
 
     @contextlib.asynccontextmanager
-    async def use(self, layers: Iterable[Layer]) -> AsyncIterator[None]:
-        """While inside, nobody else fetches these blobs and nobody collects them: of ten who ask at once, one fetches
-        and nine find them here."""
+    async def use(self, layers: Iterable[Layer]) -> AsyncIterator[Use]:
+        """While inside, nobody collects these blobs, and as long as it moves nobody else fetches them: of ten who ask
+        at once, one fetches and nine find them here."""
         # Always in one order, so that two who want the same blobs never wait for each other crosswise.
         digests = sorted({layer.digest for layer in layers})
+        use = Use(self.path_of)
         self._in_use.update(digests)
         try:
             async with contextlib.AsyncExitStack() as held:
                 for digest in digests:
-                    await held.enter_async_context(self._locks.setdefault(digest, asyncio.Lock()))
+                    await self._hold(digest, use, held)
                 self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-                yield
+                yield use
         finally:
-            self._in_use.subtract(digests)
-            for digest in digests:
-                if not self._in_use[digest]:
-                    del self._in_use[digest]
-                    self._locks.pop(digest, None)
+            use.end()
+            self._forget([*digests, *(use.name_of(digest) for digest in use.apart)])
 
-    def promote(self, layer: Layer) -> None:
-        """A partial blob whose digest was checked gets its name. Blocks."""
-        partial = self.partial_of(layer.digest)
-        with contextlib.suppress(FileNotFoundError):
-            partial.rename(self.path_of(layer.digest))
-        journal_of(partial).unlink(missing_ok=True)
+    async def _hold(self, digest: str, use: Use, held: contextlib.AsyncExitStack) -> None:
+        """Take the lock of a blob, unless its holder stands still."""
+        lock = self._locks.setdefault(digest, asyncio.Lock())
+        while True:
+            if lock.locked() and digest in self._holders and self._holders[digest].is_still:
+                use.apart.add(digest)
+                self._in_use.update([use.name_of(digest)])
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await lock.acquire()
+                break
+        held.callback(lock.release)
+        self._holders[digest] = use
 
-    def discard(self, layer: Layer) -> None:
-        """Bytes that turned out not to be what their name says. Blocks."""
-        partial = self.partial_of(layer.digest)
-        for path in (self.path_of(layer.digest), partial, journal_of(partial)):
-            path.unlink(missing_ok=True)
+    def _forget(self, names: Iterable[str]) -> None:
+        names = list(names)
+        self._in_use.subtract(names)
+        for name in names:
+            if not self._in_use[name]:
+                del self._in_use[name]
+                self._locks.pop(name, None)
+                self._holders.pop(name, None)
 
     def touch(self, layer: Layer) -> None:
         """Used now: the least recently used go first."""

@@ -21,7 +21,7 @@ from enginehouse.core.progress import Phase
 from enginehouse.fetch.origins import Origin
 from enginehouse.fetch.patience import Patience
 from enginehouse.host import disk
-from enginehouse.worker.blobs import Blobs
+from enginehouse.worker.blobs import Blobs, Use
 from enginehouse.worker.fetching import Fetch, Target
 from enginehouse.worker.inflate import Inflating
 from enginehouse.worker.partial import Following, Partial
@@ -56,10 +56,10 @@ class Builder:
     ) -> Built:
         """Fill the empty directory `tree`. Of several origins, one that sends something else gives way to the next."""
         told = _steady(report)
-        async with self._blobs.use(artifact.layers):
+        async with self._blobs.use(artifact.layers) as use:
             left = list(origins)
             while True:
-                pull = _Pull(artifact=artifact, origins=left, tree=tree, sharing=sharing)
+                pull = _Pull(artifact=artifact, origins=left, tree=tree, sharing=sharing, use=use)
                 try:
                     return await self._attempt(pull, told)
                 except Hopeless as error:
@@ -83,13 +83,13 @@ class Builder:
             target = pull.targets.get(layer.digest)
             complete = None if target is not None else self._complete(layer, pull)
             if complete is None and target is None:
-                partial = Partial(self._blobs.partial_of(layer.digest), layer.size_bytes)
+                partial = Partial(pull.use.partial_of(layer.digest), layer.size_bytes)
                 opened.callback(partial.close)
                 if partial.resumed_bytes:
                     pull.kept.add(layer.digest)
                 target = Target(layer=layer, partial=partial, followings=[], lock=asyncio.Lock())
                 pull.targets[layer.digest] = target
-            path, offset = complete or (self._blobs.partial_of(layer.digest), 0)
+            path, offset = complete or (pull.use.partial_of(layer.digest), 0)
             following = Following(path, offset, layer.size_bytes)
             opened.callback(following.close)
             pull.followings.append(following)
@@ -118,6 +118,7 @@ class Builder:
         stopped = threading.Event()
 
         def heard() -> None:
+            pull.use.moved()
             done = held + sum(partial.done_bytes for partial in partials)
             report("downloading" if done < total else "extracting", uri, done, total)
 
@@ -135,6 +136,8 @@ class Builder:
             except* (EnginehouseError, OSError) as group:
                 # Heard by whoever waits for the bytes, so that there is one error and one place it comes from.
                 fail(_first(group))
+            finally:
+                pull.use.fetched()
 
         heard()
         failure: EnginehouseError | OSError | None = None
@@ -167,9 +170,9 @@ class Builder:
                 except Hopeless as error:
                     if error.code == "digest_mismatch":
                         pull.spoilt = layer.digest
-                        self._blobs.discard(layer)
+                        pull.use.discard(layer)
                     raise
-                self._blobs.promote(layer)
+                pull.use.promote(layer)
             unpacker.finish()
         return unpacker
 
@@ -201,6 +204,7 @@ class _Pull(Struct, kw_only=True):
     origins: Sequence[Origin]
     tree: Path
     sharing: Sharing
+    use: Use
     followings: list[Following] = []
     targets: dict[str, Target] = {}
     kept: set[str] = set()

@@ -1,0 +1,160 @@
+"""What stands between the parts of a fleet: a way to the database that loses the answer to a commit, and a balancer.
+
+Both pass bytes on and run on the loop of the warehouse. The balancer asks /readyz as any balancer does, and sends a
+connection to a frontend that said yes the last time; what is open stays where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.fleet.warehouse import Warehouse
+
+_CHUNK = 65536
+_COMMIT = b"COMMIT\x00"
+_PROBE_SECONDS = 0.1
+_PROBE_LIMIT_SECONDS = 2.0
+_PICK_TRIES = 100
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while received := await reader.read(_CHUNK):
+        writer.write(received)
+        await writer.drain()
+
+
+class CommitCutter:
+    """A way to the database. `arm(word)`: of the next transaction that says the word the commit is carried out, and the
+    connection is cut before its answer is passed on.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._word = b""
+        self.cuts = 0
+
+    def arm(self, word: bytes) -> None:
+        self._word = word
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_unix_connection(self._path)
+        down = asyncio.create_task(pass_on(there_reader, writer))
+        said = b""
+        try:
+            while received := await reader.read(_CHUNK):
+                said = (said + received)[-2 * _CHUNK :]
+                is_commit = _COMMIT in received
+                if is_commit and self._word and self._word in said:
+                    self._word = b""
+                    down.cancel()
+                    await asyncio.wait([down])
+                    there_writer.write(received)
+                    # Its answer says that it was carried out; nobody else gets to see it.
+                    assert await there_reader.read(_CHUNK)
+                    self.cuts += 1
+                    return
+                if is_commit:
+                    said = b""
+                there_writer.write(received)
+                await there_writer.drain()
+        except OSError:
+            pass  # one of the two ends is gone
+        finally:
+            down.cancel()
+            for end in (writer, there_writer):
+                end.transport.abort()
+
+
+@contextmanager
+def cutting_commits(warehouse: Warehouse, directory: Path, real_directory: str) -> Iterator[CommitCutter]:
+    """A socket in `directory` that leads to the server of `real_directory`."""
+    name = ".s.PGSQL.5432"
+    cutter = CommitCutter(f"{real_directory}/{name}")
+
+    async def opened() -> asyncio.Server:
+        return await asyncio.start_unix_server(cutter.accept, directory / name)
+
+    server = warehouse.run(opened())
+    try:
+        yield cutter
+    finally:
+        warehouse.call(server.close)
+
+
+class Balancer:
+    """`url` is one address for several frontends."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self.url = ""
+        self.ready: set[int] = set()
+        self._ports = list(ports)
+        self._turn = 0
+
+    async def probe(self) -> None:
+        while True:
+            for port in self._ports:
+                is_ready = await asyncio.to_thread(_is_ready, port)
+                (self.ready.add if is_ready else self.ready.discard)(port)
+            await asyncio.sleep(_PROBE_SECONDS)
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_writer = None
+        try:
+            there_reader, there_writer = await self._connect()
+            down = asyncio.create_task(pass_on(there_reader, writer))
+            up = asyncio.create_task(pass_on(reader, there_writer))
+            done, rest = await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+            for task in rest:
+                task.cancel()
+            await asyncio.wait((up, down))
+            for task in done:
+                with suppress(OSError):
+                    task.result()
+        except OSError:
+            pass  # one of the two ends is gone, which the other one notices by itself
+        finally:
+            writer.close()
+            if there_writer is not None:
+                there_writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Another one where the first refuses: nothing has been said to it yet."""
+        for _ in range(_PICK_TRIES):
+            for port in sorted(self.ready, key=lambda one: (one + self._turn) % 2):
+                self._turn += 1
+                with suppress(OSError):
+                    return await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.sleep(_PROBE_SECONDS)
+        raise ConnectionRefusedError("nobody is ready")
+
+
+def _is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PROBE_LIMIT_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+@contextmanager
+def balanced(warehouse: Warehouse, ports: Sequence[int]) -> Iterator[Balancer]:
+    balancer = Balancer(ports)
+
+    async def opened() -> tuple[asyncio.Server, asyncio.Task[None]]:
+        server = await asyncio.start_server(balancer.accept, "127.0.0.1", 0)
+        return server, asyncio.create_task(balancer.probe())
+
+    server, probing = warehouse.run(opened())
+    balancer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield balancer
+    finally:
+        warehouse.call(probing.cancel)
+        warehouse.call(server.close)
