@@ -42,31 +42,34 @@ class CommitCutter:
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_unix_connection(self._path)
-        down = asyncio.create_task(pass_on(there_reader, writer))
-        said = b""
         try:
-            while received := await reader.read(_CHUNK):
-                said = (said + received)[-2 * _CHUNK :]
-                is_commit = _COMMIT in received
-                if is_commit and self._word and self._word in said:
-                    self._word = b""
-                    down.cancel()
-                    await asyncio.wait([down])
-                    there_writer.write(received)
-                    # Its answer says that it was carried out; nobody else gets to see it.
-                    assert await there_reader.read(_CHUNK)
-                    self.cuts += 1
-                    return
-                if is_commit:
-                    said = b""
-                there_writer.write(received)
-                await there_writer.drain()
-        except OSError:
+            async with asyncio.TaskGroup() as group:
+                down = group.create_task(pass_on(there_reader, writer))
+                last = await self._pass_up(reader, there_writer)
+                down.cancel()
+            if last:
+                there_writer.write(last)
+                # Its answer says that it was carried out; nobody else gets to see it.
+                self.cuts += bool(await there_reader.read(_CHUNK))
+        except* OSError:
             pass  # one of the two ends is gone
         finally:
-            down.cancel()
             for end in (writer, there_writer):
                 end.transport.abort()
+
+    async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """Until the client leaves, or says the commit that is to be cut off; that."""
+        said = b""
+        while received := await reader.read(_CHUNK):
+            said = (said + received)[-2 * _CHUNK :]
+            if _COMMIT in received:
+                if self._word and self._word in said:
+                    self._word = b""
+                    return received
+                said = b""
+            writer.write(received)
+            await writer.drain()
+        return b""
 
 
 @contextmanager
@@ -102,24 +105,23 @@ class Balancer:
             await asyncio.sleep(_PROBE_SECONDS)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_writer = None
+        ends = [writer]
         try:
             there_reader, there_writer = await self._connect()
-            down = asyncio.create_task(pass_on(there_reader, writer))
-            up = asyncio.create_task(pass_on(reader, there_writer))
-            done, rest = await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-            for task in rest:
-                task.cancel()
-            await asyncio.wait((up, down))
-            for task in done:
-                with suppress(OSError):
-                    task.result()
-        except OSError:
+            ends.append(there_writer)
+            async with asyncio.TaskGroup() as group:
+                both = [
+                    group.create_task(pass_on(there_reader, writer)),
+                    group.create_task(pass_on(reader, there_writer)),
+                ]
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                for task in both:
+                    task.cancel()
+        except* OSError:
             pass  # one of the two ends is gone, which the other one notices by itself
         finally:
-            writer.close()
-            if there_writer is not None:
-                there_writer.close()
+            for end in ends:
+                end.close()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Another one where the first refuses: nothing has been said to it yet."""
@@ -147,14 +149,14 @@ def _is_ready(port: int) -> bool:
 def balanced(warehouse: Warehouse, ports: Sequence[int]) -> Iterator[Balancer]:
     balancer = Balancer(ports)
 
-    async def opened() -> tuple[asyncio.Server, asyncio.Task[None]]:
-        server = await asyncio.start_server(balancer.accept, "127.0.0.1", 0)
-        return server, asyncio.create_task(balancer.probe())
+    async def opened() -> asyncio.Server:
+        return await asyncio.start_server(balancer.accept, "127.0.0.1", 0)
 
-    server, probing = warehouse.run(opened())
+    server = warehouse.run(opened())
+    probing = warehouse.begin(balancer.probe())
     balancer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield balancer
     finally:
-        warehouse.call(probing.cancel)
+        probing.cancel()
         warehouse.call(server.close)

@@ -184,6 +184,7 @@ def test_a_role_without_patience_is_enough_for_everything(
         warehouse.calm()
         newer = warehouse.publish(name, "two", megabytes=3)
         assert newer.digest != image.digest
+        hasty.first.post("/backends/upgrades/check")
         hasty.done("upgrade", name)
         assert said_by(hasty.backends_of("worker-1") / name) == "two"
         hasty.done("delete", name)
@@ -203,7 +204,7 @@ def test_a_burst_of_requests_on_a_database_with_few_connections_waits_or_is_told
     warehouse.publish(name, "one")
     uri = warehouse.proxy.reference(f"{name}:latest")
     small.until_ready()
-    answers: Counter[int] = Counter()
+    answers: Counter[str] = Counter()
     gate = threading.Barrier(200)
 
     def ask(number: int) -> None:
@@ -214,11 +215,9 @@ def test_a_burst_of_requests_on_a_database_with_few_connections_waits_or_is_told
                 frontend.get("/api/operations?limit=20")
             else:
                 small.request("install", f"burst-{number}", ["worker-1"], frontend=frontend, uri=uri)
-            answers[200] += 1
+            answers["done"] += 1
         except Unavailable as error:
-            assert error.code == "store_unavailable", error
-            assert error.retry_after_seconds, error
-            answers[503] += 1
+            answers["told when to come back" if error.retry_after_seconds else str(error)] += 1
 
     # Somebody else has taken most of the connections, so that the pools of the frontends cannot all grow.
     others = [psycopg.connect(small.database_url) for _ in range(CONNECTIONS - 10)]
@@ -228,7 +227,8 @@ def test_a_burst_of_requests_on_a_database_with_few_connections_waits_or_is_told
         for other in others:
             other.close()
     assert answers.total() == 200, answers
-    assert answers[200] > 0
+    assert set(answers) <= {"done", "told when to come back"}, answers
+    assert answers["done"] > 0
     ended = time.monotonic()
     for frontend in small.frontends:
         wait_for("a prompt answer", lambda frontend=frontend: is_prompt(frontend), 5)

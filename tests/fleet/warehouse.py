@@ -12,6 +12,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +61,10 @@ class Warehouse:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_SECONDS)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """The same without waiting for its end, which is the caller's to see."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, function: Any, *arguments: Any) -> Any:
         """Run a plain function on the loop of the servers: the proxy is not for other threads to change."""

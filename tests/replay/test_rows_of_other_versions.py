@@ -30,6 +30,7 @@ INTENT = (
 LINK = ("operation_id", "intent_id", "position")
 SUBJECT = ("node_id", "subject", "generation")
 LONG_SECONDS = 1000.0
+TELEPORT = json.dumps({"type": "teleport", "to": "moon"})
 
 
 class House:
@@ -75,7 +76,8 @@ class House:
         }
         await self.insert("subjects", SUBJECT, node_id=node_id, subject=subject, generation=1)
         await self.insert("operations", OPERATION, **operation)
-        await self.insert("intents", INTENT, **(intent | fields))
+        later = tuple(name for name in fields if name not in INTENT)
+        await self.insert("intents", (*INTENT, *later), **(intent | fields))
         await self.insert("operation_intents", LINK, operation_id=operation_id, intent_id=intent_id, position=0)
         return operation_id, intent_id
 
@@ -149,10 +151,10 @@ async def test_a_wish_of_this_version_joins_an_open_row_of_the_version_before(ho
     assert (row["intent"], row["state"]) == (intent_id, "running")
 
 
-async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_removed(house: House) -> None:
-    """G29. A later version writes the name of its action into `kind`."""
-    operation_id, intent_id = await house.write("moon", json.dumps({"type": "teleport", "to": "moon"}))
-    await house.sql("update intents set kind = 'teleport', due_at = 0 where id = :id", id=intent_id)
+@pytest.mark.parametrize("kind", ["teleport", ""])
+async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_removed(house: House, kind: str) -> None:
+    """G29. A later version writes the name of its action into `kind`; one that did not would do no harm either."""
+    operation_id, intent_id = await house.write("moon", TELEPORT, kind=kind, due_at=0.0)
     house.worker.will(wire.INSTALL, Answer(reply={"success": True}))
     other, _ = await house.write("cpu-mock", house.install_of("cpu-mock"))
     assert (await house.frontends.first.ended(other))["status"] == "succeeded", "it is in nobody's way"
@@ -165,5 +167,28 @@ async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_remove
     assert (listed[operation_id]["status"], row["attempt"]) == ("queued", 0)
     assert await house.state_of(intent_id) == ("accepted", 0)
     ((action,),) = await house.sql("select action from intents where id = :id", id=intent_id)
-    assert json.loads(action) == {"type": "teleport", "to": "moon"}
+    assert action == TELEPORT
     assert [request["backend"] for request in house.worker.requests(wire.INSTALL)] == ["cpu-mock"]
+
+
+async def test_an_operator_can_cancel_what_a_later_version_asked_for(house: House) -> None:
+    operation_id, intent_id = await house.write("moon", TELEPORT, kind="teleport")
+    await house.frontends.first.post(f"/api/operations/{operation_id}/cancel")
+    assert await house.state_of(intent_id) == ("cancelled", 0)
+    ((action, kind),) = await house.sql("select action, kind from intents where id = :id", id=intent_id)
+    assert (action, kind) == (TELEPORT, "teleport")
+
+
+async def test_an_answer_to_what_a_later_version_sent_takes_no_other_answer_along(house: House) -> None:
+    now = await house.now()
+    running = {"state": "running", "attempt": 1, "fence": 1, "owner": "later", "lease_until": now - 1.0}
+    _, moon = await house.write("moon", TELEPORT, kind="teleport", **running, dispatched_at=now, version=1)
+    mine, intent_id = await house.write(
+        "cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now, version=1
+    )
+    # One after the other on one connection: they are taken together.
+    for one in (moon, intent_id):
+        await house.worker.bus.publish(wire.reply_subject(one, 1), b'{"success":true}')
+    assert (await house.frontends.first.ended(mine))["nodes"][0]["attempt"] == 1
+    ((action,),) = await house.sql("select action from intents where id = :id", id=moon)
+    assert action == TELEPORT

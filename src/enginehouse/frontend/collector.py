@@ -17,7 +17,7 @@ from msgspec import Struct
 from enginehouse.core import intent as intents_core
 from enginehouse.core import report as reports
 from enginehouse.core import wire
-from enginehouse.core.action import InstallBackend, RemoveModel, StartReplica, StopReplica, phrase
+from enginehouse.core.action import Foreign, InstallBackend, RemoveModel, StartReplica, StopReplica, phrase
 from enginehouse.core.errors import Conflict, Invalid, Malformed, Unavailable
 from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
 from enginehouse.core.operation import AWAY_MESSAGE
@@ -153,6 +153,8 @@ class Collector:
                 continue
             if intent.id in changes or (intent.owner != self._owner and intent.lease_until >= now):
                 continue  # said twice, or its owner heard the same
+            if isinstance(intent.action, Foreign):
+                continue  # what follows from it only a later version knows
             if reply.outcome is None and _may_be_old(intent) and not reply.to.is_forced:
                 done.forced.append(intent)
                 continue

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Select, bindparam, func, select, update
 
+from enginehouse.core.action import Foreign
 from enginehouse.core.intent import Change, Intent
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply_all
@@ -113,4 +114,5 @@ def park_absent(connection: Connection, change: Change) -> list[Intent]:
 def _take(connection: Connection, query: Select[Any], change: Change, parameters: Mapping[str, object]) -> list[Intent]:
     """Apply a change to all that are found and not held by another transaction, in two statements however many."""
     found = [intent_of(row) for row in connection.execute(query, parameters).all()]
-    return apply_all(connection, [(intent, change) for intent in found])
+    # One row that says no kind and holds what this version does not know must not stop all others.
+    return apply_all(connection, [(intent, change) for intent in found if not isinstance(intent.action, Foreign)])
