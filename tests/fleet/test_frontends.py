@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from tests.e2e.conftest import wait_for
+from tests.fetch.faults import Stall
 from tests.fleet.guests import guest_frontend, row_of
 from tests.fleet.house import LEASE_SECONDS, Fleet
 from tests.fleet.speaker import speaking
@@ -37,7 +38,8 @@ def test_a_frontend_that_slept_past_its_lease_sends_and_changes_nothing(
     node_id = fleet.node("worker-2")["id"]
     with tapped(fleet, warehouse) as tap:
         operation = fleet.request("install", name, ["worker-2"], frontend=fleet.first)
-        fleet.first.pause() if is_held(fleet, name) else None
+        assert is_held(fleet, name)
+        fleet.first.pause()
         owner = holder(fleet, name)[0]
         wait_for("the other to take over", lambda: holder(fleet, name)[0] != owner, 3 * LEASE_SECONDS)
         taken = holder(fleet, name)
@@ -58,9 +60,7 @@ def is_held(fleet: Fleet, name: str) -> bool:
     return True
 
 
-def test_a_command_under_an_older_fence_is_refused_by_the_worker(
-    fleet: Fleet, warehouse: Warehouse, name: str
-) -> None:
+def test_a_command_under_an_older_fence_is_refused_by_the_worker(fleet: Fleet, warehouse: Warehouse, name: str) -> None:
     """F-041. Here a second attempt is under way when the first sender wakes."""
     warehouse.publish(name, "one", megabytes=3)
     warehouse.proxy.bytes_per_second = 0.5 * MEGABYTE
@@ -105,9 +105,12 @@ def test_three_hasty_frontends_have_one_effect_per_intent(
 ) -> None:
     """F-046. One of them is killed in the middle, and comes back."""
     engines = names(MIXED)
-    for name in engines:
-        warehouse.publish(name, "one", megabytes=0.5)
     kept, deleted, cancelled = engines[0::3], engines[1::3], engines[2::3]
+    for name in engines:
+        image = warehouse.publish(name, "one", megabytes=0.5)
+        if name in cancelled:
+            # Only the bytes of what is cancelled never end, so that it cannot be done before.
+            warehouse.proxy.plan(Stall(1000), path=image.layers[0].digest, times=None)
     ids = {one["id"]: one["name"] for one in fleet.nodes()}
     operations: dict[str, dict[str, Any]] = {}
     with tapped(fleet, warehouse) as tap, contextlib.ExitStack() as stack:
@@ -119,11 +122,9 @@ def test_three_hasty_frontends_have_one_effect_per_intent(
 
         def ask(number: int) -> None:
             name, frontend = engines[number], hasty[number % 3]
+            made = fleet.request("delete" if name in deleted else "install", name, frontend=frontend)
             if name in cancelled:
-                made = fleet.request("install", name, frontend=frontend, uri=f"{warehouse.proxy.reference(name)}:hangs")
-                hasty[(number + 1) % 3].delete(f"/api/operations/{made['jobID']}")
-            else:
-                made = fleet.request("delete" if name in deleted else "install", name, frontend=frontend)
+                hasty[(number + 1) % 3].post(f"/api/operations/{made['jobID']}/cancel", {})
             operations[name] = made
 
         askers = [threading.Thread(target=ask, args=(number,)) for number in range(MIXED)]

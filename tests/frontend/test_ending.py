@@ -207,6 +207,20 @@ async def test_what_waits_for_a_removed_node_ends(world: World) -> None:
         await world.endings.remove_node("first", "me")
 
 
+async def test_every_frontend_tells_of_a_node_that_was_removed(world: World) -> None:
+    await world.join("first")
+    other = World(world.store, world.time, owner="another")
+    await other.start()
+    with other.events.watch() as watcher:
+        await other.board.catch_up_step()
+        watcher.take()
+        node, _ = await world.nodes.get("first")
+        await world.endings.remove_node("first", "me")
+        await other.board.catch_up_step()
+        await other.board.catch_up_step()
+        assert [(event.kind, event.id) for event in watcher.take()] == [("node-removed", node.id)]
+
+
 async def test_what_can_never_run_is_ended_once_by_one_frontend(world: World) -> None:
     first, second = await world.join_many("first", "second")
     view = await world.install()

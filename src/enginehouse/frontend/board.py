@@ -272,7 +272,8 @@ class Board:
                 self._dirty.add(operation_id)
 
     def node_removed(self, node_id: str) -> None:
-        self._told_nodes.pop(node_id, None)
+        if self._told_nodes.pop(node_id, None) is None:
+            return  # told already
         self._events.publish("node-removed", node_id, msgspec.json.encode({"id": node_id}))
 
     # Coming back ----------------------------------------------------------------------------------
@@ -302,11 +303,11 @@ class Board:
     async def restore(self) -> None:
         """After a start: know what is under way, so that progress of it is news."""
 
-        def work(connection: Connection) -> tuple[list[Snapshot], float]:
+        def work(connection: Connection) -> tuple[list[Snapshot], dict[str, float], float]:
             now = db.now(connection)
-            return self._read(connection, history.open_ids(connection)), now
+            return self._read(connection, history.open_ids(connection)), nodes.updates(connection), now
 
-        snapshots, self._caught_up_to = await self._store.transaction(work)
+        snapshots, self._told_nodes, self._caught_up_to = await self._store.transaction(work)
         self._keep(snapshots)
         self._events.position = self._caught_up_to
 
@@ -315,21 +316,24 @@ class Board:
         since = self._caught_up_to - _OVERLAP_SECONDS
         # The end of steering leaves no date.
         steered = [one for one, snapshot in self._open.items() if snapshot.operation.is_steered]
-        told, told_nodes = self._told, self._told_nodes
+        told = self._told
 
-        def work(connection: Connection) -> tuple[list[Snapshot], list[str], float]:
+        def work(connection: Connection) -> tuple[list[Snapshot], dict[str, float], float]:
             now = db.now(connection)
             revisions = history.revisions(connection, since, steered)
             news = [one for one, revision in revisions.items() if revision > told.get(one, -1)]
-            changed = nodes.changed_since(connection, since)
-            news_of_nodes = [one for one, at in changed.items() if at > told_nodes.get(one, 0.0)]
-            return self._read(connection, news), news_of_nodes, now
+            present = nodes.updates(connection)
+            return self._read(connection, news), present, now
 
-        snapshots, changed_nodes, self._caught_up_to = await self._store.transaction(work)
+        snapshots, present, self._caught_up_to = await self._store.transaction(work)
         self._keep(snapshots)
-        for node_id in changed_nodes:
+        changed = [one for one, at in present.items() if at > self._told_nodes.get(one, 0.0)]
+        gone = [one for one in self._told_nodes if one not in present]
+        for node_id in changed:
             await self.node_changed(node_id)
-        if changed_nodes:
+        for node_id in gone:
+            self.node_removed(node_id)
+        if changed or gone:
             self._on_nodes_changed()
         self._events.position = self._caught_up_to
         self._forget_told()

@@ -104,6 +104,7 @@ def set_report(connection: Connection, node_id: str, report: Report, changed_at:
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(report=_text(report), **changed))
 
 
+_UPDATES = select(nodes.c.id, nodes.c.updated_at)
 _ONE = select(nodes).where(nodes.c.id == bindparam("node_id"))
 _NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained).where(
     nodes.c.id.in_(bindparam("ids", expanding=True))
@@ -146,6 +147,11 @@ def serving(connection: Connection) -> dict[str, str]:
     """The names, by id, of nodes whose replicas may be used."""
     query = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.drained.is_(False))
     return {row.id: row.name for row in connection.execute(query)}
+
+
+def updates(connection: Connection) -> dict[str, float]:
+    """When each node changed last."""
+    return {row.id: row.updated_at for row in connection.execute(_UPDATES)}
 
 
 def types(connection: Connection) -> dict[str, str]:
