@@ -145,7 +145,7 @@ def test_what_waits_for_a_node_ends_when_the_node_is_removed(
                 found = frontend.operation(operation["jobID"])
                 assert (found["status"], found["nodes"][0]["reason"]) == ("cancelled", "node_removed")
                 assert "worker-leaving was removed" in found["nodes"][0]["error"]
-            shown = frontend.get("/api/operations")["operations"]
+            shown = frontend.get("/api/operations?limit=500")["operations"]
             assert not {one["jobID"] for one in shown} & {one["jobID"] for one in waiting}
             assert node_id not in [node["id"] for node in fleet.nodes(frontend)]
         assert time.monotonic() - removed <= RECONCILE_SECONDS
