@@ -53,6 +53,7 @@ class StubWorker:
         self._group = group
         self._key = SigningKey.generate()
         self._bus: NatsBus | None = None
+        self.tasks: list[asyncio.Task[None]] = []
 
     @property
     def public_key(self) -> str:
@@ -76,7 +77,7 @@ class StubWorker:
         await self._link.heartbeat(reply.id, reply.node_token, heartbeat)
 
     def _take(self, message: Message) -> None:
-        self._group.create_task(self._install(message))
+        self.tasks.append(self._group.create_task(self._install(message)))
 
     async def _install(self, message: Message) -> None:
         assert self._bus is not None

@@ -145,15 +145,14 @@ async def measure(place: Path, database: str, seconds: float) -> tuple[float, fl
             for task in watching:
                 task.cancel()
             for worker in workers:
-                await worker.leave()
-            for task in asyncio.all_tasks():
-                if "Reporting._install" in repr(task.get_coro()):
+                for task in worker.tasks:
                     task.cancel()
+                await worker.leave()
     return written / OPERATIONS / spent, statistics.median(lateness)
 
 
 def ask(client: FrontendClient, name: str, node: str) -> str:
-    wish = {"kind": "install", "name": name, "nodes": [node], "uri": f"registry.invalid/{name}:1"}
+    wish = {"kind": "install", "name": name, "nodes": [node], "uri": "pypi:engine==1"}
     return str(client.request("POST", "/api/operations", wish, dict[str, object])["jobID"])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import psycopg
 from tests.e2e.conftest import wait_for
 from tests.fetch.faults import Stall
 from tests.fleet.guests import guest_frontend, row_of
@@ -161,6 +162,25 @@ def test_three_hasty_frontends_have_one_effect_per_intent(
             assert said_by(fleet.backends_of(worker) / name) == "one"
         for name in deleted + cancelled:
             assert not (fleet.backends_of(worker) / name).exists()
+
+
+def test_a_cancel_that_meets_a_change_of_the_same_row_is_carried_out_after_it(
+    fleet: Fleet, warehouse: Warehouse, name: str
+) -> None:
+    """F-046. Between its look and its writing somebody else writes, as a frontend does that claims it."""
+    image = warehouse.publish(name, "one")
+    warehouse.proxy.plan(Stall(1000), path=image.layers[0].digest, times=None)
+    operation = fleet.request("install", name, ["worker-2"])
+    assert is_held(fleet, name)
+    waiting = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    with psycopg.connect(fleet.database_url) as connection:
+        connection.execute("update intents set version = version + 1 where subject = %s", (f"backend:{name}",))
+        cancels = threading.Thread(target=fleet.second.post, args=(f"/api/operations/{operation['jobID']}/cancel", {}))
+        cancels.start()
+        wait_for("the cancel to wait", lambda: fleet.rows(waiting))
+        connection.commit()
+        cancels.join(20)
+    assert fleet.first.operation(operation["jobID"])["status"] == "cancelled"
 
 
 def statuses(operation: dict[str, Any]) -> tuple[str, list[tuple[str, str, int]]]:

@@ -79,14 +79,14 @@ class Warehouse:
         self.proxy.bytes_per_second = None
         self.call(self.proxy.forget_plans)
 
-    def publish(self, name: str, says: str, *, megabytes: float = 0.2, platform: str = "") -> Image:
-        """An image under NAME:latest whose launcher says this; the gallery names it from now on. The bulk of it is the
-        same for every version of a name.
+    def publish(self, name: str, says: str, *, megabytes: float = 0.2, platform: str = "", run: bytes = b"") -> Image:
+        """An image under NAME:latest whose launcher says this, or is `run`; the gallery names it from now on. The bulk
+        of it is the same for every version of a name.
         """
         self._count += 1
         layout = self._root / f"layout-{self._count}"
         bulk = {"bulk.so": noise(int(megabytes * MEGABYTE), len(name) * 1000 + sum(name.encode()))}
-        files = [bulk, {"run.sh": launcher(says)}]
+        files = [bulk, {"run.sh": run or launcher(says)}]
         image = write_image(layout, files, platform=platform or hardware.platform())
         self.run(self.registry.push(layout, f"{name}:latest"))
         self.offer(name, self.proxy.reference(f"{name}:latest"))

@@ -104,11 +104,11 @@ class Frontend:
     async def node(self, name: str) -> dict[str, Any]:
         return next(one for one in await self.get("/api/nodes") if one["name"] == name)
 
-    async def is_healthy(self, name: str) -> None:
+    async def sees(self, name: str, status: str) -> None:
         async def probe() -> bool:
-            return str((await self.node(name))["status"]) == "healthy"
+            return str((await self.node(name))["status"]) == status
 
-        await until(probe, f"{name} to be healthy")
+        await until(probe, f"{name} to be {status}")
 
     async def lists(self, node: str, *backends: str) -> None:
         """Wait until the node is known to have exactly these."""

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 QUEUE_LENGTH = 10_000
 BATCH = 200
 MAX_RUNNING = 1000  # commands that one worker may say it works on
-PROGRESS_WRITE_SECONDS = 1.0  # the row is for those who look later; watchers are told from memory
+PROGRESS_WRITE_SECONDS = 2.0  # the row is for those who look later; watchers are told from memory
 RESTARTED_MESSAGE = "the worker was restarted before it was done; it is sent again"
 
 

@@ -101,4 +101,5 @@ def _key(build: Resolved) -> tuple[str, str]:
 
 def _has_tag(build: Resolved) -> bool:
     """Whether the version is not part of the build itself."""
-    return not build.digest and parse_uri(build.uri).kind == "image"
+    source = parse_uri(build.uri)
+    return not build.digest and source.image is not None and not source.image.digest

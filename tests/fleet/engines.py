@@ -1,0 +1,220 @@
+"""Engines for tests of serving: a launcher that speaks OpenAI's HTTP, says who it is, and takes its time when asked to;
+and clients that go on asking and keep what they were told.
+
+    serving.offer(name, "one"); serving.add_model("speaker", name); serving.load("speaker", "worker-1")
+    with asking(fleet.frontends, "speaker") as load: ...
+    assert load.failures == []
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import psutil
+from tests.e2e.conftest import wait_for
+from tests.fetch.images import Image
+from tests.fleet.house import Fleet
+from tests.fleet.warehouse import Warehouse
+
+from enginehouse.core.model import Model
+from enginehouse.fetch.galleries import load_builtin
+
+PIECE_SECONDS = 0.1  # between two pieces of a stream
+_PROGRAM = """#!%(python)s
+import http.server, json, os, signal, subprocess, sys, time
+if %(stubborn)r:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # What it starts is as deaf as it is.
+    subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def tell(self, body):
+        content = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+    def do_GET(self):
+        self.tell({"status": "ok"})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        said = "%(says)s %%d" %% os.getpid()
+        if not asked.get("stream"):
+            return self.tell({"object": "chat.completion", "model": asked["model"], "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}]})
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for number in range(asked["max_tokens"]):
+            piece = {"object": "chat.completion.chunk", "model": asked["model"], "choices": [
+                {"index": 0, "delta": {"content": said}}]}
+            self.piece(b"data: " + json.dumps(piece).encode() + b"\\n\\n")
+            time.sleep(%(pause)r)
+        self.piece(b"data: [DONE]\\n\\n")
+        self.piece(b"")
+    def piece(self, content):
+        self.wfile.write(b"%%x\\r\\n%%s\\r\\n" %% (len(content), content))
+        self.wfile.flush()
+host, _, port = sys.argv[2].rpartition(":")
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads, request_queue_size = True, 128
+Server((host, int(port)), Handler).serve_forever()
+"""
+
+
+def program(says: str, *, is_stubborn: bool = False) -> bytes:
+    filled = _PROGRAM % {"python": sys.executable, "says": says, "stubborn": is_stubborn, "pause": PIECE_SECONDS}
+    return filled.encode()
+
+
+class Serving:
+    """What a fleet serves in one test; gone after it."""
+
+    def __init__(self, fleet: Fleet, warehouse: Warehouse) -> None:
+        self._fleet = fleet
+        self._warehouse = warehouse
+        self._models: list[str] = []
+
+    def offer(self, name: str, says: str, *, is_stubborn: bool = False) -> Image:
+        return self._warehouse.publish(name, says, run=program(says, is_stubborn=is_stubborn))
+
+    def add_model(self, model: str, backend: str) -> None:
+        """Served by that backend, with the files of the built-in toy."""
+        builtin = next(one for one in load_builtin().models if one.name == "tiny-chat")
+        made = Model(name=model, backend=backend, files=builtin.files)
+        definition = msgspec.json.encode(made).decode()
+        self._fleet.rows("insert into models (name, definition, created_at) values (%s, %s, 0)", model, definition)
+        self._models.append(model)
+
+    def load(self, model: str, worker: str) -> None:
+        found = self._fleet.first.post(f"/api/models/{model}/load", {"node": worker})
+        if not found.get("ready"):
+            ended = self._fleet.ended(found)
+            assert ended["status"] == "succeeded", ended
+        if model not in self._models:
+            self._models.append(model)
+        for frontend in self._fleet.frontends:
+            wait_for(f"{frontend.name} to answer", lambda frontend=frontend: ask(frontend.port, self.token, model)[0])
+
+    @property
+    def token(self) -> str:
+        return self._fleet.tokens["admin"]
+
+    def end(self) -> None:
+        """Engines are few on one machine: the next test needs their places."""
+        for model in self._models:
+            self._fleet.ended(self._fleet.first.delete(f"/api/models/{model}"))
+
+
+def processes_of(fleet: Fleet, worker: str) -> list[psutil.Process]:
+    """The engines of a worker and what they started."""
+    return psutil.Process(fleet.workers[worker].pid).children(recursive=True)
+
+
+def ask(port: int, token: str, model: str, limit_seconds: float = 30.0) -> tuple[int, str]:
+    """Status, and what was said or the code of the error; 0 where the connection broke."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_seconds)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        told: dict[str, Any] = json.loads(answer.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return 0, repr(error)
+    finally:
+        connection.close()
+    if answer.status != 200:
+        return answer.status, str(told["error"]["code"])
+    return 200, str(told["choices"][0]["message"]["content"])
+
+
+class Load:
+    """Clients that ask one thing after another; each keeps its place in time."""
+
+    def __init__(self, ports: Sequence[int], token: str, models: Sequence[str], clients: int, rate: float) -> None:
+        self.answers: list[tuple[int, str]] = []
+        self.slowest = 0.0
+        self._over = threading.Event()
+        self._pause_seconds = clients / rate
+        self._threads = [
+            threading.Thread(target=self._go_on, args=(number, ports, token, models)) for number in range(clients)
+        ]
+
+    @property
+    def failures(self) -> list[tuple[int, str]]:
+        return [one for one in self.answers if one[0] != 200]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+        wait_for("the first answers", lambda: len(self.answers) >= len(self._threads))
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(90)
+            assert not thread.is_alive(), "a request hangs"
+
+    def _go_on(self, number: int, ports: Sequence[int], token: str, models: Sequence[str]) -> None:
+        turn = number
+        while not self._over.is_set():
+            turn += 1
+            began = time.monotonic()
+            self.answers.append(ask(ports[turn % len(ports)], token, models[(turn // len(ports)) % len(models)]))
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            self._over.wait(self._pause_seconds)
+
+
+@contextmanager
+def asking(ports: Sequence[int], token: str, *models: str, clients: int = 4, rate: float = 20.0) -> Iterator[Load]:
+    load = Load(ports, token, models, clients, rate)
+    load.start()
+    try:
+        yield load
+    finally:
+        load.end()
+
+
+class Stream:
+    """One streamed answer in a thread of its own."""
+
+    def __init__(self, port: int, token: str, model: str, pieces: int) -> None:
+        self.pieces: list[str] = []
+        self.is_whole = False
+        self._port = port
+        self._token = token
+        self._body = {"model": model, "messages": [{"role": "user", "content": "Go on"}], "max_tokens": pieces}
+        self._thread = threading.Thread(target=self._read)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "a stream hangs"
+
+    def _read(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        headers = {"authorization": f"Bearer {self._token}"}
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps({**self._body, "stream": True}), headers)
+            for line in connection.getresponse():
+                if line.startswith(b"data: [DONE]"):
+                    self.is_whole = True
+                elif line.startswith(b"data: {"):
+                    self.pieces.append(json.loads(line[6:])["choices"][0]["delta"]["content"])
+        except (OSError, http.client.HTTPException, KeyError):
+            return
+        finally:
+            connection.close()
