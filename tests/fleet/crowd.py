@@ -48,7 +48,8 @@ class StubWorker:
         return len(self._asked)
 
     async def join(self, url: str, nats_url: str) -> None:
-        link = WorkerLink(FrontendClient(url, self._token, user_agent="stub"))
+        client = FrontendClient(url, self._token, user_agent="stub")
+        link = WorkerLink(client)
         request = wire.RegisterRequest(
             name=self.name,
             address="127.0.0.1:50051",
@@ -64,6 +65,7 @@ class StubWorker:
         await self._bus.subscribe(wire.node_subject(reply.id, wire.INSTALL), self._take)
         report = Report(boot_id=self.name, sequence=1, mark=reply.mark)
         await link.heartbeat(reply.id, reply.node_token, wire.HeartbeatRequest(report=report))
+        client.close()
 
     def _take(self, message: Message) -> None:
         request = wire.decode(message.payload, wire.BackendInstallRequest, "the install request")

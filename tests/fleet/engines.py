@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -105,7 +106,7 @@ class Serving:
         if model not in self._models:
             self._models.append(model)
         for frontend in self._fleet.frontends:
-            wait_for(f"{frontend.name} to answer", lambda frontend=frontend: ask(frontend.port, self.token, model)[0])
+            wait_for(f"{frontend.name} to answer", partial(_answers, frontend.port, self.token, model))
 
     @property
     def token(self) -> str:
@@ -139,6 +140,10 @@ def ask(port: int, token: str, model: str, limit_seconds: float = 30.0) -> tuple
     return 200, str(told["choices"][0]["message"]["content"])
 
 
+def _answers(port: int, token: str, model: str) -> bool:
+    return ask(port, token, model)[0] == 200
+
+
 class Load:
     """Clients that ask one thing after another; each keeps its place in time."""
 
@@ -158,7 +163,12 @@ class Load:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        wait_for("the first answers", lambda: len(self.answers) >= len(self._threads))
+        self.until_more(len(self._threads))
+
+    def until_more(self, count: int = 10) -> None:
+        """Until so many more answers have come, good or bad."""
+        wanted = len(self.answers) + count
+        wait_for("more answers", lambda: len(self.answers) >= wanted, 60)
 
     def end(self) -> None:
         self._over.set()

@@ -7,6 +7,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -153,6 +154,10 @@ def test_a_burst_on_one_subject_of_a_worker_delays_no_other(fleet: Fleet, wareho
 # Restarts ----------------------------------------------------------------------------------------
 
 
+def is_downloading(fleet: Fleet, operation_id: str) -> bool:
+    return bool(row_of(fleet.first.operation(operation_id), "worker-1")["status"] == "downloading")
+
+
 def test_a_bus_that_is_killed_again_and_again_loses_no_wish(
     fleet: Fleet, warehouse: Warehouse, names: Callable[[int], list[str]]
 ) -> None:
@@ -167,8 +172,7 @@ def test_a_bus_that_is_killed_again_and_again_loses_no_wish(
         # One is on its way, one has not been sent when the bus is gone.
         operations.append(fleet.request("install", name, ["worker-1", "worker-2"]))
         if number % 2:
-            row = lambda: row_of(fleet.first.operation(operations[-1]["jobID"]), "worker-1")["status"]  # noqa: E731
-            wait_for("it to be under way", lambda row=row: row() == "downloading")
+            wait_for("it to be under way", partial(is_downloading, fleet, operations[-1]["jobID"]))
         fleet.nats.kill()
         operations.append(fleet.request("install", name, ["worker-3", "worker-4", "worker-5"], frontend=fleet.second))
         fleet.nats.start()
@@ -178,7 +182,7 @@ def test_a_bus_that_is_killed_again_and_again_loses_no_wish(
                 wait_for("the frontend to be back on the bus", frontend.is_ready, 5)
             for node_id in ids.values():
                 question = wire.node_subject(node_id, wire.RUNNING)
-                wait_for("the worker to listen again", lambda q=question, s=speaker: s.ask(q, b"{}", 1.0), 5)
+                wait_for("the worker to listen again", partial(speaker.ask, question, b"{}", 1.0), 5)
         assert time.monotonic() - began <= 5.0
     for operation in operations:
         ended = fleet.ended(operation)

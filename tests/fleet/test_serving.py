@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,11 @@ def test_an_upgrade_that_fails_costs_not_one_request(
             fleet.first.post("/backends/upgrades/check")
             operation = fleet.request("upgrade", name, ["worker-1"], frontend=fleet.first)
             if end == "cancelled":
-                asked = new.layers[1].digest
-                wait_for("the download", lambda asked=asked: warehouse.proxy.asked(asked))
+                wait_for("the download", partial(warehouse.proxy.asked, new.layers[1].digest))
                 fleet.second.post(f"/api/operations/{operation['jobID']}/cancel", {})
             assert fleet.ended(operation)["status"] == end, fault
             assert digest_on(fleet, name, "worker-1") == old.digest
-            before = len(load.answers)
-            wait_for("more answers", lambda before=before: len(load.answers) > before + 10)
+            load.until_more()
     assert load.failures == []
     assert {said for _, said in load.answers} == {f"one {pid}"}, "the same process all the time"
     assert fleet.began("worker-1", f"upgrade {name}") == len(misfortunes)
@@ -142,7 +141,7 @@ def test_a_delete_stops_what_serves_before_it_removes_and_no_request_hangs(
         assert fleet.ended(operation)["status"] == "succeeded"
         wait_for("the old processes and their files to be gone", lambda: witness.seen[-1] == (False, False))
         before = len(load.answers)
-        wait_for("more answers", lambda: len(load.answers) > before + 8, 60)
+        load.until_more()
     assert (True, False) not in witness.seen, "the files went before the processes"
     assert sorted(outcome_of(fleet, operation)["stopped"]) == ["first-speaker#0", "second-speaker#0"]
     assert load.slowest < 20.0, "somebody waited for what is gone"
@@ -246,13 +245,12 @@ def test_frontends_restart_one_after_the_other_and_nobody_notices(
                     for worker in fleet.workers:
                         body = {"kind": "install", "name": name, "nodes": [worker]}
                         operations.append(client.request("POST", "/api/operations", body, dict[str, Any]))
-                answered = len(load.answers)
                 assert frontend.stop() == 0, "it ends in order"
                 wait_for("the balancer to notice", lambda: len(balancer.ready) == 1)
                 frontend.start()
                 wait_for("it to be ready again", frontend.is_ready)
                 wait_for("the balancer to know both", lambda: len(balancer.ready) == 2)
-                wait_for("more answers", lambda answered=answered: len(load.answers) > answered + 10)
+                load.until_more()
     assert load.failures == []
     assert len({operation["jobID"] for operation in operations}) == 20
     for operation in operations:

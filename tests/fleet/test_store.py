@@ -10,6 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -236,7 +237,7 @@ def test_a_burst_of_requests_on_a_database_with_few_connections_waits_or_is_told
     assert answers["done"] > 0
     ended = time.monotonic()
     for frontend in small.frontends:
-        wait_for("a prompt answer", lambda frontend=frontend: is_prompt(frontend), 5)
+        wait_for("a prompt answer", partial(is_prompt, frontend), 5)
     assert time.monotonic() - ended < 5.0
     small.until_ready()
     small.done("install", f"after-{name}", ["worker-2"], uri=uri)

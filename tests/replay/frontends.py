@@ -129,9 +129,14 @@ class Frontend:
 
     async def run_sql(self, statement: str, **values: object) -> list[Any]:
         """As another program would, past everything that this one knows."""
+        return await self.run_all((statement, values))
+
+    async def run_all(self, *statements: tuple[str, dict[str, object]]) -> list[Any]:
+        """The same in one transaction; what the last statement gave."""
 
         def work(connection: Connection) -> list[Any]:
-            result = connection.execute(text(statement), values)
+            for statement, values in statements:
+                result = connection.execute(text(statement), values)
             return list(result) if result.returns_rows else []
 
         return await self._store.transaction(work)

@@ -49,11 +49,6 @@ class House:
     async def sql(self, statement: str, **values: object) -> list[Any]:
         return await self.frontends.first.run_sql(statement, **values)
 
-    async def insert(self, table: str, columns: tuple[str, ...], **values: object) -> None:
-        assert set(values) == set(columns)
-        named = ", ".join(columns)
-        await self.sql(f"insert into {table} ({named}) values ({', '.join(':' + one for one in columns)})", **values)
-
     def install_of(self, directory: str) -> str:
         """An install as the version before wrote it: without galleries, and without a word on where it is from."""
         resolved = {"directory": directory, "uri": self._lab.reference(), "digest": ""}
@@ -74,16 +69,25 @@ class House:
             **{"failures": 0, "fence": 0, "owner": "", "lease_until": 0.0, "dispatched_at": 0.0},
             **{"reason": "", "message": "", "progress": None, "outcome": None, "version": 0},
         }
-        await self.insert("subjects", SUBJECT, node_id=node_id, subject=subject, generation=1)
-        await self.insert("operations", OPERATION, **operation)
         later = tuple(name for name in fields if name not in INTENT)
-        await self.insert("intents", (*INTENT, *later), **(intent | fields))
-        await self.insert("operation_intents", LINK, operation_id=operation_id, intent_id=intent_id, position=0)
+        link: dict[str, object] = {"operation_id": operation_id, "intent_id": intent_id, "position": 0}
+        # In one transaction, as it was then: nobody sees a part of it.
+        await self.frontends.first.run_all(
+            _insert("subjects", SUBJECT, {"node_id": node_id, "subject": subject, "generation": 1}),
+            _insert("operations", OPERATION, operation),
+            _insert("intents", (*INTENT, *later), intent | fields),
+            _insert("operation_intents", LINK, link),
+        )
         return operation_id, intent_id
 
     async def state_of(self, intent_id: str) -> tuple[str, int]:
         (row,) = await self.sql("select state, attempt from intents where id = :id", id=intent_id)
         return str(row[0]), int(row[1])
+
+
+def _insert(table: str, columns: tuple[str, ...], values: dict[str, object]) -> tuple[str, dict[str, object]]:
+    assert set(values) == set(columns)
+    return f"insert into {table} ({', '.join(columns)}) values ({', '.join(':' + one for one in columns)})", values
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MAX_CONTROL_BYTES = 1024 * 1024
 BODY_SECONDS = 30.0  # to receive 1 MiB; a connection is not held open for less
+# In the state of a request: ends its connection at once. Closing it would wait for a client that does not read.
+ABORT = "enginehouse.abort"
 T = TypeVar("T")
 
 

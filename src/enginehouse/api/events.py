@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from enginehouse.api.app import Entry
+from enginehouse.api.app import ABORT, Entry
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.events import Event, Events
@@ -64,6 +64,9 @@ class EventRoutes:
         except* (TimeoutError, EnginehouseError) as errors:
             # The head is out: a connection that ends before its time is what sends the client to look again.
             log.info("events.broken_off errors=%s", errors.exceptions)
+            if abort := scope.get("state", {}).get(ABORT):
+                abort()
+                await asyncio.sleep(0)  # the server notices that the connection is gone before it looks for an end
 
     async def _write(self, send: Send, only: str, since: float | None) -> None:
         headers = [

@@ -9,9 +9,12 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from enginehouse.api.app import ABORT
 from enginehouse.loop import Loop
 
 STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
@@ -20,6 +23,7 @@ STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
 async def serve(app: object, listener: socket.socket, loops: dict[str, Loop], on_stop: Callable[[], None]) -> None:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
+        http=_connection,  # type: ignore[arg-type]  # only ever called
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -43,3 +47,15 @@ async def serve(app: object, listener: socket.socket, loops: dict[str, Loop], on
         await server.serve(sockets=[listener])
         for task in tasks:
             task.cancel()
+
+
+def _connection(**given: Any) -> asyncio.Protocol:
+    """uvicorn's own, with a way for routes to end it. Its transport comes later."""
+    made: Any = None
+
+    def abort() -> None:
+        made.transport.abort()
+
+    made = AutoHTTPProtocol(**{**given, "app_state": {**given["app_state"], ABORT: abort}})
+    connection: asyncio.Protocol = made
+    return connection

@@ -53,7 +53,7 @@ class Endings:
 
         def work(connection: Connection) -> list[Intent]:
             operation, intents = with_intents(connection, operation_id, node)
-            open_ones = [intent for intent in intents if intent.is_open]
+            open_ones = _locked(connection, intents)
             if not open_ones and not operation.is_steered:
                 what = f"operation {operation_id}" + (f" on {node}" if node else "")
                 raise Conflict(f"cannot cancel {what}: it has ended already", code="already_terminal")
@@ -176,9 +176,15 @@ class Endings:
         await self._board.intents_changed(ended)
 
 
+def _locked(connection: Connection, intents: Iterable[Intent]) -> list[Intent]:
+    """Which of these are open, as they are now: one that is being claimed or settled at this moment is waited for."""
+    open_ones = [intent.id for intent in intents if intent.is_open]
+    return [intent for intent in operations.lock_intents(connection, open_ones).values() if intent.is_open]
+
+
 def _cancel_all(connection: Connection, intents: Iterable[Intent], reason: str, message: str) -> list[Intent]:
     change = Change(kind="cancel", now=db.now(connection), reason=reason, message=message)
-    ended = [operations.apply(connection, intent, change) for intent in intents]
+    ended = [operations.apply(connection, intent, change) for intent in _locked(connection, intents)]
     operations.note_ended(connection, [intent.id for intent in ended])
     return ended
 
