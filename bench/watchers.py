@@ -22,14 +22,17 @@ from pathlib import Path
 
 import psycopg
 
-from backlog import databases
 from enginehouse.bus import embedded
 from enginehouse.core import wire
 from enginehouse.core.progress import Progress
 from enginehouse.host import processes
 from enginehouse.link.client import FrontendClient
 from enginehouse.ports import Message
-from fanout import LIMIT_SECONDS, TOKENS, StubWorker, free_port, until_ready
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a script, and its neighbours are in a package
+
+from bench.backlog import databases
+from bench.fanout import LIMIT_SECONDS, TOKENS, StubWorker, free_port, until_ready
 
 NODES, NAMES = 20, 10
 OPERATIONS = NODES * NAMES

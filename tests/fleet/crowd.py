@@ -108,7 +108,7 @@ class Watcher:
     def __init__(self, ports: list[int], token: str) -> None:
         self.ended: set[str] = set()
         self.position = b""
-        self.is_dropped = False
+        self.port = 0  # its own, where it stopped reading
         self._ports = ports
         self._token = token
         self._moves = False
@@ -138,7 +138,7 @@ class Watcher:
         self._moves = True
 
     async def stop_reading(self) -> None:
-        """Connect with little room, and read nothing until the other side gives up."""
+        """Connect with little room, and read nothing until it is cancelled."""
         plain = socket.socket()
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         plain.setblocking(False)
@@ -146,9 +146,8 @@ class Watcher:
         try:
             await loop.sock_connect(plain, ("127.0.0.1", self._ports[0]))
             await loop.sock_sendall(plain, self._head())
-            while not self.is_dropped:
-                await asyncio.sleep(0.1)
-                self.is_dropped = _is_reset(plain)
+            self.port = plain.getsockname()[1]
+            await asyncio.Event().wait()
         finally:
             plain.close()
 
@@ -164,10 +163,3 @@ class Watcher:
             + position
             + b"\r\n"
         )
-
-
-def _is_reset(plain: socket.socket) -> bool:
-    """Whether the other side has ended the connection; what waits to be read stays unread."""
-    state = plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    established = 1
-    return state != established

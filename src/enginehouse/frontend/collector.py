@@ -269,7 +269,10 @@ class Collector:
         if not taken:
             return
 
-        await self._store.transaction(lambda connection: intents.set_progress(connection, taken))
+        def work(connection: Connection) -> None:
+            intents.set_progress(connection, taken, self._owner, db.now(connection))
+
+        await self._store.transaction(work)
 
 
 def _may_be_old(intent: Intent) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgspec
-from sqlalchemy import func, select, update
+from sqlalchemy import func, or_, select, true, update
 
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.progress import Progress, is_newer
@@ -62,13 +62,16 @@ def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str])
     return tuple(found)
 
 
-def set_progress(connection: Connection, heard: Mapping[str, Progress]) -> None:
+def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str = "", now: float = 0.0) -> None:
     """Progress is not a change of state: it takes no version, only a running intent has any, of its own attempt, and
     what another frontend heard later stays.
+
+    Every frontend hears everything: for an `owner` only what it holds is written, and what nobody holds any more.
     """
+    theirs = or_(intents.c.owner == owner, intents.c.lease_until < now) if owner else true()
     for some in slices(heard):
         query = select(intents.c.id, intents.c.attempt, intents.c.progress).where(
-            intents.c.id.in_(some), intents.c.state == "running"
+            intents.c.id.in_(some), intents.c.state == "running", theirs
         )
         for row in connection.execute(query.with_for_update(skip_locked=True)).all():
             known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
