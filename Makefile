@@ -25,10 +25,10 @@ up: setup ## run enginehouse on this machine (options: make up ARGS="--host 0.0.
 
 test: setup-dev ## everything that proves it: checks, unit, conformance, end to end
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@if [ -n "$(ARGS)" ]; then $(BIN)/python -m pytest -q $(ARGS); else sh tools/test; fi
 
-proof: setup-dev ## the long tails: full crash sweeps, a hundred kills (a quarter of an hour)
-	@ENGINEHOUSE_PROOF=1 $(BIN)/python -m pytest -q tests/worker $(ARGS)
+proof: setup-dev ## the long tails: full crash sweeps, hundreds of kills and rounds, 20,000 simulations (an hour)
+	@ENGINEHOUSE_PROOF=1 ENGINEHOUSE_SEEDS=20000 $(BIN)/python -m pytest -q tests/worker tests/fleet tests/sim $(ARGS)
 
 check: setup-dev ## ruff, mypy --strict, import contracts, size budgets
 	@$(BIN)/ruff check src tests bench tools

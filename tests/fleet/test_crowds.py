@@ -27,12 +27,13 @@ MEASURED = 100
 WRITES = 1.0  # of progress, per operation and second
 GROWTH_BYTES = 120 * MEGABYTE  # the log of events is bounded by 32 MB; buffers of connections and allocators add theirs
 LATE_SECONDS = 5.0
+COUNTED_SECONDS = 6.0
 # The frontend waits 20 s for a reader, then drops it; these begin with the first test of this file.
 DROP_SECONDS = 40.0
 
 
 # Stubs say once that they live, and leases need no renewing: the writes that are counted are those of progress.
-PATIENT = ("--stale", "601s", "--stall", "600s", "--lease", "600s")
+PATIENT = ("--stale", "600s", "--stall", "600s", "--lease", "600s")
 
 
 class Crowd:
@@ -132,15 +133,17 @@ def clients(fleet: Fleet) -> set[int]:
 def test_two_hundred_installs_that_report_leave_room_for_everybody_else(crowd: Crowd) -> None:
     """F-035."""
     fleet = crowd.fleet
-    before, began = writes(fleet), time.monotonic()
     busy = p99(fleet.frontends)
     allowed = max(P99_SECONDS, SLOWNESS * crowd.idle_p99)
     assert busy <= allowed, f"{busy:.3f} s, idle {crowd.idle_p99:.3f} s"
-    wait_for("a few seconds of reports", lambda: time.monotonic() - began > 4.0)
-    seconds = time.monotonic() - began
-    each = (writes(fleet) - before) / len(crowd.operations) / seconds
+    # The database counts a second late.
+    settled = time.monotonic() + 1.5
+    wait_for("the beginning to have been counted", lambda: time.monotonic() > settled)
+    before, began = writes(fleet), time.monotonic()
+    wait_for("a few seconds of reports", lambda: time.monotonic() - began > COUNTED_SECONDS)
+    each = (writes(fleet) - before) / len(crowd.operations) / (time.monotonic() - began)
     assert 0 < each <= WRITES * 1.1, f"{each:.2f} writes per operation and second"
-    open("/tmp/h6/each","a").write(f"{each:.3f} {busy:.3f} {crowd.idle_p99:.3f}\n")
+    print(f"each {each:.3f} {busy:.3f} {crowd.idle_p99:.3f}")
     shown = fleet.second.get(f"/api/operations/{next(iter(crowd.operations))}")
     assert shown["status"] == "running"
     assert shown["currentBytes"] > 0

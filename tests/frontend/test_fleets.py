@@ -225,6 +225,20 @@ async def test_a_registry_that_does_not_answer_leaves_it_to_the_workers(world: W
     assert action.resolved.digest == ""
 
 
+async def test_a_registry_that_does_not_answer_is_not_waited_for_by_everybody(world: World) -> None:
+    await world.join("first")
+    for _ in range(3):
+        await world.install(name="image")
+    assert len(world.registry.asked) == 1
+    world.time.passed += 16
+    world.registry.digests[IMAGE] = "sha256:new"
+    view = await world.install(name="image", force=True)
+    action = (await world.intent(view)).action
+    assert isinstance(action, InstallBackend)
+    assert action.resolved.digest == "sha256:new"
+    await world.upgrades.check()
+
+
 async def test_to_install_what_is_there_changes_nothing(world: World) -> None:
     world.registry.digests[IMAGE] = "sha256:new"
     (node,) = await having(world, "first")

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 Ask = Callable[[str, str, str], Awaitable[Artifact]]  # of a URI, for a platform, with the sha256 an archive must have
 
 FRESH_SECONDS = 60.0  # a second wish within a minute means the same version
-LIMIT_SECONDS = 10.0  # somebody waits for the answer
+FAILED_SECONDS = 15.0  # a registry that does not answer is not waited for by everybody who asks meanwhile
+LIMIT_SECONDS = 5.0  # somebody waits for the answer
 MAX_KNOWN = 5000  # builds times platforms of a large gallery; beyond it the oldest are asked again
 
 
@@ -36,6 +37,7 @@ class Known(Struct, frozen=True, kw_only=True):
     index_digest: str = ""
     size_bytes: int = 0
     failure: str = ""
+    failed_at: float = 0.0  # monotonic
 
 
 class Versions:
@@ -48,7 +50,9 @@ class Versions:
         """Learn the versions of these builds, all at once; on return each was answered or has failed."""
         missing = {_key(one): one for one in builds if _has_tag(one)}
         since = self._clock.monotonic() - fresh_seconds
-        missing = {key: one for key, one in missing.items() if not self._is_fresh(key, since)}
+        # Whoever insists on fresh answers asks everybody.
+        patient = fresh_seconds > 0
+        missing = {key: one for key, one in missing.items() if not self._is_fresh(key, since, patient)}
         async with asyncio.TaskGroup() as group:
             for key, build in missing.items():
                 group.create_task(self._learn(key, build))
@@ -65,9 +69,13 @@ class Versions:
             return build
         return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
 
-    def _is_fresh(self, key: tuple[str, str], since: float) -> bool:
+    def _is_fresh(self, key: tuple[str, str], since: float, patient: bool) -> bool:
         known = self._known.get(key)
-        return known is not None and not known.failure and known.asked_at >= since
+        if known is None:
+            return False
+        if known.failure:
+            return patient and known.failed_at >= self._clock.monotonic() - FAILED_SECONDS
+        return known.asked_at >= since
 
     async def _learn(self, key: tuple[str, str], build: Resolved) -> None:
         failure = ""
@@ -90,9 +98,10 @@ class Versions:
         before = self._known.pop(key, None)
         # What was known is better than nothing to look at, but it is not what a new wish is pinned to.
         if before is not None and before.digest:
-            self._known[key] = msgspec.structs.replace(before, failure=failure)
+            self._known[key] = msgspec.structs.replace(before, failure=failure, failed_at=self._clock.monotonic())
         else:
-            self._known[key] = Known(asked_at=self._clock.monotonic(), failure=failure)
+            now = self._clock.monotonic()
+            self._known[key] = Known(asked_at=now, failure=failure, failed_at=now)
 
 
 def _key(build: Resolved) -> tuple[str, str]:
