@@ -40,6 +40,21 @@ def guest_frontend(fleet: Fleet, name: str, *more: str) -> Iterator[Frontend]:
 
 
 @contextmanager
+def guest_frontends(fleet: Fleet, names: Iterable[str], *more: str) -> Iterator[list[Frontend]]:
+    """Several at once, which takes no longer than one."""
+    made = [fleet.add_frontend(name, *more) for name in names]
+    try:
+        for one in made:
+            wait_for(f"{one.name} to be ready", one.is_ready)
+        yield made
+    finally:
+        for one in made:
+            one.stop()
+            fleet.frontends.remove(one)
+            one.client.close()
+
+
+@contextmanager
 def registered(fleet: Fleet, name: str, node_type: str) -> Iterator[str]:
     """A node that was never approved, by its id. No program stands behind it."""
     body = {"name": name, "node_type": node_type, "token": fleet.tokens["join"]}

@@ -143,7 +143,6 @@ def test_two_hundred_installs_that_report_leave_room_for_everybody_else(crowd: C
     wait_for("a few seconds of reports", lambda: time.monotonic() - began > COUNTED_SECONDS)
     each = (writes(fleet) - before) / len(crowd.operations) / (time.monotonic() - began)
     assert 0 < each <= WRITES * 1.1, f"{each:.2f} writes per operation and second"
-    print(f"each {each:.3f} {busy:.3f} {crowd.idle_p99:.3f}")
     shown = fleet.second.get(f"/api/operations/{next(iter(crowd.operations))}")
     assert shown["status"] == "running"
     assert shown["currentBytes"] > 0

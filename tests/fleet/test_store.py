@@ -216,7 +216,7 @@ def test_a_burst_of_requests_on_a_database_with_few_connections_waits_or_is_told
             if number % 4 < 2:
                 frontend.get("/api/operations?limit=20")
             else:
-                small.request("install", f"burst-{number}", ["worker-1"], frontend=frontend, uri=uri)
+                small.request("install", f"burst-{number % 8}", ["worker-1"], frontend=frontend, uri=uri)
             answers["done"] += 1
         except Unavailable as error:
             answers["told when to come back" if error.retry_after_seconds else str(error)] += 1

@@ -303,3 +303,23 @@ async def test_two_tokens_of_one_role_never_share_a_name(world: World) -> None:
         await world.keys.create("user", "laptop")
     names = {(await world.keys.create("user", None)).name for _ in range(3)}
     assert len(names) == 3
+
+
+async def test_a_second_attempt_that_another_frontend_sent_never_shows_the_numbers_of_the_first(world: World) -> None:
+    node = await world.join("first")
+    view = await world.install()
+    await world.dispatcher.step()
+    intent = await world.intent(view)
+    other = World(world.store, world.time, owner="another")
+    await other.start()
+    other.progress(intent, Progress("downloading", "x", 333, 1000, 1, 5))
+    await world.reply(intent, Outcome(code="upstream_error", message="cut", can_heal=True))
+    world.time.passed += 5
+    await world.nodes.heartbeat(node.id, HeartbeatRequest())
+    await world.dispatcher.step()
+    assert (await world.intent(view)).attempt == 2
+    other.progress(intent, Progress("resolving", "", 0, 0, 2, 1))
+    with other.events.watch() as watcher:
+        await other.board.step()
+        rows = [body["nodes"][0] for kind, _, body in told(watcher) if kind == "operation"]  # type: ignore[index]
+    assert [(row["attempt"], row["state"], row["phase"]) for row in rows] == [(2, "running", "resolving")]

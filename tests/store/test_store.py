@@ -265,6 +265,28 @@ async def test_progress_is_kept_for_running_intents_only(store: Store) -> None:
     assert (kept.progress, kept.version) == (seen, running.version)
 
 
+async def test_progress_is_written_by_the_frontend_that_holds_the_intent_or_by_any_when_nobody_does(
+    store: Store,
+) -> None:
+    """Every frontend hears every event: with several of them each would write."""
+    await add_node(store, node())
+    await wish(store, 1, INSTALL)
+    await claim(store, "holder")
+
+    async def written_by(owner: str, sequence: int) -> int:
+        heard = {"intent-1": Progress(phase="downloading", attempt=1, sequence=sequence)}
+        await store.transaction(lambda c: intents.set_progress(c, heard, owner, db.now(c)))
+        kept = await store.transaction(lambda c: operations.intent(c, "intent-1"))
+        assert kept is not None
+        return kept.progress.sequence if kept.progress else 0
+
+    assert await written_by("other", 1) == 0
+    assert await written_by("holder", 2) == 2
+    assert await written_by("other", 3) == 2
+    await store.transaction(lambda c: claims.renew(c, "holder", db.now(c) - 1))
+    assert await written_by("other", 4) == 4
+
+
 async def test_an_outcome_is_kept_with_the_intent(store: Store) -> None:
     await add_node(store, node())
     await wish(store, 1, INSTALL)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from enginehouse.core import action as actions
@@ -185,6 +186,11 @@ def _finished_at(operation: Operation, intents: Sequence[Intent], status: str) -
 
 
 def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> NodeRow:
+    if sign is not None and intent.is_open and sign.progress.attempt > intent.attempt:
+        # Another frontend has sent it again, and the worker was heard before its row was read.
+        intent = msgspec.structs.replace(
+            intent, state="running", attempt=sign.progress.attempt, reason="", message="", progress=None
+        )
     if sign is not None and sign.progress.attempt == intent.attempt:
         # Another frontend may have heard, and written down, more than this one.
         written = intent.progress
