@@ -26,7 +26,7 @@ from enginehouse.api.models import ModelRoutes
 from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
-from enginehouse.api.serving import serve
+from enginehouse.api.serving import LINGER_SECONDS, serve
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
 from enginehouse.api.workers import BusAccess, WorkerRoutes
@@ -86,6 +86,10 @@ class Wakes:
         self.loops: dict[str, Loop] = {}
         self.is_stopping = False
 
+    def note_stop(self) -> None:
+        """Not ready from then on."""
+        self.is_stopping = True
+
     def stop_with(self, tell: Callable[[], None]) -> Callable[[], None]:
         """Not ready from then on, and whoever watches is told."""
 
@@ -127,6 +131,7 @@ class House(Struct, frozen=True):
 
 async def run(settings: FrontendSettings) -> int:
     disk.make_usable(settings.data)
+    is_inherited = parent.LISTEN_VARIABLE in os.environ  # then nobody finds the door closed, and the next one answers
     listener = _listener(settings)
     store = await Store.open(settings.database_url or f"sqlite:///{settings.data / 'enginehouse.db'}")
     account_seed = _account_seed(settings)
@@ -161,7 +166,14 @@ async def run(settings: FrontendSettings) -> int:
         is_loopback=listen.is_loopback(settings.host),
     )
     try:
-        await serve(app, listener, wakes.loops, on_stop=wakes.stop_with(house.events.close))
+        await serve(
+            app,
+            listener,
+            wakes.loops,
+            on_notice=wakes.note_stop,
+            on_stop=wakes.stop_with(house.events.close),
+            linger_seconds=0.0 if is_inherited else LINGER_SECONDS,
+        )
     finally:
         await bus.close()
         await engine.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import psycopg
 from tests.e2e.conftest import wait_for
 from tests.fetch.faults import Stall
 from tests.fleet.guests import guest_frontends, row_of
-from tests.fleet.house import LEASE_SECONDS, Fleet
+from tests.fleet.house import LEASE_SECONDS, Fleet, Frontend
 from tests.fleet.speaker import speaking
 from tests.fleet.tap import Tap, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
@@ -186,6 +188,28 @@ def test_a_cancel_that_meets_a_change_of_the_same_row_is_carried_out_after_it(
         connection.commit()
         cancels.join(20)
     assert fleet.first.operation(operation["jobID"])["status"] == "cancelled"
+
+
+def test_a_frontend_that_is_asked_to_stop_says_so_and_goes_on_answering_for_a_moment(fleet: Fleet) -> None:
+    """F-118. What a balancer needs to learn it before somebody finds the door closed."""
+    os.kill(fleet.first.pid, signal.SIGTERM)
+    wait_for("it to say so", lambda: status_of(fleet.first, "/readyz") == 503, 5)
+    assert status_of(fleet.first, "/healthz") == 200
+    assert len(fleet.nodes(fleet.first)) == len(fleet.workers)
+    assert fleet.first.stop(20) == 0
+    assert fleet.second.is_ready()
+
+
+def status_of(frontend: Frontend, path: str) -> int:
+    """On a connection of its own; 0 where there is none."""
+    connection = http.client.HTTPConnection("127.0.0.1", frontend.port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
 
 
 def statuses(operation: dict[str, Any]) -> tuple[str, list[tuple[str, str, int]]]:

@@ -20,6 +20,7 @@ from tests.sim.options import Options, expand
 from enginehouse.core import intent, report
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.progress import Progress
 from enginehouse.frontend import accepting, board
 from enginehouse.store import claims, operations, wishes
 from enginehouse.store import intents as store_intents
@@ -169,7 +170,15 @@ def _progress_without_order() -> list[Patch]:
 
 
 def _row_without_order() -> list[Patch]:
-    return [(store_intents, "is_newer", lambda candidate, known: True)]
+    real = store_intents.set_progress
+
+    def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str = "", now: float = 0.0) -> None:
+        real(connection, heard)  # whoever holds it
+
+    return [
+        (store_intents, "is_newer", lambda candidate, known: True),
+        (store_intents, "set_progress", set_progress),
+    ]
 
 
 def _nothing_is_caught_up() -> list[Patch]:

@@ -6,6 +6,7 @@ The loops end when the server has: an answer under way may need them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Callable
@@ -18,9 +19,21 @@ from enginehouse.api.app import ABORT
 from enginehouse.loop import Loop
 
 STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
+LINGER_SECONDS = 1.0  # balancers ask several times a second; who stops a frontend by hand hardly notices
 
 
-async def serve(app: object, listener: socket.socket, loops: dict[str, Loop], on_stop: Callable[[], None]) -> None:
+async def serve(
+    app: object,
+    listener: socket.socket,
+    loops: dict[str, Loop],
+    *,
+    on_notice: Callable[[], None],
+    on_stop: Callable[[], None],
+    linger_seconds: float,
+) -> None:
+    """Asked to stop, it gives notice, goes on for `linger_seconds`, so that whoever sends requests here can learn it,
+    and then takes no more. A second request to stop ends the lingering.
+    """
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
         http=_connection,  # type: ignore[arg-type]  # only ever called
@@ -32,16 +45,25 @@ async def serve(app: object, listener: socket.socket, loops: dict[str, Loop], on
         server_header=False,
     )
     server = uvicorn.Server(config)
+    running = asyncio.get_running_loop()
+    lingering: asyncio.TimerHandle | None = None
 
     def stop() -> None:
         on_stop()
         server.should_exit = True
 
-    running = asyncio.get_running_loop()
+    def give_notice() -> None:
+        nonlocal lingering
+        on_notice()
+        if lingering is not None or not linger_seconds or not server.started:
+            stop()
+        else:
+            lingering = running.call_later(linger_seconds, stop)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        running.add_signal_handler(number, stop)
-    # uvicorn replaces the handlers while it serves; its own only sets should_exit, so the streams are ended here too.
-    server.handle_exit = lambda *_: stop()  # type: ignore[method-assign]
+        running.add_signal_handler(number, give_notice)
+    # uvicorn's own handlers would come on top of these, and one signal be taken for two.
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(loop.run(), name=loop.name) for loop in loops.values()]
         await server.serve(sockets=[listener])
