@@ -34,6 +34,9 @@ def serving(fleet: Fleet, warehouse: Warehouse) -> Iterator[Serving]:
     made = Serving(fleet, warehouse)
     yield made
     warehouse.calm()
+    for node in fleet.nodes():
+        if node["drained"]:
+            fleet.first.post(f"/api/nodes/{node['name']}/resume")
     fleet.mend()
     made.end()
 
@@ -219,7 +222,7 @@ def test_a_drain_lets_streams_finish_and_keeps_wishes_for_later(
 
 def is_left_alone(fleet: Fleet, serving: Serving, staying: int) -> bool:
     said = [ask(port, serving.token, "speaker") for port in ports(fleet) for _ in range(4)]
-    return {one for one in said} == {(200, f"one {staying}")}
+    return set(said) == {(200, f"one {staying}")}
 
 
 def through(fleet: Fleet, url: str) -> FrontendClient:
