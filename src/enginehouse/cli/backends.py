@@ -5,6 +5,7 @@ Install, upgrade and delete are operations that go to all chosen nodes at once; 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -190,8 +191,9 @@ def upgrades(cached: bool) -> None:
         (
             name,
             node.node_name,
-            _version(node.installed_version, node.installed_digest),
-            _version(node.available_version, node.available_digest),
+            *_versions(
+                (node.installed_version, node.installed_digest), (node.available_version, node.available_digest)
+            ),
         )
         for name, upgrade in read(answer, dict[str, Upgrade]).items()
         for node in upgrade.nodes
@@ -199,8 +201,12 @@ def upgrades(cached: bool) -> None:
     output.emit_table(("NAME", "NODE", "INSTALLED", "AVAILABLE"), rows, "everything is at the version of its gallery")
 
 
-def _version(version: str, digest: str) -> str:
-    return f"{version} {digest.removeprefix('sha256:')[:12]}".strip()
+def _versions(before: tuple[str, str], after: tuple[str, str]) -> tuple[str, str]:
+    """Two versions, each with its digest: by name where the names tell them apart, else by digest."""
+    if before[0] and after[0] and before[0] != after[0]:
+        return before[0], after[0]
+    short = [digest.removeprefix("sha256:")[:12] or version for version, digest in (before, after)]
+    return short[0], short[1]
 
 
 @command(
@@ -283,29 +289,20 @@ def _plan_fleet(wish: dict[str, object]) -> None:
     rows = [
         (
             row.node_name,
-            row.node_status,
             row.does,
             row.backend,
-            _version(row.installed_version, row.installed_digest),
-            _version(row.version, row.digest),
+            *_versions((row.installed_version, row.installed_digest), (row.version, row.digest)),
             output.size(row.download_bytes) if row.download_bytes else "",
             output.size(row.free_disk_bytes) if row.free_disk_bytes else "",
+            row.node_status,
             f"{row.capability} {row.platform}".strip(),
         )
         for row in plan.nodes
     ]
-    columns = (
-        "NODE",
-        "STATUS",
-        "DOES",
-        "BUILD",
-        "INSTALLED",
-        "WOULD BE",
-        "FETCHES",
-        "FREE DISK",
-        "MACHINE",
-    )
-    output.emit_table(columns, rows, "no node would do anything")
+    columns = ("NODE", "DOES", "BUILD", "HAS", "WOULD BE", "FETCHES", "FREE DISK", "STATUS", "MACHINE")
+    # On a screen the last two would only break the lines; a pipe and --json have them.
+    shown = len(columns) - 2 if output.is_terminal(sys.stdout) else len(columns)
+    output.emit_table(columns[:shown], [row[:shown] for row in rows], "no node would do anything")
     for row in plan.nodes:
         if row.note:
             output.remark(f"{row.node_name}: {row.note}")

@@ -19,6 +19,7 @@ from enginehouse.cli.output import remark
 from enginehouse.cli.progress import View, choose_view, ending_lines
 from enginehouse.cli.shapes import Operation
 from enginehouse.core.errors import NotFound, Unavailable
+from enginehouse.core.intent import DRAINING
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 2.0  # a frontend that is back should be noticed soon
@@ -64,10 +65,16 @@ def follow(frontend: Frontend, answer: object, *, outcome_to: Literal["stdout", 
 
 
 def parked_sentence(operation: Operation) -> str:
-    away = list(dict.fromkeys(row.node_name for row in operation.rows if row.status == "queued"))
-    who = ", ".join(away) or "a node"
-    verb, when = ("are away", "they return") if len(away) > 1 else ("is away", "it returns")
-    return f"queued: {who} {verb}; it happens by itself when {when}. See it: enginehouse ops follow {operation.id}"
+    waiting = [row for row in operation.rows if row.status == "queued"]
+    names = list(dict.fromkeys(row.node_name for row in waiting))
+    who = ", ".join(names) or "a node"
+    is_drained = bool(waiting) and all(row.reason == DRAINING for row in waiting)
+    if is_drained:
+        state, when = "drained", "they are resumed" if len(names) > 1 else "it is resumed"
+    else:
+        state, when = "away", "they return" if len(names) > 1 else "it returns"
+    then = f"it happens by itself when {when}. See it: enginehouse ops follow {operation.id}"
+    return f"queued: {who} {'are' if len(names) > 1 else 'is'} {state}; {then}"
 
 
 def _changes(frontend: Frontend, operation: Operation, view: View) -> Iterator[object]:

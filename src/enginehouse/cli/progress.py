@@ -13,7 +13,7 @@ from typing import Protocol
 
 from enginehouse.cli import output
 from enginehouse.cli.shapes import Operation, Row
-from enginehouse.core.intent import NODE_AWAY
+from enginehouse.core.intent import DRAINING, NODE_AWAY
 from enginehouse.core.progress import format_bytes
 
 LINE_SECONDS = 2.0
@@ -57,6 +57,8 @@ def describe(row: Row, due_in_seconds: float | None) -> str:
             return "done"
         case "queued" if row.reason == NODE_AWAY:
             return f"queued: {row.node_name} is away"
+        case "queued" if row.reason == DRAINING:
+            return f"queued: {row.node_name} is drained"
         case "queued" if row.error or row.reason:
             # A wait that is due is about to be tried: a countdown must not stop at zero and say nothing.
             soon = due_in_seconds is None or due_in_seconds < 1
@@ -94,6 +96,8 @@ def ending_lines(operation: Operation) -> Iterator[str]:
     marks = {"success": "✓", "error": "✗", "cancelled": "✗", "superseded": "✗"}
     plain = {"success": "ok", "error": "FAILED", "cancelled": "FAILED", "superseded": "FAILED"}
     fancy = output.can_show("✓✗…", sys.stdout) and output.can_show("✓✗…", sys.stderr)
+    if not operation.rows and operation.status == "succeeded":
+        yield f"{'✓' if fancy else 'ok'} {operation.kind.replace('_', ' ')} {operation.name}"
     for row in operation.rows:
         mark = marks.get(row.status, "…") if fancy else plain.get(row.status, "...")
         end = "" if row.status == "success" else f": {describe(row, row.due_in_seconds)}"

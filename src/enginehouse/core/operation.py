@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from enginehouse.core.action import RemoveModel, StopReplica
 from enginehouse.core.intent import NODE_AWAY, Intent
 from enginehouse.core.progress import Progress
 
@@ -101,10 +102,24 @@ def waits_for_node(intent: Intent, absent: Collection[str]) -> bool:
     return intent.state in ("accepted", "waiting") and intent.node_id in absent
 
 
-def is_parked(operation: Operation, intents: Sequence[Intent], absent: Collection[str]) -> bool:
-    """Whether nothing will happen until an absent node returns: what a person need not sit and wait for."""
+def waits_for_resume(intent: Intent, drained: Collection[str]) -> bool:
+    """Whether an intent waits for its node to be resumed: a drained one only stops what it has."""
+    is_stop = isinstance(intent.action, StopReplica | RemoveModel)
+    return intent.state in ("accepted", "waiting") and intent.node_id in drained and not is_stop
+
+
+def is_parked(
+    operation: Operation, intents: Sequence[Intent], absent: Collection[str], drained: Collection[str] = ()
+) -> bool:
+    """Whether nothing will happen until an absent node returns or a drained one is resumed: what a person need not sit
+    and wait for.
+    """
     open_ones = [intent for intent in intents if intent.is_open]
-    return not operation.is_steered and bool(open_ones) and all(waits_for_node(intent, absent) for intent in open_ones)
+    return (
+        not operation.is_steered
+        and bool(open_ones)
+        and all(waits_for_node(intent, absent) or waits_for_resume(intent, drained) for intent in open_ones)
+    )
 
 
 def node_word(intent: Intent, silent_seconds: float, patience_seconds: float) -> NodeWord:

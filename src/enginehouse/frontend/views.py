@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from enginehouse.core import action as actions
 from enginehouse.core import operation as operations
 from enginehouse.core.backend import InstalledBackend
-from enginehouse.core.intent import NODE_AWAY, Intent
+from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Asked, Excluded, Operation
 from enginehouse.core.progress import Progress, format_bytes, is_newer
@@ -154,7 +154,7 @@ def render_operation(
         nodes=rows or UNSET,
         kind=operation.kind,
         status=status,
-        isParked=operations.is_parked(operation, intents, moment.absent),
+        isParked=operations.is_parked(operation, intents, moment.absent, moment.drained),
         author=operation.author,
         createdAt=render_time(operation.created_at),
         excluded=operation.excluded,
@@ -220,8 +220,8 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
         row.error = f"nothing was heard of it for {silent:.0f} s; it may go on there, and its end will be noticed"
     if operations.waits_for_node(intent, moment.absent):
         row.reason, row.error = NODE_AWAY, operations.AWAY_MESSAGE
-    elif intent.state in ("accepted", "waiting") and intent.node_id in moment.drained:
-        row.reason, row.error = "draining", DRAINED_MESSAGE
+    elif operations.waits_for_resume(intent, moment.drained):
+        row.reason, row.error = DRAINING, DRAINED_MESSAGE
     elif intent.state == "waiting" and intent.due_at > moment.now:
         row.due_in_seconds = round(intent.due_at - moment.now, 1)
     if progress is not None and intent.state == "running":
