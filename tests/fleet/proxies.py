@@ -126,8 +126,10 @@ class Balancer:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Another one where the first refuses: nothing has been said to it yet."""
         for _ in range(_PICK_TRIES):
-            for port in sorted(self.ready, key=lambda one: (one + self._turn) % 2):
-                self._turn += 1
+            self._turn += 1
+            ready = sorted(self.ready)
+            first = self._turn % len(ready) if ready else 0
+            for port in ready[first:] + ready[:first]:
                 with suppress(OSError):
                     return await asyncio.open_connection("127.0.0.1", port)
             await asyncio.sleep(_PROBE_SECONDS)
