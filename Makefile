@@ -25,7 +25,7 @@ up: setup ## run enginehouse on this machine (options: make up ARGS="--host 0.0.
 
 test: setup-dev ## everything that proves it: checks, unit, conformance, end to end
 	@$(MAKE) --no-print-directory check
-	@if [ -n "$(ARGS)" ]; then $(BIN)/python -m pytest -q $(ARGS); else sh tools/test; fi
+	@if [ -n "$(ARGS)" ]; then $(BIN)/python -m pytest -q $(ARGS); else $(BIN)/python tools/test.py; fi
 
 proof: setup-dev ## the long tails: full crash sweeps, hundreds of kills and rounds, 20,000 simulations (an hour)
 	@ENGINEHOUSE_PROOF=1 ENGINEHOUSE_SEEDS=20000 $(BIN)/python -m pytest -q tests/worker tests/fleet tests/sim $(ARGS)

@@ -87,8 +87,8 @@ def test_plans_and_upgrades_are_shown_without_being_done(fleet: Fleet, warehouse
     warehouse.publish(name, "one")
     planned = command(fleet, "backends", "plan", name, "--node", "worker-1", "--node", "worker-5")
     assert planned.returncode == 0, planned.stderr
-    assert _cells(planned, "worker-1")[2] == "install"
-    assert _cells(planned, "worker-5")[2] == "install"
+    assert _cells(planned, "worker-1")[1] == "install"
+    assert _cells(planned, "worker-5")[1] == "install"
     assert not (fleet.backends_of("worker-1") / name).exists()
     fleet.done("install", name, ["worker-1"])
     new = warehouse.publish(name, "two")
@@ -99,7 +99,7 @@ def test_plans_and_upgrades_are_shown_without_being_done(fleet: Fleet, warehouse
     assert row[1] == "worker-1"
     assert new.digest.removeprefix("sha256:").startswith(row[-1])
     planned = command(fleet, "backends", "plan", name, "--upgrade")
-    assert _cells(planned, "worker-1")[2] == "upgrade"
+    assert _cells(planned, "worker-1")[1] == "upgrade"
     assert "left out: worker-5" in planned.stderr
     upgraded = command(fleet, "backends", "upgrade", name)
     assert upgraded.returncode == 0, upgraded.stdout + upgraded.stderr

@@ -251,6 +251,18 @@ async def test_to_install_what_is_there_changes_nothing(world: World) -> None:
     assert action.resolved.digest == "sha256:new"
 
 
+async def test_an_upgrade_means_what_is_there_now_however_short_ago_somebody_asked(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:one"
+    await world.join("empty")
+    await world.install("empty", name="image")
+    await having(world, "first", digest="sha256:one")
+    world.registry.digests[IMAGE] = "sha256:two"
+    view = await world.wish("upgrade", name="image")
+    action = (await world.intent(view)).action
+    assert isinstance(action, InstallBackend)
+    assert action.resolved.digest == "sha256:two"
+
+
 async def test_an_upgrade_closes_only_on_the_wanted_digest(world: World) -> None:
     world.registry.digests[IMAGE] = "sha256:new"
     (node,) = await having(world, "first")

@@ -15,7 +15,7 @@ from enginehouse.core.node import Node
 from enginehouse.core.operation import width_of
 from enginehouse.frontend.accepting import Acceptance, Actions, Kept, Request, insert_operation, new_operation
 from enginehouse.frontend.nodes import find_node
-from enginehouse.frontend.targets import BackendWish, Targets, check_wish
+from enginehouse.frontend.targets import BackendWish, Targets, check_wish, fresh_seconds
 from enginehouse.frontend.versions import Versions
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
@@ -39,7 +39,7 @@ class Operations:
         if wish.kind != "delete":
             # Outside of any transaction: a registry may take its time.
             builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
-            await self._versions.look(builds)
+            await self._versions.look(builds, fresh_seconds=fresh_seconds(wish))
 
         def work(connection: Connection) -> str:
             chosen = self._targets.choose(connection, wish)

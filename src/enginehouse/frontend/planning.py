@@ -12,7 +12,7 @@ from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Excluded, width_of
-from enginehouse.frontend.targets import BackendWish, Targets, check_wish
+from enginehouse.frontend.targets import BackendWish, Targets, check_wish, fresh_seconds
 from enginehouse.frontend.versions import Versions
 from enginehouse.store.db import Store
 
@@ -55,7 +55,7 @@ class Planner:
         check_wish(wish)
         if wish.kind != "delete":
             builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
-            await self._versions.look(builds)
+            await self._versions.look(builds, fresh_seconds=fresh_seconds(wish))
         chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, wish))
         rows = [self._row(wish, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)

@@ -22,7 +22,7 @@ from enginehouse.core.operation import Asked, Excluded, OperationKind
 from enginehouse.core.reference import parse_uri, shown_uri
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.nodes import find_node
-from enginehouse.frontend.versions import Versions
+from enginehouse.frontend.versions import FRESH_SECONDS, Versions
 from enginehouse.store import nodes
 from enginehouse.store.db import Connection
 
@@ -87,6 +87,11 @@ def check_wish(wish: BackendWish) -> None:
             code="unsupported",
             param="uri",
         )
+
+
+def fresh_seconds(wish: BackendWish) -> float:
+    """How old an answer of a registry may be: whoever upgrades means what is there now."""
+    return 0.0 if wish.kind == "upgrade" or wish.force else FRESH_SECONDS
 
 
 def _check_uri(wish: BackendWish) -> None:
