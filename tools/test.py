@@ -26,8 +26,8 @@ def pytest(*places: str, more: tuple[str, ...] = ()) -> list[str]:
 
 def run_quietly(commands: list[list[str]], told: BinaryIO, ends: list[int]) -> None:
     """One after the other, behind whatever else wants the cores."""
-    for command in commands:
-        ends.append(subprocess.call(["nice", "-n", "10", *command], stdout=told, stderr=subprocess.STDOUT))
+    quietly = [["nice", "-n", "10", *command] for command in commands]
+    ends.extend(subprocess.call(command, stdout=told, stderr=subprocess.STDOUT) for command in quietly)
 
 
 def main() -> int:

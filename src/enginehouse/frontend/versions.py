@@ -71,10 +71,10 @@ class Versions:
 
     def _is_fresh(self, key: tuple[str, str], since: float, patient: bool) -> bool:
         known = self._known.get(key)
-        if known is None:
+        if known is None or not patient:
             return False
         if known.failure:
-            return patient and known.failed_at >= self._clock.monotonic() - FAILED_SECONDS
+            return known.failed_at >= self._clock.monotonic() - FAILED_SECONDS
         return known.asked_at >= since
 
     async def _learn(self, key: tuple[str, str], build: Resolved) -> None:
