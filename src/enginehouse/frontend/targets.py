@@ -143,7 +143,8 @@ class Targets:
             chosen = self.choose(connection, wish)
         except EnginehouseError:
             return []
-        return [action.resolved for _, action in chosen.actions if isinstance(action, InstallBackend)]
+        found = [action.resolved for _, action in chosen.actions if isinstance(action, InstallBackend)]
+        return [self._versions.unpinned(build) for build in found]
 
     def _installs(
         self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]

@@ -69,6 +69,13 @@ class Versions:
             return build
         return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
 
+    def unpinned(self, build: Resolved) -> Resolved:
+        """A build without the digest that it has only from here: for asking anew."""
+        known = self._known.get(_key(build))
+        if known is None or not known.digest or build.digest != known.digest:
+            return build
+        return msgspec.structs.replace(build, digest="", index_digest="")
+
     def _is_fresh(self, key: tuple[str, str], since: float, patient: bool) -> bool:
         known = self._known.get(key)
         if known is None or not patient:
