@@ -62,8 +62,9 @@ class Bench:
 
     def fresh(self) -> Path:
         """A new directory; the one before is removed where that is free, else it stays until the end."""
-        os.sync()  # nobody waits for what the one before has left to write
-        if self.place.parent == MEMORY:
+        if self.place.parent != MEMORY:
+            os.sync()  # nobody waits for what the one before has left to write
+        else:
             shutil.rmtree(self.place / f"run-{self._count}", ignore_errors=True)
         self._count += 1
         path = self.place / f"run-{self._count}"
