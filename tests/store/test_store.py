@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -112,6 +114,41 @@ async def test_work_that_raises_leaves_nothing_behind(store: Store) -> None:
     with pytest.raises(Conflict):
         await store.transaction(work)
     assert await store.transaction(nodes.every) == []
+
+
+async def ended_by_the_server(store: Store, work: Callable[[Connection], None]) -> None:
+    with pytest.raises(Unavailable):
+        await store.transaction(work)
+
+
+async def test_a_frontend_that_freezes_inside_a_transaction_holds_nobody_up(
+    postgres: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "_FROZEN_MILLISECONDS", 500)
+    url = postgres()
+    frozen, other = await Store.open(url), await Store.open(url)
+    is_held, is_awake = threading.Event(), threading.Event()
+
+    def freeze(connection: Connection) -> None:
+        assert nodes.set_health(connection, "id-of-first", "unhealthy", 2.0)
+        is_held.set()
+        is_awake.wait(30)
+
+    try:
+        await add_node(other, node())
+        async with asyncio.TaskGroup() as group:
+            sleeping = group.create_task(ended_by_the_server(frozen, freeze))
+            await asyncio.to_thread(is_held.wait, 30)
+            async with asyncio.timeout(20):
+                assert await other.transaction(lambda c: nodes.set_health(c, "id-of-first", "offline", 3.0))
+            assert not sleeping.done()
+            is_awake.set()
+        (row,) = await frozen.transaction(nodes.every)
+        assert row.health == "offline", "what it had begun is undone, and it goes on with a new connection"
+    finally:
+        is_awake.set()
+        frozen.close()
+        other.close()
 
 
 async def test_a_database_that_cannot_be_reached_is_an_error_with_a_code() -> None:

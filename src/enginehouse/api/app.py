@@ -35,6 +35,8 @@ MAX_CONTROL_BYTES = 1024 * 1024
 BODY_SECONDS = 30.0  # to receive 1 MiB; a connection is not held open for less
 # In the state of a request: ends its connection at once. Closing it would wait for a client that does not read.
 ABORT = "enginehouse.abort"
+# In the state of a request: bounds the bytes that the kernel keeps for a client that does not read.
+ROOM = "enginehouse.room"
 T = TypeVar("T")
 
 

@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from enginehouse.api.app import ABORT, Entry
+from enginehouse.api.app import ABORT, ROOM, Entry
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.events import Event, Events
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 5.0  # shorter than any proxy's idle limit, and soon enough for a watcher to notice a dead server
 WRITE_SECONDS = 20.0  # longer than any hiccup of a network
+# A few seconds of a busy fleet. Left to itself the kernel keeps megabytes for each watcher that stands still, and it
+# takes minutes until anybody notices.
+ROOM_BYTES = 128 * 1024
 _BYE = b"event: bye\ndata: {}\n\n"
 _POSITION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
@@ -54,6 +57,8 @@ class EventRoutes:
         if only:
             await self._board.view(only)  # an unknown id is an error now, not a stream that never speaks
         since = _position(request.headers.get("last-event-id", ""))
+        if bound := scope.get("state", {}).get(ROOM):
+            bound(ROOM_BYTES)
         try:
             async with asyncio.TaskGroup() as group:
                 writing = group.create_task(self._write(send, only, since))

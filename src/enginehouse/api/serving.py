@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from enginehouse.api.app import ABORT
+from enginehouse.api.app import ABORT, ROOM
 from enginehouse.loop import Loop
 
 STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
@@ -72,12 +72,15 @@ async def serve(
 
 
 def _connection(**given: Any) -> asyncio.Protocol:
-    """uvicorn's own, with a way for routes to end it. Its transport comes later."""
+    """uvicorn's own, with ways for routes to bound and to end it. Its transport comes later."""
     made: Any = None
 
     def abort() -> None:
         made.transport.abort()
 
-    made = AutoHTTPProtocol(**{**given, "app_state": {**given["app_state"], ABORT: abort}})
+    def bound(size_bytes: int) -> None:
+        made.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
+
+    made = AutoHTTPProtocol(**{**given, "app_state": {**given["app_state"], ABORT: abort, ROOM: bound}})
     connection: asyncio.Protocol = made
     return connection

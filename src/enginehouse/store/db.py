@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import psycopg
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
@@ -39,7 +40,11 @@ _POSTGRES_THREADS = 8
 _BUSY_MILLISECONDS = 5000  # for a second program on the same file (a backup, a shell); our own never collide
 _TRIES = 5  # of two transactions that collide one goes through; the other may meet it once more before it is done
 _PAUSE_SECONDS = 0.02  # longer than a transaction takes
-_COLLISIONS = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+# Serialization failure, deadlock, a lock not given within the limit that a role may have.
+_COLLISIONS = frozenset({"40001", "40P01", "55P03"})
+# A transaction never waits for anything but the database, so one that stands still this long belongs to a frontend that
+# is frozen. Its locks must not hold the others up: the server ends it, and it is told so when it wakes.
+_FROZEN_MILLISECONDS = 5000
 _migrating = threading.Lock()
 MIGRATION_SECONDS = 60.0  # to wait for another frontend's; one that hangs for longer needs somebody's look
 MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start at once migrate one after another
@@ -154,7 +159,7 @@ def _engine(url: str) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
         return engine
-    return sqlalchemy.create_engine(
+    engine = sqlalchemy.create_engine(
         url,
         pool_size=_POSTGRES_THREADS,
         max_overflow=0,
@@ -169,6 +174,17 @@ def _engine(url: str) -> Engine:
             "tcp_user_timeout": 20_000,
         },
     )
+    event.listen(engine, "connect", _prepare_postgres)
+    return engine
+
+
+def _prepare_postgres(connection: psycopg.Connection, _record: object) -> None:
+    # A limit that the role has already is the operator's, and stays. Not as an option of the connection: poolers that
+    # stand between refuse those.
+    limit = "idle_in_transaction_session_timeout"
+    query = f"select set_config('{limit}', '{_FROZEN_MILLISECONDS}', false) where current_setting('{limit}') = '0'"
+    connection.execute(query.encode())
+    connection.commit()
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
