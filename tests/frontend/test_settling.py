@@ -305,3 +305,20 @@ async def test_a_replica_goes_when_a_later_report_no_longer_shows_its_process(wo
     await world.report(node_id, sequence=3, replicas=(running("another process"),))
     assert await world.store.transaction(replicas.every) == []
     assert woken
+
+
+async def test_a_result_is_taken_from_a_node_that_comes_back_though_its_report_is_older_than_the_wish(
+    world: World, time: Time
+) -> None:
+    """It was silent while it did what it was told, so its command waits for it; it must not be sent again."""
+    view, intent = await sent(world)
+    await world.set_health(intent.node_id, "offline")
+    await world.dispatcher.step()
+    assert (await world.intent(view)).reason == "node_away"
+    world.bus.take()
+    result = CommandResult(intent=intent.id, attempt=1, outcome=Outcome())
+    await world.report(intent.node_id, mark=intent.created_at - 1, results=(result,))
+    assert (await world.intent(view)).state == "succeeded"
+    await world.set_health(intent.node_id, "healthy")
+    await world.dispatcher.step()
+    assert world.bus.take() == []

@@ -228,10 +228,10 @@ class Collector:
         self, report: Report, intent: Intent, busy: Collection[str], now: float, *, is_shadowed: bool
     ) -> Change | None:
         """What a report proves about an open intent; None when it proves nothing."""
-        if intent.state == "running":
-            result = reports.result_for(report, intent)
-            if result is not None:
-                return intents_core.after_outcome(intent, intents_core.bounded(result), now, self._clock.random())
+        result = reports.result_for(report, intent)
+        # Also of one that waits for its node to come back: what was done while nobody heard is not sent again.
+        if result is not None and (intent.state == "running" or result.succeeded):
+            return intents_core.after_outcome(intent, intents_core.bounded(result), now, self._clock.random())
         if intent.id in report.running or intent.subject in busy or report.mark < intent.created_at:
             return None
         shown = reports.shows(report, intent)
