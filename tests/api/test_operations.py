@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,9 @@ async def test_a_stream_that_is_resumed_begins_with_what_was_missed(here: Site) 
     before = (await here.house.nodes.every())[1]
     operation = await install(here)
     await admin(here, "POST", f"/api/operations/{operation['jobID']}/cancel")
+    removed = here.tokens["node id"]
+    assert removed in {node.id for node in (await here.house.nodes.every())[0]}
+    assert (await admin(here, "DELETE", f"/api/nodes/{removed}")).status == 200
     told: list[bytes] = []
     async for chunk in routes.stream("", before):
         told.append(chunk)
@@ -222,6 +226,9 @@ async def test_a_stream_that_is_resumed_begins_with_what_was_missed(here: Site) 
     assert operation["jobID"].encode() in missed
     assert b'"status":"cancelled"' in missed
     assert told[-1].startswith(b"id: ")
+    present = json.loads(told[-1].partition(b"data: ")[2])["nodes"]
+    assert present == [node.id for node in (await here.house.nodes.every())[0]]
+    assert removed not in present
     assert told[0].startswith(b"event: hello")
     assert all(not chunk.startswith(b"id: ") for chunk in told[:-1]), "whoever is cut off in between begins again"
 

@@ -72,7 +72,7 @@ def test_progress_of_an_older_attempt_or_number_is_no_news() -> None:
 
 def test_a_process_key_splits_at_the_last_sign() -> None:
     assert parse_process_key(process_key("a#b/c", 3)) == ("a#b/c", 3)
-    for bad in ("a", "#1", "a#", "a#x", "a#-1"):
+    for bad in ("a", "#1", "a#", "a#x", "a#-1", "a#" + "9" * 5000, "a#\u0661"):
         with pytest.raises(Invalid):
             parse_process_key(bad)
 

@@ -118,7 +118,9 @@ class EventRoutes:
         told = [Event(0.0, "node", node.id, msgspec.json.encode(node)) for node in missed.nodes]
         told += [Event(0.0, "operation", one.jobID, msgspec.json.encode(one)) for one in missed.operations]
         told += [Event(0.0, "model", model.name, msgspec.json.encode(model)) for model in await self._models.every()]
-        last = b"event: caught-up\ndata: {}\n\n" if missed.is_all else b"event: overflow\ndata: {}\n\n"
+        # A node that was removed meanwhile has left nothing to tell of it: it is the one that is not named here.
+        present = msgspec.json.encode({"nodes": missed.present})
+        last = b"event: %s\ndata: %s\n\n" % (b"caught-up" if missed.is_all else b"overflow", present)
         return [*(_rendered(event) for event in told), b"id: %.6f\n" % missed.position + last]
 
 

@@ -39,6 +39,7 @@ def process_key(model: str, slot: int) -> str:
 def parse_process_key(key: str) -> tuple[str, int]:
     """Split at the last `#`: model names may contain the sign themselves."""
     model, sign, slot = key.rpartition("#")
-    if not sign or not model or not slot.isdecimal():
+    # Nine digits are more slots than there are; thousands of them are no number at all.
+    if not sign or not model or not (slot.isascii() and slot.isdecimal() and len(slot) <= 9):
         raise Invalid(f"cannot read {key!r} as a process key: it must be MODEL#INDEX", code="invalid_name")
     return model, int(slot)

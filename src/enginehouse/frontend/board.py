@@ -53,6 +53,7 @@ class Missed(Struct, frozen=True, kw_only=True):
 
     operations: list[OperationView]
     nodes: list[NodeView]
+    present: list[str]  # every node there is: whatever else a watcher knows has been removed
     position: float
     is_all: bool
 
@@ -282,18 +283,18 @@ class Board:
         """What a watcher has missed that was told everything up to `position`, by whichever frontend."""
         since = position - _OVERLAP_SECONDS
 
-        def work(connection: Connection) -> tuple[list[Snapshot], list[Node], float, bool]:
+        def work(connection: Connection) -> tuple[list[Snapshot], list[Node], set[str], float, bool]:
             found = list(history.revisions(connection, since, ()))
             snapshots = self._read(connection, found[:MAX_MISSED])
-            changed = nodes.changed_since(connection, since)
-            found_nodes = [node for node in nodes.every(connection) if node.id in changed]
-            return snapshots, found_nodes, db.now(connection), len(found) <= MAX_MISSED
+            changed = set(nodes.changed_since(connection, since))
+            return snapshots, nodes.every(connection), changed, db.now(connection), len(found) <= MAX_MISSED
 
-        snapshots, found_nodes, now, is_all = await self._store.transaction(work)
+        snapshots, every, changed, now, is_all = await self._store.transaction(work)
         snapshots.sort(key=lambda snapshot: snapshot.operation.created_at)
         return Missed(
             operations=[self._render(snapshot) for snapshot in snapshots],
-            nodes=[render_node(node, now) for node in found_nodes],
+            nodes=[render_node(node, now) for node in every if node.id in changed],
+            present=[node.id for node in every],
             position=now,
             is_all=is_all,
         )
