@@ -338,8 +338,7 @@ async def test_draining_survives_going_away_and_coming_back(world: World) -> Non
     node = await world.join("first")
     await world.operations.request_drain("first", ME)
     await world.set_health(node.id, "offline")
-    await world.nodes.register(registration("first"))
-    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
+    await world.join("first", approve=False)
     assert (await world.nodes.get("first"))[0].status == "draining"
 
 

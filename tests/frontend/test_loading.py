@@ -8,14 +8,17 @@ import msgspec
 import pytest
 from tests.frontend.world import MODEL, Time, World, running
 
+from enginehouse.core import wire
+from enginehouse.core.action import RemoveModel, StartReplica
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.replica import Replica
 from enginehouse.core.routing import Route
+from enginehouse.frontend.accepting import Request
 from enginehouse.frontend.events import Event, Watcher
 from enginehouse.frontend.router import Router
-from enginehouse.store import db, models, operations, replicas
+from enginehouse.store import db, models, operations, replicas, wishes
 
 GONE = Outcome(code="backend_exited", message="cannot start: it exited")
 
@@ -124,6 +127,49 @@ async def test_a_load_for_a_named_node_goes_there_even_while_another_is_under_wa
     intents = await world.store.transaction(lambda c: operations.intents_of(c, [there]))
     second, _ = await world.nodes.get("second")
     assert [one.node_id for one in intents[there]] == [second.id]
+
+
+async def test_a_load_that_finds_what_another_has_started_starts_nothing(world: World) -> None:
+    await world.join("first")
+    anywhere = await world.loader.request("tiny", None, "someone")
+    there = await world.loader.request("tiny", "first", "someone")
+    done = await drive(world, *[Outcome(address="h:9", nonce="n")] * 5)
+    assert [type(one.action).__name__ for one in done].count("StartReplica") == 1
+    for operation_id in (anywhere, there):
+        assert isinstance(operation_id, str)
+        assert (await world.board.view(operation_id)).status == "succeeded"
+
+
+async def test_what_is_deleted_while_it_is_loaded_is_not_started_any_more(world: World) -> None:
+    node = await world.join("first")
+    operation_id = await world.loader.request("tiny", None, "someone")
+    assert isinstance(operation_id, str)
+    await drive(world, Outcome(), Outcome())
+    await world.dispatcher.step()
+    world.bus.take()
+    (start,) = await world.open_intents(node.id)
+    assert isinstance(start.action, StartReplica)
+    pulled = await world.store.transaction(lambda c: wishes.generation_at(c, node.id, "model:tiny"))
+    assert start.action.files == pulled > 0
+    await world.operations.request_model_delete("tiny", Request(author="someone"))
+    (removal,) = await world.open_intents(node.id)
+    assert isinstance(removal.action, RemoveModel)
+    assert removal.generation > pulled
+    await world.loader.step()
+    await world.dispatcher.step()
+    assert [one.subject for one in world.bus.take()] == [wire.node_subject(node.id, wire.DELETE_MODEL)]
+    view = await world.board.view(operation_id)
+    assert isinstance(view.nodes, list)
+    assert (view.status, view.nodes[-1].reason) == ("failed", "model_deleted")
+
+
+async def test_a_model_goes_to_none_of_localais_workers(world: World) -> None:
+    await world.join("go", is_foreign=True)
+    await world.loader.request("tiny", None, "someone")
+    await world.loader.step()
+    (last,) = await world.store.transaction(lambda c: operations.recent(c, 9))
+    assert (last.error_code, last.is_steered) == ("insufficient_capacity", False)
+    assert "go is one of LocalAI's workers" in last.error_message
 
 
 def drain(watcher: Watcher) -> list[Event]:

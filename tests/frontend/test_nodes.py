@@ -110,7 +110,7 @@ async def test_those_who_wait_for_approval_are_bounded(world: World, monkeypatch
     with pytest.raises(Unavailable) as caught:
         await world.join("third", approve=False)
     assert caught.value.code == "resource_exhausted"
-    await world.nodes.register(registration("first"))
+    await world.join("first", approve=False)
 
 
 async def test_a_heartbeat_of_an_unknown_node_is_not_found(world: World) -> None:

@@ -24,7 +24,7 @@ def listed(*backends: tuple[str, str]) -> wire.BackendListReply:
 
 
 async def joined(world: World) -> Node:
-    return await world.join("go")
+    return await world.join("go", is_foreign=True)
 
 
 async def answer_polls(world: World, listing: wire.BackendListReply, running: bytes = b'{"models":[]}') -> list[str]:
@@ -42,7 +42,7 @@ async def answer_polls(world: World, listing: wire.BackendListReply, running: by
 
 async def upgrade(world: World) -> tuple[Node, OperationView, Intent]:
     world.registry.digests[IMAGE] = "sha256:new"
-    node = await world.join("go")
+    node = await world.join("go", is_foreign=True)
     await answer_polls(world, listed(("image", "sha256:old")))
     view = await world.wish("upgrade", name="image")
     await world.dispatcher.step()

@@ -122,9 +122,23 @@ async def test_a_model_that_is_being_started_is_stopped_before_its_files_go(worl
         starting = group.create_task(world.actions.perform(begun, silent))
         await until(lambda: bool(world.supervisor._coming))
         outcome = await world.actions.perform(remove("tiny-chat", "remove", 2), silent)
-    assert starting.result().succeeded
-    assert outcome.stopped == ("tiny-chat#0",)
+    assert starting.result().code == "superseded"
+    assert outcome.succeeded
+    assert keys(world) == set()
     assert os.listdir(world.place.models) == []
+
+
+async def test_a_start_that_comes_after_the_removal_it_does_not_know_of_brings_nothing_back(world: World) -> None:
+    """Late on the bus, or sent again because nobody heard of the first: the newer wish wins."""
+    assert (await world.actions.perform(remove("tiny-chat", "remove", 2), silent)).succeeded
+    world.journal.load()  # as after a restart
+    for generation, files, code in ((1, 1, "superseded"), (2, 2, ""), (3, None, "")):
+        action = StartReplica(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY, files=files)
+        command = Command(intent=f"start {files}", generation=generation, attempt=1, fence=1)
+        outcome = await world.actions.perform(Work(action=action, command=command), silent)
+        assert outcome.code == code, outcome
+        assert (keys(world) == set()) == bool(code)
+        assert (os.listdir(world.place.models) == []) == bool(code)
 
 
 async def test_a_pull_and_a_removal_of_one_model_take_turns(world: World) -> None:

@@ -46,6 +46,8 @@ class StartReplica(Struct, tag="start_replica", frozen=True, omit_defaults=True,
     slot: int
     directory: str  # the backend that runs it
     key: str  # presented as Bearer to the engine; made by the frontend, one per replica
+    # The newest wish about the model's files on that node when this was wished: a removal after it wins. None: unknown.
+    files: int | None = None
 
 
 class StopReplica(Struct, tag="stop_replica", frozen=True, omit_defaults=True, kw_only=True):
@@ -88,7 +90,8 @@ def subject_of(action: Action) -> str:
 def is_same_wish(wanted: Action, open_one: Action) -> bool:
     """Whether a new wish may join an open intent instead of superseding it.
 
-    A replica's key is made anew with every request, so it does not make two wishes different.
+    A replica's key is made anew with every request, so it does not make two wishes different; nor do its files, because
+    whoever has them removed also ends the open starts.
     """
     if isinstance(wanted, StartReplica) and isinstance(open_one, StartReplica):
         return (wanted.model, wanted.slot, wanted.directory) == (

@@ -63,8 +63,13 @@ class Node(Struct, frozen=True, kw_only=True):
         return self.approved and self.node_type == "backend"
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether its worker is one of LocalAI's, which have no key: it installs for us, and loads for LocalAI only."""
+        return not self.public_key
+
+    @property
     def is_schedulable(self) -> bool:
-        return self.is_target and self.health == "healthy" and not self.drained
+        return self.is_target and not self.is_foreign and self.health == "healthy" and not self.drained
 
 
 def health_after(silence_seconds: float, stale_seconds: float) -> Health:

@@ -100,6 +100,7 @@ class ModelStart(Struct, frozen=True, kw_only=True):
 
     model: Model
     key: str
+    files: int | None = None
 
 
 class BackendInstallRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):

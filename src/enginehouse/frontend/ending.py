@@ -141,7 +141,7 @@ class Endings:
         def work(connection: Connection) -> tuple[str, list[Intent]]:
             node = find_node(connection, name_or_id)
             why = f"the node {node.name} was removed by {author}"
-            ended = _cancel_all(connection, operations.open_on(connection, node.id), "node_removed", why)
+            ended = cancel_all(connection, operations.open_on(connection, node.id), "node_removed", why)
             replicas.remove_all_on(connection, node.id)
             nodes.remove(connection, node.id)
             return node.id, ended
@@ -166,9 +166,9 @@ class Endings:
             for intent in intents.open_on_others(connection, [one for one, kind in types.items() if kind == "backend"]):
                 gone = intent.node_id not in types
                 why = "its node is gone" if gone else "its node takes no backends"
-                ended += _cancel_all(connection, [intent], "node_removed" if gone else "unsupported", why)
+                ended += cancel_all(connection, [intent], "node_removed" if gone else "unsupported", why)
             nameless = [one for one in intents.nameless(connection) if _names_nothing(one)]
-            return ended + _cancel_all(connection, nameless, "invalid_name", "it names no backend")
+            return ended + cancel_all(connection, nameless, "invalid_name", "it names no backend")
 
         ended = await self._store.transaction(work)
         for intent in ended:
@@ -182,7 +182,7 @@ def _locked(connection: Connection, intents: Iterable[Intent]) -> list[Intent]:
     return [intent for intent in operations.lock_intents(connection, open_ones).values() if intent.is_open]
 
 
-def _cancel_all(connection: Connection, intents: Iterable[Intent], reason: str, message: str) -> list[Intent]:
+def cancel_all(connection: Connection, intents: Iterable[Intent], reason: str, message: str) -> list[Intent]:
     change = Change(kind="cancel", now=db.now(connection), reason=reason, message=message)
     ended = [operations.apply(connection, intent, change) for intent in _locked(connection, intents)]
     operations.note_ended(connection, [intent.id for intent in ended])

@@ -13,7 +13,9 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
-from enginehouse.core.action import phrase
+import msgspec
+
+from enginehouse.core.action import Action, PullModel, StartReplica, phrase, subject_of
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Unavailable
 from enginehouse.core.intent import OPEN
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
@@ -27,7 +29,7 @@ from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.models import reachable
 from enginehouse.frontend.nodes import find_node
 from enginehouse.frontend.router import model_not_found
-from enginehouse.store import db, leases, models, nodes, operations, wishes
+from enginehouse.store import db, leases, models, nodes, operations, replicas, wishes
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -166,11 +168,18 @@ class Loader:
             return True
         only = operation.targets[0] if operation.targets else ""
         step = next_step(model, intents, every, builds, only=only, new_key=secrets.token_urlsafe(32))
+        if isinstance(step, Next) and isinstance(step.action, StartReplica):
+            served = replicas.ready_since(connection, model.name, operation.created_at)
+            if served & {only or step.node_id}:
+                step = Done()  # another load was faster; to start it once more would end what it started
         match step:
             case Wait():
                 return False
             case Next():
-                wishes.add_intent(connection, operation.id, step.node_id, step.action, str(uuid.uuid4()), now)
+                if models.get(connection, model.name, lock=True) is None:
+                    return False  # deleted at this moment: the next look ends this load
+                action = _with_files(connection, step)
+                wishes.add_intent(connection, operation.id, step.node_id, action, str(uuid.uuid4()), now)
                 log.info("load.step model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
             case Done():
                 operations.end_steering(connection, operation.id)
@@ -199,6 +208,14 @@ class Loader:
             "bytes_sent": current.current_bytes if isinstance(current.current_bytes, int) else 0,
             "total_bytes": current.total_bytes if isinstance(current.total_bytes, int) else 0,
         }
+
+
+def _with_files(connection: Connection, step: Next) -> Action:
+    """A start says what it knows of its files, so that it brings none back that are removed after this."""
+    if not isinstance(step.action, StartReplica):
+        return step.action
+    newest = wishes.generation_at(connection, step.node_id, subject_of(PullModel(model=step.action.model)))
+    return msgspec.structs.replace(step.action, files=newest)
 
 
 def _ended_ago(connection: Connection, operation: Operation) -> float:

@@ -60,7 +60,7 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
                 replica_index=action.slot,
                 op_id=operation_id,
                 command=command,
-                model=wire.ModelStart(model=action.model, key=action.key),
+                model=wire.ModelStart(model=action.model, key=action.key, files=action.files),
             )
         case StopReplica():
             verb = wire.STOP_MODEL

@@ -8,12 +8,14 @@ loader adds its steps through `store` too).
 
 from __future__ import annotations
 
-from enginehouse.core.action import RemoveModel, StopReplica
+from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import NotFound
+from enginehouse.core.intent import Intent
 from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
 from enginehouse.core.operation import width_of
 from enginehouse.frontend.accepting import Acceptance, Actions, Kept, Request, insert_operation, new_operation
+from enginehouse.frontend.ending import cancel_all
 from enginehouse.frontend.nodes import find_node
 from enginehouse.frontend.targets import BackendWish, Targets, check_wish, fresh_seconds
 from enginehouse.frontend.versions import Versions
@@ -74,6 +76,7 @@ class Operations:
         check_model_name(model)
 
         def work(connection: Connection) -> str:
+            models.get(connection, model, lock=True)  # no load may add a step while this looks for them
             every = [node for node in nodes.every(connection) if node.is_target]
             holders = [node for node in every if _has(connection, node, model)]
             is_row = models.remove(connection, model)
@@ -82,6 +85,10 @@ class Operations:
             removals: Actions = [(node.id, RemoveModel(model=model)) for node in holders]
             targets = tuple(node.id for node in holders)
             operation = new_operation(connection, "delete_model", model, request.author, Kept(targets=targets))
+            for node in holders:
+                # What has not been sent never is; what comes late is refused by the worker, which knows of the removal.
+                starts = [one for one in operations.open_on(connection, node.id) if _starts(one, model)]
+                cancel_all(connection, starts, "model_deleted", f"{model} was deleted by {request.author}")
             return insert_operation(connection, operation, removals)
 
         return await self._acceptance.accept(work, request, ["delete_model", model])
@@ -102,9 +109,14 @@ class Operations:
         return await self._acceptance.accept(work, request, ["drain", name_or_id])
 
 
+def _starts(intent: Intent, model: str) -> bool:
+    return isinstance(intent.action, StartReplica) and intent.action.model.name == model
+
+
 def _has(connection: Connection, node: Node, model: str) -> bool:
     """Whether a node has, or is about to have, files or a process of a model."""
     held = any(one.name == model for one in node.report.models)
     runs = any(one.model_id == model for one in node.report.replicas)
-    open_ones = (f"model:{model}", f"replica:{model}#")
-    return held or runs or any(one.subject.startswith(open_ones) for one in operations.open_on(connection, node.id))
+    subjects = {one.subject for one in operations.open_on(connection, node.id)}
+    about = {f"model:{model}", *(one for one in subjects if one.rpartition("#")[0] == f"replica:{model}")}
+    return held or runs or bool(about & subjects)

@@ -46,6 +46,12 @@ def of_model(connection: Connection, model: str) -> list[Replica]:
     return [_replica(row) for row in connection.execute(query)]
 
 
+def ready_since(connection: Connection, model: str, since: float) -> set[str]:
+    """The nodes on which a replica of the model became ready after that moment."""
+    query = select(replicas.c.node_id).where(replicas.c.model == model, replicas.c.created_at > since)
+    return set(connection.execute(query).scalars())
+
+
 def every(connection: Connection) -> list[Replica]:
     query = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
     return [_replica(row) for row in connection.execute(query)]

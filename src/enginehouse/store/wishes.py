@@ -106,6 +106,12 @@ def _add_some(
     return chosen
 
 
+def generation_at(connection: Connection, node_id: str, subject: str) -> int:
+    """The newest that was given out there; 0 where none was."""
+    query = select(subjects.c.generation).where(subjects.c.node_id == node_id, subjects.c.subject == subject)
+    return int(connection.execute(query).scalar_one_or_none() or 0)
+
+
 def _lock_subjects(connection: Connection, places: list[_Place]) -> dict[_Place, int]:
     """The last generation of each, with its row locked until the transaction ends."""
     insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert

@@ -43,6 +43,7 @@ class UnderWay(Struct, kw_only=True):
     """One command being carried out."""
 
     subject: str
+    starts: str = ""  # the model that is started, if any is
     generation: int = 0
     attempts: set[int] = field(default_factory=set)
     reports: list[Report] = field(default_factory=list)  # of every attempt that waits for the same end

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from enginehouse.core.action import phrase, subject_of
-from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.action import Action, RemoveModel, StartReplica, phrase, subject_of
+from enginehouse.core.errors import Conflict, EnginehouseError
 from enginehouse.core.intent import Outcome
 from enginehouse.core.report import CommandResult
 from enginehouse.core.wire import Command
@@ -86,6 +86,7 @@ class Actions:
     async def _perform_once(self, work: Work, command: Command, report: Report) -> Outcome:
         current = UnderWay(
             subject=subject_of(work.action),
+            starts=work.action.model.name if isinstance(work.action, StartReplica) else "",
             generation=command.generation,
             attempts={command.attempt},
             reports=[report],
@@ -109,13 +110,24 @@ class Actions:
     async def _accept_and_attempt(self, work: Work, command: Command, current: UnderWay) -> Outcome:
         try:
             await self._parts.journal.accept(current.subject, command)
+            if isinstance(work.action, RemoveModel):
+                await self._parts.journal.accept(_removal(work.action.model), command)
         except EnginehouseError as error:
             return outcome_of(error)
         current.is_accepted = True
         for other in self._open.values():
             if other.current.subject == current.subject and other.current.generation < current.generation:
                 other.current.give_up(SUPERSEDED)
+            if isinstance(work.action, RemoveModel) and other.current.starts == work.action.model:
+                other.current.give_up(SUPERSEDED)
         return await self._attempt(work, current)
+
+    def _check_files(self, action: Action) -> None:
+        """A start that comes late, or again, must not bring back what was removed after it had been wished."""
+        if not isinstance(action, StartReplica) or action.files is None:
+            return
+        if self._parts.journal.generation_of(_removal(action.model.name)) > action.files:
+            raise Conflict(f"cannot {phrase(action)}: its files were removed by a newer wish", code=SUPERSEDED)
 
     async def _end_of(self, work: Work, current: UnderWay, task: asyncio.Task[Outcome]) -> Outcome:
         if not task.cancelled():
@@ -150,6 +162,7 @@ class Actions:
                 if work.command is not None:
                     # A newer one may have come while this one waited for its turn.
                     self._parts.journal.check(current.subject, work.command)
+                    self._check_files(work.action)
                 outcome = await self._acting.act(work, current)
         except EnginehouseError as error:
             outcome = msgspec.structs.replace(outcome_of(error), stopped=current.stopped)
@@ -161,3 +174,8 @@ class Actions:
         else:
             log.warning("command.failed action=%r code=%s error=%s", wanted, outcome.code, outcome.message)
         return outcome
+
+
+def _removal(model: str) -> str:
+    """Under which subject the journal keeps the newest removal of a model's files."""
+    return f"removed:{model}"

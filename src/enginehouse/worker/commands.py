@@ -193,6 +193,7 @@ def _start(request: wire.BackendInstallRequest, known: Known) -> StartReplica:
         slot=request.replica_index,
         directory=literal_directory(known, request.backend),
         key=request.model.key,
+        files=request.model.files,
     )
 
 

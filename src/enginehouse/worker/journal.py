@@ -106,6 +106,10 @@ class Journal:
         if self._seen.get(subject) != pair:
             await self._append(_Line(subject=subject, generation=pair[0], fence=pair[1]))
 
+    def generation_of(self, subject: str) -> int:
+        """The newest that was seen; 0 where none was."""
+        return self._seen.get(subject, (0, 0))[0]
+
     async def record(self, result: CommandResult) -> None:
         await self._append(_Line(result=result))
 
