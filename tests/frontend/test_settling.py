@@ -322,3 +322,21 @@ async def test_a_result_is_taken_from_a_node_that_comes_back_though_its_report_i
     await world.set_health(intent.node_id, "healthy")
     await world.dispatcher.step()
     assert world.bus.take() == []
+
+
+async def test_absence_is_no_proof_while_a_command_that_was_taken_for_lost_may_still_come(
+    world: World, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginehouse.core.intent.MAX_FAILURES", 1)
+    view, intent = await sent(world)
+    time.passed += 10
+    await world.report(intent.node_id, boot_mark=await world.now())
+    given_up = await world.intent(view)
+    assert (given_up.state, given_up.reason) == ("failed", "worker_restarted")
+    delete = await world.wish("delete", "first")
+    await world.dispatcher.step()
+    time.passed += 1
+    await world.report(intent.node_id)
+    assert (await world.intent(delete)).state == "running", "the install may come and undo it"
+    await world.reply(await world.intent(delete), Outcome())
+    assert (await world.intent(delete)).state == "succeeded"

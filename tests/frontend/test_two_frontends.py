@@ -214,3 +214,17 @@ async def test_an_intent_that_serves_a_kept_operation_is_kept(pair: tuple[World,
 
 def _newer() -> Operation:
     return Operation(id="o3", kind="delete", name="x", author="a", created_at=3.0, targets=())
+
+
+async def test_frontends_that_bring_the_same_or_other_tokens_at_once_all_come_up(
+    postgres_pair: tuple[World, World],
+) -> None:
+    """As after a power cut, or while a token is changed everywhere."""
+    for number in range(10):
+        same, other = "s" * 40 + str(number), "o" * 40 + str(number)
+        async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
+            for token in (same, same, other):
+                for world in postgres_pair:
+                    group.create_task(world.keys.create("join", "join", token))
+        (kept,) = await postgres_pair[0].keys.every()
+        assert (kept.role, kept.name) == ("join", "join")

@@ -79,17 +79,23 @@ class Keys:
                 code="invalid_name",
             )
         given = token or f"eh-{role}-{secrets.token_urlsafe(32)}"
+        hashed = token_hash(given)
 
         def work(connection: Connection) -> None:
             if token is not None:
+                # Every start of every frontend brings it. One after the other, or each would find what the other has
+                # put in the place of what it removed.
+                now = db.now(connection)
+                leases.acquire(connection, f"given-{role}-token", row_id, now, now)
+                if any((one.role, one.name, one.hash) == (role, name, hashed) for one in keys.every(connection)):
+                    return
                 keys.remove_named(connection, role, name)
             for known in keys.every(connection):
                 if (known.role, known.name) == (role, name):
                     raise Conflict(f"cannot create a second {role} token named {name}: choose another name")
-                if known.hash == token_hash(given):
+                if known.hash == hashed:
                     raise Conflict(f"cannot use the {role} token: the {known.role} token {known.name} is the same")
-            row = TokenRow(row_id, role, name, token_hash(given), db.now(connection))
-            keys.insert(connection, row)
+            keys.insert(connection, TokenRow(row_id, role, name, hashed, db.now(connection)))
 
         await self._store.transaction(work)
         await self.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgspec
-from sqlalchemy import func, or_, select, true, update
+from sqlalchemy import and_, func, or_, select, true, update
 
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.progress import Progress, is_newer
@@ -44,7 +44,11 @@ def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> d
         query = select(intents.c.subject, func.max(intents.c.generation)).where(
             intents.c.node_id == node_id,
             intents.c.subject.in_(some),
-            intents.c.state.in_(("superseded", "cancelled")),
+            or_(
+                intents.c.state.in_(("superseded", "cancelled")),
+                # What was taken for lost so often that it was given up may be late all the same.
+                and_(intents.c.state == "failed", intents.c.reason == "worker_restarted"),
+            ),
             intents.c.attempt > 0,
         )
         found |= {subject: generation for subject, generation in connection.execute(query.group_by(intents.c.subject))}
