@@ -25,8 +25,8 @@ from tests.cli.recorded import (
 
 from enginehouse.cli.bars import Meter
 from enginehouse.cli.connect import read
-from enginehouse.cli.progress import Lines
-from enginehouse.cli.shapes import Operation
+from enginehouse.cli.progress import Lines, phase_words
+from enginehouse.cli.shapes import Operation, Row
 
 EVENTS = f"GET /api/events?operation={JOB}"
 OPERATION = f"GET /api/operations/{JOB}"
@@ -274,3 +274,11 @@ def test_a_rate_is_taken_over_the_last_seconds_and_starts_anew_with_an_attempt()
     assert meter.rate() == pytest.approx(1000)
     meter.note(10.0, 0)
     assert meter.rate() == 0
+
+
+def test_a_removal_looks_nothing_up() -> None:
+    words = {
+        action: phase_words(Row(action=action, phase="resolving")) for action in ("delete a", "remove b", "stop c")
+    }
+    assert set(words.values()) == {"working"}
+    assert phase_words(Row(action="install a", phase="resolving")) == "looking up"

@@ -46,7 +46,10 @@ def choose_view(*, as_json: bool) -> View:
 
 
 def phase_words(row: Row) -> str:
-    words = _PHASES.get(row.phase, row.phase)
+    # Every command says first that it has come; only those that fetch something have anything to look up.
+    is_fetched = row.action.partition(" ")[0] in ("install", "upgrade", "place")
+    phase = "" if row.phase == "resolving" and not is_fetched else row.phase
+    words = _PHASES.get(phase, phase)
     return f"{words} {row.file_name}" if row.file_name else words
 
 
