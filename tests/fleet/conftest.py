@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.fleet.engines import Serving
 from tests.fleet.house import Fleet
 from tests.fleet.warehouse import META, META_BUILD, Warehouse, open_warehouse
+from tests.fleet.wheels import PACKAGE, PACKAGED
 
 _USED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 # What tests publish versions of; a gallery is read when a frontend starts.
-NAMES = tuple(f"engine-{number:02d}" for number in range(120))
+NAMES = tuple(f"engine-{number:02d}" for number in range(160))
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +22,7 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
             made.offer(name, made.proxy.reference(f"{name}:latest"))
         made.offer(META_BUILD, made.proxy.reference(f"{META_BUILD}:latest"))
         made.offer_meta(META, META_BUILD)
+        made.offer_package(PACKAGED, f"{PACKAGE}==2.0", "0" * 64)
         yield made
 
 
@@ -46,6 +49,18 @@ def fleet(running_fleet: Fleet, stocked: Warehouse) -> Fleet:
 @pytest.fixture
 def warehouse(stocked: Warehouse) -> Warehouse:
     return stocked
+
+
+@pytest.fixture
+def serving(fleet: Fleet, warehouse: Warehouse) -> Iterator[Serving]:
+    made = Serving(fleet, warehouse)
+    yield made
+    warehouse.calm()
+    for node in fleet.nodes():
+        if node["drained"]:
+            fleet.first.post(f"/api/nodes/{node['name']}/resume")
+    fleet.mend()
+    made.end()
 
 
 @pytest.fixture

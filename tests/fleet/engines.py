@@ -29,6 +29,8 @@ from enginehouse.core.model import Model
 from enginehouse.fetch.galleries import load_builtin
 
 PIECE_SECONDS = 0.1  # between two pieces of a stream
+PER_SECOND = 20.0  # requests that a load has at least
+RATE = 1.2 * PER_SECOND  # what it tries for, so that a slow moment does not make it less
 _PROGRAM = """#!%(python)s
 import http.server, json, os, signal, subprocess, sys, time
 if %(stubborn)r:
@@ -70,12 +72,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
 host, _, port = sys.argv[2].rpartition(":")
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads, request_queue_size = True, 128
+time.sleep(%(start)r)
 Server((host, int(port)), Handler).serve_forever()
 """
 
 
-def program(says: str, *, is_stubborn: bool = False) -> bytes:
-    filled = _PROGRAM % {"python": sys.executable, "says": says, "stubborn": is_stubborn, "pause": PIECE_SECONDS}
+def program(says: str, *, is_stubborn: bool = False, start_seconds: float = 0.0) -> bytes:
+    """With its first line, so that it can be run. It answers nobody before `start_seconds` are over."""
+    filled = _PROGRAM % {
+        "python": sys.executable,
+        "says": says,
+        "stubborn": is_stubborn,
+        "pause": PIECE_SECONDS,
+        "start": start_seconds,
+    }
     return filled.encode()
 
 
@@ -87,8 +97,9 @@ class Serving:
         self._warehouse = warehouse
         self._models: list[str] = []
 
-    def offer(self, name: str, says: str, *, is_stubborn: bool = False) -> Image:
-        return self._warehouse.publish(name, says, run=program(says, is_stubborn=is_stubborn))
+    def offer(self, name: str, says: str, *, is_stubborn: bool = False, start_seconds: float = 0.0) -> Image:
+        run = program(says, is_stubborn=is_stubborn, start_seconds=start_seconds)
+        return self._warehouse.publish(name, says, run=run)
 
     def add_model(self, model: str, backend: str) -> None:
         """Served by that backend, with the files of the built-in toy."""
@@ -114,8 +125,12 @@ class Serving:
 
     def end(self) -> None:
         """Engines are few on one machine: the next test needs their places."""
-        for model in self._models:
-            self._fleet.ended(self._fleet.first.delete(f"/api/models/{model}"))
+        while self._models:
+            self._fleet.ended(self._fleet.first.delete(f"/api/models/{self._models.pop()}"))
+
+
+def ports(fleet: Fleet) -> list[int]:
+    return [frontend.port for frontend in fleet.frontends]
 
 
 def processes_of(fleet: Fleet, worker: str) -> list[psutil.Process]:
@@ -150,6 +165,7 @@ class Load:
     def __init__(self, ports: Sequence[int], token: str, models: Sequence[str], clients: int, rate: float) -> None:
         self.answers: list[tuple[int, str]] = []
         self.slowest = 0.0
+        self._began = time.monotonic()
         self._over = threading.Event()
         self._pause_seconds = clients / rate
         self._threads = [
@@ -160,7 +176,13 @@ class Load:
     def failures(self) -> list[tuple[int, str]]:
         return [one for one in self.answers if one[0] != 200]
 
+    @property
+    def per_second(self) -> float:
+        """Answers so far, good and bad."""
+        return len(self.answers) / (time.monotonic() - self._began)
+
     def start(self) -> None:
+        self._began = time.monotonic()
         for thread in self._threads:
             thread.start()
         self.until_more(len(self._threads))
@@ -182,12 +204,13 @@ class Load:
             turn += 1
             began = time.monotonic()
             self.answers.append(ask(ports[turn % len(ports)], token, models[(turn // len(ports)) % len(models)]))
-            self.slowest = max(self.slowest, time.monotonic() - began)
-            self._over.wait(self._pause_seconds)
+            taken = time.monotonic() - began
+            self.slowest = max(self.slowest, taken)
+            self._over.wait(max(0.0, self._pause_seconds - taken))
 
 
 @contextmanager
-def asking(ports: Sequence[int], token: str, *models: str, clients: int = 4, rate: float = 20.0) -> Iterator[Load]:
+def asking(ports: Sequence[int], token: str, *models: str, clients: int = 8, rate: float = RATE) -> Iterator[Load]:
     load = Load(ports, token, models, clients, rate)
     load.start()
     try:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from tests.e2e.conftest import wait_for
-from tests.fleet.house import PROGRAM, Fleet, Frontend, Process, rows_of
+from tests.fleet.house import PROGRAM, Fleet, Frontend, Process, end_all, rows_of
 
 from enginehouse.core.errors import NotFound
 
+STUB = str(Path(__file__).with_name("stub_worker.py"))
+
 
 @contextmanager
-def guest_worker(fleet: Fleet, name: str, *more: str) -> Iterator[Process]:
-    made = fleet.add_worker(name, fleet.first, *more)
+def guest_worker(fleet: Fleet, name: str, *more: str, environment: dict[str, str] | None = None) -> Iterator[Process]:
+    made = fleet.add_worker(name, fleet.first, *more, environment=environment)
     try:
         fleet.until_healthy(name)
         yield made
@@ -25,6 +31,29 @@ def guest_worker(fleet: Fleet, name: str, *more: str) -> Iterator[Process]:
         del fleet.workers[name]
         with suppress(NotFound):
             fleet.second.delete(f"/api/nodes/{name}")
+
+
+@contextmanager
+def guest_stubs(fleet: Fleet, count: int) -> Iterator[dict[str, Process]]:
+    """So many stub workers, by their names: one process each."""
+    environment = {"ENGINEHOUSE_TOKEN": fleet.tokens["join"]}
+    made: dict[str, Process] = {}
+    for number in range(count):
+        name, url = f"stub-{number + 1}", fleet.frontends[number % len(fleet.frontends)].url
+        line = (sys.executable, STUB, name, url, fleet.nats_url)
+        made[name] = Process(name, line, fleet.root / f"{name}.log", environment)
+        made[name].start()
+    try:
+        for name in made:
+            wait_for(f"{name} to register", partial(fleet.node, name))
+            fleet.first.post(f"/api/nodes/{name}/approve")
+        fleet.until_healthy(*made)
+        yield made
+    finally:
+        for name, process in made.items():
+            process.kill()
+            with suppress(NotFound):
+                fleet.second.delete(f"/api/nodes/{name}")
 
 
 @contextmanager
@@ -48,8 +77,8 @@ def guest_frontends(fleet: Fleet, names: Iterable[str], *more: str) -> Iterator[
             wait_for(f"{one.name} to be ready", one.is_ready)
         yield made
     finally:
+        end_all(made)
         for one in made:
-            one.stop()
             fleet.frontends.remove(one)
             one.client.close()
 
@@ -98,6 +127,13 @@ def following(fleet: Fleet, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def _line(fleet: Fleet, arguments: Iterable[str], token: str) -> list[str]:
     return [PROGRAM, "--url", fleet.second.url, "--token", token or fleet.tokens["admin"], *arguments]
+
+
+def watch(frontend: Frontend, path: str = "/api/events") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of a frontend as they come: kind and body."""
+    with frontend.client.stream_events(path) as events:
+        for event in events:
+            yield event.event, msgspec.json.decode(event.data)
 
 
 class Clock:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,15 @@ class Process:
             self._process.send_signal(number)
 
 
+def end_all(processes: Iterable[Process]) -> None:
+    """In order, all at once."""
+    enders = [threading.Thread(target=process.stop) for process in processes if process.is_alive]
+    for ender in enders:
+        ender.start()
+    for ender in enders:
+        ender.join()
+
+
 class Frontend(Process):
     def __init__(self, name: str, root: Path, more: Iterable[str], environment: dict[str, str]) -> None:
         self.port = free_port()
@@ -152,13 +161,20 @@ class Fleet:
         made.start()
         return made
 
-    def add_worker(self, name: str, frontend: Frontend, *more: str, approve: bool = True) -> Process:
+    def add_worker(
+        self,
+        name: str,
+        frontend: Frontend,
+        *more: str,
+        approve: bool = True,
+        environment: dict[str, str] | None = None,
+    ) -> Process:
         base = self._base_port + 5 * len(self.workers)
         arguments = ("--name", name, "--data", str(self.root / name), "--base-port", str(base), "--grace", "2s", *more)
-        environment = {**self.environment, "ENGINEHOUSE_TOKEN": self.tokens["join"]}
+        told = {**self.environment, "ENGINEHOUSE_TOKEN": self.tokens["join"], **(environment or {})}
         # Frontends are equals: a worker is told of all, and begins with the one it was given.
         urls = ",".join(dict.fromkeys([frontend.url, *(one.url for one in self.frontends)]))
-        made = Process(name, (PROGRAM, "worker", "--url", urls, *arguments), self.root / f"{name}.log", environment)
+        made = Process(name, (PROGRAM, "worker", "--url", urls, *arguments), self.root / f"{name}.log", told)
         self.workers[name] = made
         made.start()
         if approve:
@@ -191,11 +207,7 @@ class Fleet:
     def end(self) -> None:
         """Workers first, all at once; then the frontends, then the bus."""
         for group in (list(self.workers.values()), self.frontends, [self.nats]):
-            enders = [threading.Thread(target=process.stop) for process in group if process.is_alive]
-            for ender in enders:
-                ender.start()
-            for ender in enders:
-                ender.join()
+            end_all(group)
         for frontend in self.frontends:
             frontend.client.close()
 
@@ -283,10 +295,3 @@ class Fleet:
 def rows_of(operation: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The rows of an operation by the name of their node."""
     return {row["node_name"]: row for row in operation.get("nodes", ())}
-
-
-def watch(frontend: Frontend, path: str = "/api/events") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of a frontend as they come: kind and body."""
-    with frontend.client.stream_events(path) as events:
-        for event in events:
-            yield event.event, msgspec.json.decode(event.data)

@@ -24,7 +24,7 @@ P99_SECONDS = 0.25
 # The machine that runs this has two cores and may do other things: idle answers say how slow it is.
 SLOWNESS = 10.0
 MEASURED = 100
-WRITES = 1.0  # of progress, per operation and second
+WRITES = 1.0  # per operation and second
 GROWTH_BYTES = 120 * MEGABYTE  # the log of events is bounded by 32 MB; buffers of connections and allocators add theirs
 LATE_SECONDS = 30.0 if IS_PROOF else 5.0  # five hundred readers in one process are slower than the frontends
 COUNTED_SECONDS = 6.0
@@ -32,8 +32,8 @@ COUNTED_SECONDS = 6.0
 DROP_SECONDS = 40.0
 
 
-# Stubs say once that they live, and leases need no renewing: the writes that are counted are those of progress.
-PATIENT = ("--stale", "600s", "--stall", "600s", "--lease", "600s")
+# Stubs say once that they live. The lease is the default: its renewals are writes as those of progress are.
+PATIENT = ("--stale", "600s", "--stall", "600s", "--lease", "30s")
 
 
 class Crowd:

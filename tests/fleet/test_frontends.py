@@ -1,34 +1,24 @@
-"""Frontends that are equals: one that sleeps past its lease, and three that all reconcile as fast as they can."""
+"""Frontends that are equals: one that sleeps past its lease and is no longer obeyed, and one that is told to stop."""
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import signal
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
-import psycopg
 from tests.e2e.conftest import wait_for
-from tests.fetch.faults import Stall
-from tests.fleet.guests import guest_frontends, row_of
+from tests.fleet.guests import row_of
 from tests.fleet.house import LEASE_SECONDS, Fleet, Frontend
 from tests.fleet.speaker import speaking
 from tests.fleet.tap import Tap, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
-from tests.worker.shelf import said_by
 
 from enginehouse.core import wire
 
-IS_PROOF = os.environ.get("ENGINEHOUSE_PROOF") == "1"
 NOTICE_SECONDS = 0.5  # half of what a frontend gives
-MIXED = 24 if IS_PROOF else 6  # backends: a third stays, a third is deleted again, a third is cancelled
 
 
 def holder(fleet: Fleet, name: str) -> tuple[Any, ...]:
@@ -108,90 +98,6 @@ def commands_in(tap: Tap, node_id: str) -> list[tuple[bytes, Any]]:
     return [(one.payload, msgspec.json.decode(one.payload)) for one in tap.heard if one.subject == subject]
 
 
-def test_three_hasty_frontends_have_one_effect_per_intent(
-    fleet: Fleet, warehouse: Warehouse, names: Callable[[int], list[str]]
-) -> None:
-    """F-046. One of them is killed in the middle, and comes back."""
-    engines = names(MIXED)
-    kept, deleted, cancelled = engines[0::3], engines[1::3], engines[2::3]
-    images = {name: warehouse.publish(name, "one", megabytes=0.5) for name in engines}
-    for name, image in images.items():
-        if name in cancelled:
-            # Only the bytes of what is cancelled never end, so that it cannot be done before.
-            warehouse.proxy.plan(Stall(1000), path=image.layers[0].digest, times=None)
-    operations: dict[str, dict[str, Any]] = {}
-    with tapped(fleet, warehouse) as tap, contextlib.ExitStack() as stack:
-        hasty = stack.enter_context(guest_frontends(fleet, ("hasty-1", "hasty-2", "hasty-3"), "--reconcile", "100ms"))
-        for number, name in enumerate(deleted):
-            fleet.done("install", name, frontend=hasty[number % 3])
-
-        def ask(number: int) -> None:
-            name, frontend = engines[number], hasty[number % 3]
-            made = fleet.request("delete" if name in deleted else "install", name, frontend=frontend)
-            if name in cancelled:
-                hasty[(number + 1) % 3].post(f"/api/operations/{made['jobID']}/cancel", {})
-            operations[name] = made
-
-        askers = [threading.Thread(target=ask, args=(number,)) for number in range(MIXED)]
-        for asker in askers:
-            asker.start()
-        for asker in askers:
-            asker.join(30)
-        hasty[0].kill()
-        hasty[0].start()
-        assert len(operations) == MIXED
-        ended = {name: fleet.ended(operation, hasty[1]) for name, operation in operations.items()}
-        wait_for("the killed one to be ready", hasty[0].is_ready)
-        for frontend in fleet.frontends:
-            for name, operation in ended.items():
-                told = frontend.operation(operation["jobID"])
-                assert statuses(told) == statuses(operation), (frontend.name, name)
-        for name in kept + deleted:
-            assert ended[name]["status"] == "succeeded", ended[name]
-        for name in cancelled:
-            assert ended[name]["status"] == "cancelled", ended[name]
-        tap.settle()
-        sent = Counter(
-            (message.subject, command["intent"], command["attempt"])
-            for message in tap.heard
-            if message.payload and (command := msgspec.json.decode(message.payload).get("command"))
-        )
-        assert set(sent.values()) == {1}, "no attempt is sent twice"
-    for name in kept + deleted:
-        # A node that is thought away for a moment may be told again; it does not do it again.
-        bulk = images[name].layers[0]
-        assert warehouse.proxy.bytes_sent(bulk.digest) == bulk.size_bytes * len(fleet.workers), name
-    for worker in fleet.workers:
-        for name in kept:
-            assert said_by(fleet.backends_of(worker) / name) == "one"
-        for name in deleted + cancelled:
-            assert not (fleet.backends_of(worker) / name).exists()
-        wait_for("nothing to be left of what was cancelled", partial(is_clean, fleet, worker), 10)
-
-
-def is_clean(fleet: Fleet, worker: str) -> bool:
-    return fleet.residue_of(worker) == []
-
-
-def test_a_cancel_that_meets_a_change_of_the_same_row_is_carried_out_after_it(
-    fleet: Fleet, warehouse: Warehouse, name: str
-) -> None:
-    """F-046. Between its look and its writing somebody else writes, as a frontend does that claims it."""
-    image = warehouse.publish(name, "one")
-    warehouse.proxy.plan(Stall(1000), path=image.layers[0].digest, times=None)
-    operation = fleet.request("install", name, ["worker-2"])
-    assert is_held(fleet, name)
-    waiting = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    with psycopg.connect(fleet.database_url) as connection:
-        connection.execute("update intents set version = version + 1 where subject = %s", (f"backend:{name}",))
-        cancels = threading.Thread(target=fleet.second.post, args=(f"/api/operations/{operation['jobID']}/cancel", {}))
-        cancels.start()
-        wait_for("the cancel to wait", lambda: fleet.rows(waiting))
-        connection.commit()
-        cancels.join(20)
-    assert fleet.first.operation(operation["jobID"])["status"] == "cancelled"
-
-
 def test_a_frontend_that_is_asked_to_stop_says_so_and_goes_on_answering_for_a_moment(fleet: Fleet) -> None:
     """F-118. What a balancer needs to learn it before somebody finds the door closed."""
     os.kill(fleet.first.pid, signal.SIGTERM)
@@ -214,8 +120,3 @@ def status_of(frontend: Frontend, path: str) -> int:
         return 0
     finally:
         connection.close()
-
-
-def statuses(operation: dict[str, Any]) -> tuple[str, list[tuple[str, str, int]]]:
-    rows = [(row["node_name"], row["status"], row["attempt"]) for row in operation["nodes"]]
-    return operation["status"], sorted(rows)

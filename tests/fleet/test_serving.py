@@ -1,21 +1,18 @@
-"""Engines that serve while something is done to them or to frontends: failing upgrades, deletes, drains, restarts."""
+"""Engines that serve while something is done to them or to frontends: deletes, drains, restarts."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
-import pytest
 from tests.e2e.conftest import wait_for
-from tests.fetch.faults import Answer, Fault, Flip, Stall
-from tests.fleet.engines import Serving, Stream, ask, asking, processes_of
+from tests.fleet.engines import Serving, Stream, ask, asking, ports, processes_of
 from tests.fleet.guests import row_of
 from tests.fleet.house import Fleet
 from tests.fleet.proxies import balanced
@@ -29,61 +26,12 @@ STREAMS = 10
 PIECES = 40
 
 
-@pytest.fixture
-def serving(fleet: Fleet, warehouse: Warehouse) -> Iterator[Serving]:
-    made = Serving(fleet, warehouse)
-    yield made
-    warehouse.calm()
-    for node in fleet.nodes():
-        if node["drained"]:
-            fleet.first.post(f"/api/nodes/{node['name']}/resume")
-    fleet.mend()
-    made.end()
-
-
-def ports(fleet: Fleet) -> list[int]:
-    return [frontend.port for frontend in fleet.frontends]
-
-
-def digest_on(fleet: Fleet, name: str, worker: str) -> str:
-    listed = next(one for one in fleet.second.get("/backends") if one["Name"] == name)
-    return next(str(node["digest"]) for node in listed["nodes"] if node["node_name"] == worker)
-
-
 def outcome_of(fleet: Fleet, operation: dict[str, Any]) -> dict[str, Any]:
     query = """select outcome from intents join operation_intents on intent_id = intents.id
         where operation_id = %s"""
     ((found,),) = fleet.rows(query, operation["jobID"])
     decoded: dict[str, Any] = msgspec.json.decode(found)
     return decoded
-
-
-def test_an_upgrade_that_fails_costs_not_one_request(
-    fleet: Fleet, warehouse: Warehouse, serving: Serving, name: str
-) -> None:
-    """F-017."""
-    old = serving.offer(name, "one")
-    serving.add_model("speaker", name)
-    serving.load("speaker", "worker-1")
-    _, said = ask(fleet.first.port, serving.token, "speaker")
-    pid = int(said.removeprefix("one "))
-    misfortunes: list[tuple[Fault, str]] = [(Answer(404), "failed"), (Flip(10), "failed"), (Stall(10), "cancelled")]
-    with asking(ports(fleet), serving.token, "speaker") as load:
-        for number, (fault, end) in enumerate(misfortunes):
-            new = serving.offer(name, f"never {number}")
-            assert new.digest != old.digest
-            warehouse.proxy.plan(fault, path=new.layers[1].digest, times=None)
-            fleet.first.post("/backends/upgrades/check")
-            operation = fleet.request("upgrade", name, ["worker-1"], frontend=fleet.first)
-            if end == "cancelled":
-                wait_for("the download", partial(warehouse.proxy.asked, new.layers[1].digest))
-                fleet.second.post(f"/api/operations/{operation['jobID']}/cancel", {})
-            assert fleet.ended(operation)["status"] == end, fault
-            assert digest_on(fleet, name, "worker-1") == old.digest
-            load.until_more()
-    assert load.failures == []
-    assert {said for _, said in load.answers} == {f"one {pid}"}, "the same process all the time"
-    assert fleet.began("worker-1", f"upgrade {name}") == len(misfortunes)
 
 
 class Witness:

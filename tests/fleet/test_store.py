@@ -1,8 +1,7 @@
-"""The database misbehaves: it restarts, loses an answer, has no patience, has too few connections, or is empty."""
+"""The database misbehaves: it restarts, loses an answer, or has too few connections."""
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -21,18 +19,13 @@ from tests.fleet.databases import Server, running_server, socket_directory
 from tests.fleet.guests import Clock
 from tests.fleet.house import Fleet, Frontend
 from tests.fleet.proxies import cutting_commits
-from tests.fleet.warehouse import MEGABYTE, Warehouse
-from tests.worker.shelf import said_by
+from tests.fleet.warehouse import Warehouse
 
 from enginehouse.core.errors import EnginehouseError, Unavailable
 
-IS_PROOF = os.environ.get("ENGINEHOUSE_PROOF") == "1"
-STARTS = 20 if IS_PROOF else 4
 CONNECTIONS = 20
 WISHES = 50
 WORKERS = ("worker-1", "worker-2")
-IDLE_LONG = """select count(*) from pg_stat_activity where datname = current_database()
-    and state like 'idle in transaction%%' and now() - state_change > interval '0.5 s'"""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +115,10 @@ def test_a_database_that_is_pulled_down_under_fifty_wishes_costs_only_time(
     for operation_id, (wished,) in asker.accepted.items():
         ended = small.ended({"jobID": operation_id, "kind": "install", "name": wished})
         assert ended["status"] == "succeeded", ended
-        assert [row["attempt"] for row in ended["nodes"]] in ([0], [1]), ended
+        (row,) = ended["nodes"]
+        logs = "".join(small.log_of(frontend.name) for frontend in small.frontends)
+        # A claim whose commit nobody heard of is an attempt that was never sent.
+        assert logs.count(f"intent.sent intent={row['intent']} ") <= 1, ended
     assert small.rows("select count(*) from operations") == [(WISHES,)]
     for worker in WORKERS:
         assert {small.began(worker, f"install wished-{number}") for number in range(WISHES // 2)} == {1}
@@ -158,45 +154,6 @@ def test_a_commit_whose_answer_was_lost_is_found_again_under_its_key(
             cut_off.stop()
             fleet.frontends.remove(cut_off)
             cut_off.client.close()
-
-
-def test_a_role_without_patience_is_enough_for_everything(
-    postgres: Callable[[], str], warehouse: Warehouse, name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """F-039."""
-    url, role = postgres(), f"hasty{uuid.uuid4().hex[:8]}"
-    database = urlsplit(url).path.strip("/")
-    limits = {"statement_timeout": "1s", "lock_timeout": "500ms", "idle_in_transaction_session_timeout": "1s"}
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'create role "{role}" login'.encode())
-        connection.execute(f'alter database "{database}" owner to "{role}"'.encode())
-        for limit, value in limits.items():
-            connection.execute(f"alter role \"{role}\" set {limit} = '{value}'".encode())
-    hasty_url = f"postgresql://{role}@/{database}?host={socket_directory(url)}"
-    hasty = Fleet(tmp_path_factory.mktemp("hasty"), hasty_url, warehouse.environment)
-    assert hasty.rows("show statement_timeout") == [("1s",)]
-    image = warehouse.publish(name, "one", megabytes=3)
-    try:
-        hasty.start(frontends=2, workers=1)  # both at once on an empty database, then the worker registers
-        warehouse.proxy.bytes_per_second = MEGABYTE
-        began = time.monotonic()
-        hasty.done("install", name, ["worker-1"])
-        assert time.monotonic() - began > 2.0, "an install that takes longer than any limit of the role"
-        assert hasty.rows(IDLE_LONG) == [(0,)]
-        warehouse.calm()
-        newer = warehouse.publish(name, "two", megabytes=3)
-        assert newer.digest != image.digest
-        hasty.first.post("/backends/upgrades/check")
-        hasty.done("upgrade", name)
-        assert said_by(hasty.backends_of("worker-1") / name) == "two"
-        hasty.done("delete", name)
-        assert not (hasty.backends_of("worker-1") / name).exists()
-    finally:
-        warehouse.calm()
-        hasty.end()
-    for frontend in hasty.frontends:
-        assert "store.failed" not in hasty.log_of(frontend.name)
-        assert "Traceback" not in hasty.log_of(frontend.name)
 
 
 def test_a_burst_of_requests_on_a_database_with_few_connections_waits_or_is_told_when_to_come_back(
@@ -250,21 +207,3 @@ def is_prompt(frontend: Frontend) -> bool:
     except EnginehouseError:
         return False
     return time.monotonic() - began < 1.0 and frontend.is_ready()
-
-
-def test_two_frontends_that_start_at_once_on_an_empty_database_both_come_up(
-    postgres: Callable[[], str], warehouse: Warehouse, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """F-043."""
-    for _ in range(STARTS):
-        twins = Fleet(tmp_path_factory.mktemp("twins"), postgres(), warehouse.environment)
-        try:
-            twins.start(frontends=2, workers=0)
-            assert len(twins.rows("select version_num from alembic_version")) == 1
-            assert [twins.nodes(frontend) for frontend in twins.frontends] == [[], []]
-        finally:
-            twins.end()
-        for frontend in twins.frontends:
-            log = twins.log_of(frontend.name)
-            assert not [line for line in log.splitlines() if " ERROR " in line or " WARNING " in line], log
-            assert "Traceback" not in log

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.engines import Serving, ask, ports, processes_of
 from tests.fleet.guests import row_of
 from tests.fleet.house import Fleet, Frontend, rows_of
 from tests.fleet.tap import tapped
 from tests.fleet.warehouse import Warehouse
-from tests.worker.shelf import said_by
 
 from enginehouse.core.errors import NotFound
 
 
 def test_an_upgrade_of_one_node_changes_that_node_and_asks_no_other(
-    fleet: Fleet, warehouse: Warehouse, name: str
+    fleet: Fleet, warehouse: Warehouse, serving: Serving, name: str
 ) -> None:
-    """F-016."""
-    old = warehouse.publish(name, "one")
-    fleet.done("install", name, ["worker-1", "worker-2"])
-    new = warehouse.publish(name, "two")
+    """F-016. Both nodes serve meanwhile, each a model of its own."""
+    old = serving.offer(name, "one")
+    models = {"worker-1": "first-speaker", "worker-2": "second-speaker"}
+    for worker, model in models.items():
+        serving.add_model(model, name)
+        serving.load(model, worker)
+    before = {worker: _answering(fleet, serving, name, worker, model) for worker, model in models.items()}
+    assert {says for says, _ in before.values()} == {"one"}
+    new = serving.offer(name, "two")
     _until_digests(fleet.first, name, {"worker-1": old.digest, "worker-2": old.digest})
     for frontend in fleet.frontends:
         offered = frontend.post("/backends/upgrades/check")[name]
@@ -35,14 +42,33 @@ def test_an_upgrade_of_one_node_changes_that_node_and_asks_no_other(
         sent = {worker: tap.sent_to(node_id) for worker, node_id in ids.items()}
     assert sent.pop("worker-1") == ["backend.upgrade"]
     assert set(map(tuple, sent.values())) == {()}
-    assert said_by(fleet.backends_of("worker-1") / name) == "two"
-    assert said_by(fleet.backends_of("worker-2") / name) == "one"
     for frontend in fleet.frontends:
         _until_digests(frontend, name, {"worker-1": new.digest, "worker-2": old.digest})
         offered = frontend.post("/backends/upgrades/check")[name]
         assert [one["node_name"] for one in offered["nodes"]] == ["worker-2"]
+    serving.load(models["worker-1"], "worker-1")
+    says, pid = _answering(fleet, serving, name, "worker-1", models["worker-1"])
+    assert says == "two"
+    assert pid != before["worker-1"][1]
+    assert not psutil.pid_exists(before["worker-1"][1]), "the old one serves nobody any more"
+    assert _answering(fleet, serving, name, "worker-2", models["worker-2"]) == before["worker-2"], "the same process"
     fleet.done("upgrade", name, ["worker-2"])
     _until_nothing_is_offered(fleet, name)
+
+
+def _answering(fleet: Fleet, serving: Serving, name: str, worker: str, model: str) -> tuple[str, int]:
+    """What a model says through either frontend, and the process that says it, which runs from what is installed."""
+    answers = {ask(port, serving.token, model) for port in ports(fleet)}
+    ((status, said),) = answers
+    assert status == 200, said
+    says, _, pid = said.partition(" ")
+    process = psutil.Process(int(pid))
+    assert process in processes_of(fleet, worker)
+    tree = fleet.backends_of(worker) / name
+    # By its number: a directory that was replaced may have had the same name.
+    assert Path(f"/proc/{pid}/cwd").stat().st_ino == tree.stat().st_ino
+    assert str(tree / "run.sh") in process.cmdline()
+    return says, int(pid)
 
 
 def test_an_upgrade_of_all_goes_only_where_the_backend_is(

@@ -101,6 +101,10 @@ class Warehouse:
         """A gallery entry that means another one."""
         self._enter({"name": name, "capabilities": {"default": build}})
 
+    def offer_package(self, name: str, package: str, sha256: str) -> None:
+        """A gallery entry for a Python package of exactly these bytes."""
+        self._enter({"name": name, "uri": f"pypi:{package}", "requirements": [f"{package} --hash=sha256:{sha256}"]})
+
     def _enter(self, entry: dict[str, object]) -> None:
         self._entries[str(entry["name"])] = entry
         self.gallery.write_text(json.dumps([self._entries[name] for name in sorted(self._entries)]))  # JSON is YAML
