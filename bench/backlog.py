@@ -156,10 +156,10 @@ class House:
         return seconds
 
     async def list_open(self) -> float:
-        return await self._timed(lambda: self.board.recent(PAGE, every=False))
+        return await self._timed(lambda: self.board.unfinished(PAGE))
 
     async def list_all(self) -> float:
-        return await self._timed(lambda: self.board.recent(PAGE, every=True))
+        return await self._timed(lambda: self.board.page(PAGE))
 
     async def _timed(self, work: Callable[[], object]) -> float:
         began = time.perf_counter()

@@ -201,6 +201,28 @@ async def test_what_is_installed_says_how_old_the_news_is_and_who_differs(here: 
     assert (await admin(here, "POST", "/backends/upgrades/check")).json == upgrades
 
 
+async def test_lists_come_in_pages(here: Site) -> None:
+    made = [(await install(here))["jobID"] for _ in range(5)]
+    for one in made[:3]:
+        await admin(here, "POST", f"/api/operations/{one}/cancel")
+    for path, wanted in (("/api/operations?all=true", made), ("/api/operations/history?", made[:3])):
+        seen: list[str] = []
+        more = ""
+        for _ in range(4):
+            page = (await admin(here, "GET", f"{path}&limit=2{more}")).json
+            seen += [one["jobID"] for one in page["operations"]]
+            if "next" not in page:
+                break
+            assert page["next"] == seen[-1]
+            more = f"&before={page['next']}"
+        assert seen == list(reversed(wanted))
+    for bad, status in (("x", 404), ("%00", 404), ("9" * 5000, 404)):
+        answer = await admin(here, "GET", f"/api/operations?all=true&before={bad}")
+        assert (answer.status, answer.error["param"]) == (status, "before")
+    refused = await admin(here, "GET", f"/api/operations?before={made[0]}")
+    assert (refused.status, refused.error["param"]) == (422, "before")
+
+
 async def test_a_model_is_deleted(here: Site) -> None:
     missing = await admin(here, "DELETE", "/api/models/nobody")
     assert missing.status == 404

@@ -38,6 +38,7 @@ LISTS = (
 LARGEST = ("/api/operations?all=true&limit=500", "/api/operations/history?limit=500")
 ONE = ("/api/operations/waiting-1", "/backends/jobs/ended-1")
 LOOKS = 3  # at each
+PAGES = 5
 INSTALL_SECONDS = 15.0
 CUT_SECONDS = 60.0
 TRANSACTION_SECONDS = 2.0  # the longest while the past is cut; a batch takes a tenth of a second
@@ -111,6 +112,24 @@ def slow_lists(house: Fleet, idle: dict[str, float]) -> dict[str, str]:
     return found
 
 
+def slow_pages(house: Fleet, allowed: float) -> dict[str, str]:
+    """Five pages of a hundred, one after the other; which of them took longer than they may."""
+    found: dict[str, str] = {}
+    for path in ("/api/operations?all=true&limit=100", "/api/operations/history?limit=100"):
+        seen: list[str] = []
+        more = ""
+        for number in range(PAGES):
+            began = time.perf_counter()
+            page = house.frontends[number % 2].get(path + more)
+            seconds = time.perf_counter() - began
+            seen += [one["jobID"] for one in page["operations"]]
+            more = f"&before={page['next']}"
+            if seconds > allowed:
+                found[f"{path}{more}"] = f"{seconds:.3f} s"
+        assert len(set(seen)) == 100 * PAGES, "no operation twice"
+    return found
+
+
 def test_lists_come_at_once_and_an_install_is_done_beside_all_that_waits(
     inhabited: Fleet, fleet: Fleet, warehouse: Warehouse, name: str
 ) -> None:
@@ -118,6 +137,7 @@ def test_lists_come_at_once_and_an_install_is_done_beside_all_that_waits(
     house = inhabited
     idle = {path: seconds_of(fleet, path) for path in LISTS}
     assert slow_lists(house, idle) == {}
+    assert slow_pages(house, max(LIST_SECONDS, SLOWNESS * idle["/api/operations?limit=100"])) == {}
     for path, count in (("/api/operations", 50), ("/api/operations/history?limit=500", 500)):
         listed = house.second.get(path)["operations"]
         assert len(listed) == count

@@ -157,7 +157,7 @@ async def test_what_failed_is_done_again_from_the_first_attempt(world: World) ->
     assert before.state == "failed", "an ended intent stays as it is"
     assert after.action == before.action
     assert after.failures == 0
-    listed = [one.jobID for one in await world.board.recent(9, every=False)]
+    listed = [one.jobID for one in await world.board.unfinished(9)]
     assert listed == [again.jobID], "a failure that is being tried again has been seen"
 
 
@@ -189,10 +189,10 @@ async def test_a_failure_that_was_seen_is_off_the_list_and_in_the_history(world:
         await world.endings.dismiss(view.jobID)
     await world.dispatcher.step()
     await world.reply(await world.intent(view), FAILED)
-    assert [one.jobID for one in await world.board.recent(9, every=False)] == [view.jobID]
+    assert [one.jobID for one in await world.board.unfinished(9)] == [view.jobID]
     await world.endings.dismiss(view.jobID)
-    assert await world.board.recent(9, every=False) == []
-    assert [one.jobID for one in await world.board.ended(9)] == [view.jobID]
+    assert await world.board.unfinished(9) == []
+    assert [one.jobID for one in await world.board.page(9, is_ended=True)] == [view.jobID]
 
 
 async def test_what_waits_for_a_removed_node_ends(world: World) -> None:

@@ -91,7 +91,7 @@ async def test_the_same_key_is_the_same_operation(world: World) -> None:
     made = [await world.operations.request(asked, "key-1") for _ in range(3)]
     assert len(set(made)) == 1
     assert await world.operations.request(asked, "key-2") not in made
-    assert len(await world.board.recent(9, every=True)) == 2
+    assert len(await world.board.page(9)) == 2
 
 
 async def test_two_that_ask_at_once_under_one_key_get_one_operation(world: World) -> None:
@@ -99,7 +99,7 @@ async def test_two_that_ask_at_once_under_one_key_get_one_operation(world: World
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(world.operations.request(wish("install", "llama-cpp"), "key-1")) for _ in range(10)]
     assert len({task.result() for task in asked}) == 1
-    assert len(await world.board.recent(9, every=True)) == 1
+    assert len(await world.board.page(9)) == 1
 
 
 async def test_a_key_is_for_one_request_and_one_caller(world: World) -> None:
@@ -159,7 +159,7 @@ async def test_an_upgrade_goes_only_where_the_backend_is(world: World) -> None:
     for unknown in ("other", "nobody-knows-it"):
         with pytest.raises(NotFound):
             await world.wish("upgrade", name=unknown)
-    assert len(await world.board.recent(9, every=True)) == 1
+    assert len(await world.board.page(9)) == 1
 
 
 async def test_a_wish_for_an_address_keeps_all_of_it(world: World) -> None:
@@ -199,7 +199,7 @@ async def test_an_address_that_is_none_is_refused_before_anything_is_stored(worl
     await world.join("first")
     with pytest.raises(Invalid):
         await world.operations.request(asked)
-    assert await world.board.recent(9, every=True) == []
+    assert await world.board.page(9) == []
 
 
 # Versions ----------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ async def test_a_plan_says_what_each_node_would_do_and_does_nothing(world: World
         ("none", "install"),
         ("old", "nothing"),
     ]
-    assert await world.board.recent(9, every=True) == []
+    assert await world.board.page(9) == []
     with pytest.raises(NotFound):
         await world.planner.plan(wish("install", "nobody-knows-it"))
 

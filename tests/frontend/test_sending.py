@@ -212,7 +212,7 @@ async def test_a_name_that_cannot_be_one_is_refused_before_anything_is_stored(wo
     await world.report(node.id, backends=())
     with pytest.raises(Invalid):
         await world.wish("delete", name=name)
-    assert await world.board.recent(10, every=True) == []
+    assert await world.board.page(10) == []
 
 
 async def test_a_wish_needs_known_and_approved_nodes(world: World) -> None:

@@ -215,10 +215,10 @@ async def test_an_open_operation_is_listed_however_many_came_after_it(world: Wor
         done = await world.install("first")
         await world.dispatcher.step()
         await world.reply(await world.intent(done), Outcome(code="digest_mismatch", message="no"))
-    shown = await world.board.recent(3, every=False)
+    shown = await world.board.unfinished(3)
     assert len(shown) == 3
     assert shown[-1].jobID == kept.jobID
-    assert kept.jobID not in {view.jobID for view in await world.board.recent(3, every=True)}
+    assert kept.jobID not in {view.jobID for view in await world.board.page(3)}
 
 
 async def test_the_past_is_forgotten_after_a_week_but_never_what_is_open(
@@ -234,10 +234,10 @@ async def test_the_past_is_forgotten_after_a_week_but_never_what_is_open(
     await world.reply(await world.intent(old), Outcome())
     newest = await world.install("away", name="other")
     await world.endings.prune_step()
-    assert len(await world.board.recent(9, every=True)) == 3
+    assert len(await world.board.page(9)) == 3
     time.passed += 8 * 24 * 3600
     await world.endings.prune_step()
-    kept = [view.jobID for view in await world.board.recent(9, every=True)]
+    kept = [view.jobID for view in await world.board.page(9)]
     assert kept == [newest.jobID, waiting.jobID]
     assert await world.intent(waiting)
     with pytest.raises(AssertionError):

@@ -176,7 +176,7 @@ async def test_what_people_look_at_is_the_same_on_both_databases(pair: tuple[Wor
     await one.reply(await one.intent(failed), Outcome(code="not_found", message="no"))
     waiting = await one.wish("delete", name="other")
     load = await one.loader.request("tiny", None, "someone")
-    shown = [view.jobID for view in await two.board.recent(9, every=False)]
+    shown = [view.jobID for view in await two.board.unfinished(9)]
     assert shown == [load, waiting.jobID, failed.jobID]
     assert set(await one.store.transaction(history.open_ids)) == {load, waiting.jobID}
     revisions = await one.store.transaction(lambda c: history.revisions(c, 0.0, ()))

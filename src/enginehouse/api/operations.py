@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
-from enginehouse.core.errors import Invalid
+from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import shown
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.ending import Endings
@@ -18,6 +19,7 @@ from enginehouse.frontend.planning import Planner
 from enginehouse.frontend.views import OperationView
 
 MAX_LISTED = 500
+_MAX_ID = 64  # longer than any id of an operation
 _OUTCOMES = {"succeeded": "completed", "partial": "failed", "superseded": "cancelled"}
 
 
@@ -89,14 +91,14 @@ class OperationRoutes:
                 method="GET",
                 path="/api/operations",
                 role="admin",
-                summary="Operations, newest first: open and failed ones, or `all=true`.",
+                summary="Operations, newest first: open and failed ones, or `all=true`; `before`: the page's `next`.",
                 call=self.every,
             ),
             Entry(
                 method="GET",
                 path="/api/operations/history",
                 role="admin",
-                summary="Operations that have ended, newest first.",
+                summary="Operations that have ended, newest first; `before`: the page's `next`.",
                 call=self.history,
             ),
             Entry(method="GET", path="/api/operations/{id}", role="admin", summary="One operation.", call=self.one),
@@ -135,19 +137,28 @@ class OperationRoutes:
         return json_response(await self._planner.plan(await _wish(request)))
 
     async def every(self, request: Request) -> Response:
-        every = request.query_params.get("all") in ("true", "1")
-        views = await self._board.recent(_limit(request), every=every)
-        if not every:
-            # A load that went to another node after a failure has failed nowhere that matters.
-            views = [view for view in views if view.status in ("queued", "running", "failed", "partial")]
+        limit, before = _limit(request), _before(request)
+        if request.query_params.get("all") in ("true", "1"):
+            views = await self._board.page(limit, before)
+            return json_response({"operations": views, **_next(views, limit)})
+        if before:
+            raise Invalid(
+                "cannot go on in the list of what is open: `before` goes with `all=true` and with the history",
+                code="unsupported",
+                param="before",
+            )
+        # A load that went to another node after a failure has failed nowhere that matters.
+        shown_ones = ("queued", "running", "failed", "partial")
+        views = [view for view in await self._board.unfinished(limit) if view.status in shown_ones]
         return json_response({"operations": views})
 
     async def one(self, request: Request) -> Response:
         return json_response(await self._board.view(_id(request)))
 
     async def history(self, request: Request) -> Response:
-        views = await self._board.ended(_limit(request))
-        return json_response({"operations": [_record(view) for view in views]})
+        limit = _limit(request)
+        views = await self._board.page(limit, _before(request), is_ended=True)
+        return json_response({"operations": [_record(view) for view in views], **_next(views, limit)})
 
     async def cancel(self, request: Request) -> Response:
         where = await read_body(request, OnNode)
@@ -202,6 +213,19 @@ def _record(view: OperationView) -> HistoryRecord:
         nodes=view.nodes if view.nodes is not UNSET else [],
         excluded=view.excluded,
     )
+
+
+def _before(request: Request) -> str:
+    """The last one of the page before."""
+    given = request.query_params.get("before", "")
+    if len(given) > _MAX_ID or not given.isprintable():
+        raise NotFound(f"cannot go on after operation {shown(given)}: there is none", param="before")
+    return given
+
+
+def _next(views: Sequence[OperationView], limit: int) -> dict[str, str]:
+    """From where the next page goes on; nothing where this one is the last."""
+    return {"next": views[-1].jobID} if len(views) == limit else {}
 
 
 def _limit(request: Request) -> int:

@@ -104,20 +104,23 @@ class Board:
             raise NotFound(f"cannot find an operation with the id {operation_id!r}", code="not_found")
         return self._render(snapshots[0])
 
-    async def recent(self, limit: int, *, every: bool) -> list[OperationView]:
-        """Newest first: every operation, or those that are open or have failed."""
+    async def unfinished(self, limit: int) -> list[OperationView]:
+        """What is open or has failed, newest first."""
 
         def work(connection: Connection) -> list[Snapshot]:
-            found = operations.recent(connection, limit) if every else history.unfinished(connection, limit)
-            return self._read(connection, [operation.id for operation in found])
+            return self._read(connection, [one.id for one in history.unfinished(connection, limit)])
 
         return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
 
-    async def ended(self, limit: int) -> list[OperationView]:
-        """What is over, newest first."""
+    async def page(self, limit: int, before: str = "", *, is_ended: bool = False) -> list[OperationView]:
+        """Every operation, or what is over, newest first; from the one that comes after `before`."""
 
         def work(connection: Connection) -> list[Snapshot]:
-            return self._read(connection, [operation.id for operation in history.ended(connection, limit)])
+            after = operations.many(connection, [before]).get(before)
+            if before and after is None:
+                raise NotFound(f"cannot go on after operation {before}: there is none", param="before")
+            found = operations.recent(connection, limit, after, is_ended=is_ended)
+            return self._read(connection, [operation.id for operation in found])
 
         return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
 

@@ -43,12 +43,6 @@ def unfinished(connection: Connection, limit: int) -> list[Operation]:
     return sorted(found, key=lambda operation: operation.created_at, reverse=True)
 
 
-def ended(connection: Connection, limit: int) -> list[Operation]:
-    """What is over, newest first."""
-    query = select(operations).where(operations.c.ended_as != "").order_by(operations.c.created_at.desc()).limit(limit)
-    return select_operations(connection, query)
-
-
 def note_every_end(connection: Connection) -> None:
     """Find operations whose end nobody wrote down."""
     over = select(operations.c.id).where(

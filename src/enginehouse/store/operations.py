@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import BindParameter, Select, bindparam, select, update
+from sqlalchemy import BindParameter, Select, and_, bindparam, or_, select, update
 
 from enginehouse.core import intent as intents_core
 from enginehouse.core.errors import Conflict
@@ -66,8 +66,20 @@ def many(connection: Connection, operation_ids: Iterable[str]) -> dict[str, Oper
     return {one.id: one for one in found}
 
 
-def recent(connection: Connection, limit: int) -> list[Operation]:
-    return select_operations(connection, select(operations).order_by(operations.c.created_at.desc()).limit(limit))
+def recent(
+    connection: Connection, limit: int, before: Operation | None = None, *, is_ended: bool = False
+) -> list[Operation]:
+    """Newest first: all of them, or those that are over; from the one that comes after `before` in that order."""
+    query = select(operations).order_by(operations.c.created_at.desc(), operations.c.id.desc()).limit(limit)
+    if is_ended:
+        query = query.where(operations.c.ended_as != "")
+    if before is not None:
+        same_moment = and_(operations.c.created_at == before.created_at, operations.c.id < before.id)
+        query = query.where(
+            operations.c.created_at <= before.created_at,
+            or_(operations.c.created_at < before.created_at, same_moment),
+        )
+    return select_operations(connection, query)
 
 
 def steered(connection: Connection, name: str | None = None) -> list[Operation]:
