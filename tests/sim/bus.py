@@ -19,7 +19,7 @@ from enginehouse.ports import Message
 
 Receive = Callable[[Message], None]
 USUAL_SECONDS = (0.0003, 0.003)
-LATE_SECONDS = (0.5, 5.0)  # beyond what a report waits for a message (`DELIVERY_SECONDS`), and not
+LATE_FROM_SECONDS = 0.5
 NOTICE_SECONDS = 2.0  # until a process knows that it is cut off
 
 
@@ -27,6 +27,7 @@ class BusWeather(Struct):
     drop_rate: float = 0.0
     duplicate_rate: float = 0.0
     late_rate: float = 0.0
+    late_seconds: float = 5.0  # beyond what a report waits for a message (`DELIVERY_SECONDS`), at most
     reorder_rate: float = 0.0
     cut: dict[str, float] = {}  # process name -> since when it is cut off
 
@@ -79,7 +80,7 @@ class Network:
     def _deliver(self, sender: Process, to: _Subscription, message: Message) -> None:
         chance, now = self._chance, self.loop.time()
         late = self._is_lucky(self.weather.late_rate)
-        arrival = now + chance.uniform(*(LATE_SECONDS if late else USUAL_SECONDS))
+        arrival = now + chance.uniform(*((LATE_FROM_SECONDS, self.weather.late_seconds) if late else USUAL_SECONDS))
         if not self._is_lucky(self.weather.reorder_rate):
             # One connection delivers in order: whatever is behind a late one is late as well.
             pair = (sender.name, to.process.name)

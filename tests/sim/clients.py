@@ -7,12 +7,14 @@ key asks again until it is answered, at any frontend, and sometimes once more af
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from tests.sim.frontends import Objects
 from tests.sim.options import Wish
+from tests.sim.rows import select_rows
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 15.0
 TRIES = 4
 PAUSE_SECONDS = 1.5
+RESUME_TRIES = 60
+RESUME_PAUSE_SECONDS = 0.2
 REPEAT_RATE = 0.3  # of clients with a key who ask once more although they were answered
 LOST = frozenset({"connection_lost", "connection_refused"})
 
@@ -70,6 +74,8 @@ class Clients:
                         f"retry {before.operation_id[:8]}",
                     )
                     self._keep(number, found, before.kind, before.name, author)
+            case "drain" | "resume" | "load" | "unload" | "delete_model":
+                await self._ask_about_models(author, key, wish)
             case "install" | "upgrade" | "delete":
                 asked = self._backend_wish(author, wish)
                 found = await self._request(
@@ -79,6 +85,50 @@ class Clients:
                     f"{asked.kind} {asked.name} on {asked.nodes or 'all'}",
                 )
                 self._keep(number, found, asked.kind, asked.name, author)
+
+    async def _ask_about_models(self, author: str, key: str, wish: Wish) -> None:
+        """Loads, and what is in their way. A load may find another under way, and is then that one."""
+        node = self._world.machines[wish.nodes[0] % len(self._world.machines)].name if wish.nodes else None
+        request = Request(author=author, key=key)
+        target = node or self._world.machines[0].name
+
+        async def load(to: Objects) -> str:
+            found = await to.loader.request(wish.name, node, author)
+            return found if isinstance(found, str) else ""
+
+        async def resume(to: Objects) -> str:
+            await to.nodes.resume(target)
+            return ""
+
+        async def ask(to: Objects) -> str:
+            match wish.kind:
+                case "unload":
+                    return await to.operations.request_unload(wish.name, node, request)
+                case "delete_model":
+                    return await to.operations.request_model_delete(wish.name, request)
+                case _:
+                    return await to.operations.request_drain(target, request)
+
+        if wish.kind in ("load", "resume"):  # neither has a key
+            asked = load if wish.kind == "load" else resume
+            found = await self._ask_once(wish.frontend, author, asked, f"{wish.kind} {wish.name} {node}")
+        else:
+            found = await self._request(wish, author, ask, f"{wish.kind} {wish.name} {node}")
+        if found:
+            row = self._world.checks.operations[found]
+            self._keep(wish.number, found, row.kind, row.name, row.author)
+
+    async def resume_all(self) -> None:
+        """The operator gives every node work again, so that all that was accepted can end."""
+        world = self._world
+        for at in range(RESUME_TRIES):
+            rows = select_rows(world.database.connection, "select id from nodes where drained")
+            if not rows:
+                return
+            frontend = world.frontends[at % len(world.frontends)]
+            with contextlib.suppress(EnginehouseError):
+                await frontend.call(lambda to: to.nodes.resume(str(rows[0][0])), ANSWER_SECONDS)  # noqa: B023
+            await asyncio.sleep(RESUME_PAUSE_SECONDS)
 
     def _backend_wish(self, author: str, wish: Wish) -> BackendWish:
         machines = self._world.machines
@@ -128,7 +178,7 @@ class Clients:
             return ""
         world.trace.note(author, f"is told {operation_id[:8]}")
         self._told.add(author)
-        if operation_id not in world.checks.operations:
+        if operation_id and operation_id not in world.checks.operations:
             self._fail("G1", f"{author} was told {operation_id}, which is not in the store")
         return operation_id
 

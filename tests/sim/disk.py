@@ -1,8 +1,10 @@
 """The disk of one machine: what survives a kill, what survives a power cut, and what was seen working on it.
 
 A tree is there as a whole or not at all. One that was put in place and not synced yet is gone after a power cut, and
-the one before is back; a kill of the worker loses nothing that was written. The journal's lines are synced one by one,
-so only the line being written can be torn.
+the one before is back, as where the sync itself fails; a kill of the worker loses nothing that was written. The
+journal's lines are synced one by one, so only the line being written can be torn. Any write and any sync may meet a
+full disk or an I/O error. The engine processes of the machine are here too: they live on no disk, and no longer than
+their worker.
 """
 
 from __future__ import annotations
@@ -18,20 +20,24 @@ from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import replace
-from tests.sim.invariants import WorkerChecks
+from tests.sim.ledgers import WorkerChecks
 from tests.sim.trace import Trace
 
+from enginehouse.core.action import subject_of
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.model import HeldModel
 from enginehouse.core.wire import Command
 from enginehouse.worker.commands import Work
 from enginehouse.worker.journal import Journal
+from enginehouse.worker.replicas import StartWish
 
 WORK: ContextVar[Work | None] = ContextVar("work", default=None)  # what the current task was asked to do
+ENDED: ContextVar[list[str]] = ContextVar("ended")  # the engines that were stopped for it
 
 
 class DiskWeather(Struct):
     full_rate: float = 0.0
+    error_rate: float = 0.0
 
 
 class Tree(Struct, frozen=True):
@@ -39,6 +45,14 @@ class Tree(Struct, frozen=True):
     generation: int
     inode: int
     meta: str = ""
+
+
+class Engine(Struct):
+    """A live process, and the tree that it was started from."""
+
+    wish: StartWish
+    inode: int
+    nonce: str
 
 
 class Disk:
@@ -51,6 +65,7 @@ class Disk:
         self.trees: dict[str, Tree] = {}
         self._synced: dict[str, Tree] = {}
         self.models: dict[str, HeldModel] = {}
+        self.engines: dict[str, Engine] = {}
         self.journal = b""
         self._inodes = 0
 
@@ -78,6 +93,7 @@ class Disk:
         """No alias is ever installed here."""
 
     def forget_generations(self) -> None:
+        self.check_write()
         self.trees = {directory: replace(tree, generation=0) for directory, tree in self.trees.items()}
         self._synced = {directory: replace(tree, generation=0) for directory, tree in self._synced.items()}
         self.checks.forgotten()
@@ -99,35 +115,108 @@ class Disk:
         return self._inodes
 
     def sync(self, directory: str) -> None:
+        self.check_write()
         self._synced[directory] = self.trees[directory]
 
+    def undo(self, directory: str) -> None:
+        """The tree that was there before an unsynced one is back."""
+        before = self._synced.get(directory)
+        self.trees.pop(directory)
+        if before is not None:
+            self.trees[directory] = before
+        self.trace.note(self.name, f"disk: {directory} is {before.digest[7:13] if before else 'gone'} again")
+        self.checks.became(f"backend:{directory}", before.digest if before else "")
+
+    def recover(self) -> None:
+        """What a killed worker left in place is made to last, or undone."""
+        for directory in self._unsynced():
+            try:
+                self.sync(directory)
+            except OSError:
+                self.undo(directory)
+
+    def _unsynced(self) -> list[str]:
+        return [directory for directory, tree in self.trees.items() if self._synced.get(directory) != tree]
+
     def remove(self, directory: str) -> None:
+        self.check_write()
         self.trees.pop(directory, None)
         self._synced.pop(directory, None)
         self.trace.note(self.name, f"disk: {directory} is gone")
         self.checks.took_effect(f"backend:{directory}", "")
 
     def check_room(self) -> None:
+        """Before what makes files larger."""
         if self.weather.full_rate and self.chance.random() < self.weather.full_rate:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.check_write()
+
+    def check_write(self) -> None:
+        """Before any change: nothing of it is done where it fails."""
+        if self.weather.error_rate and self.chance.random() < self.weather.error_rate:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    # Models and engines ---------------------------------------------------------------------------
+
+    def hold_model(self, held: HeldModel) -> None:
+        self.check_room()
+        self.models[held.name] = held
+        self.trace.note(self.name, f"disk: has the files of {held.name}")
+        self.checks.took_effect(f"model:{held.name}", "held")
+
+    def drop_model(self, name: str) -> bool:
+        self.check_write()
+        was_there = self.models.pop(name, None) is not None
+        self.trace.note(self.name, f"disk: no files of {name}")
+        self.checks.took_effect(f"model:{name}", "")
+        return was_there
+
+    def begin_engine(self, wish: StartWish, inode: int) -> Engine:
+        self._inodes += 1
+        engine = Engine(wish, inode, f"{wish.process_key}-{self._inodes}")
+        self.engines[wish.process_key] = engine
+        self.trace.note(self.name, f"engine {engine.nonce} runs from {wish.directory}")
+        self.checks.became(f"replica:{wish.process_key}", engine.nonce)
+        return engine
+
+    def end_engine(self, key: str) -> bool:
+        engine = self.engines.pop(key, None)
+        if engine is not None:
+            self.trace.note(self.name, f"engine {engine.nonce} has ended")
+            self.checks.became(f"replica:{key}", "")
+        return engine is not None
+
+    def check_unused(self, what: str, *, directory: str = "", model: str = "", but_inode: int = 0) -> None:
+        """Nothing may be taken away from an engine that runs: of a directory, but for one tree, or of a model."""
+        using = [
+            engine.nonce
+            for engine in self.engines.values()
+            if (engine.wish.directory == directory or engine.wish.model.name == model) and engine.inode != but_inode
+        ]
+        self.checks.judge("G6", f"{directory or model} was {what} while {using} ran from it" if using else "")
 
     # Misfortune -----------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """The worker is gone; the kernel has every byte that it wrote."""
+        for key in list(self.engines):
+            self.end_engine(key)
         self.checks.stopped()
         if self.chance.random() < 0.3:
             self.journal += b'{"subject":"backend:al'
 
     def power_cut(self) -> None:
         self.kill()
-        self.trees = dict(self._synced)
+        for directory in self._unsynced():
+            self.undo(directory)
 
     @contextmanager
     def working(self, subject: str) -> Iterator[None]:
         """Around everything that changes what `subject` is about."""
         work = WORK.get()
-        command = work.command if work is not None else None
+        # A start that places missing files again works on the files of its model, under a number of its own.
+        is_its_own = work is not None and subject_of(work.action) == subject
+        command = work.command if work is not None and is_its_own else None
         self.trace.note(self.name, f"begins {subject} {_shown(work)}")
         token = self.checks.begin(subject, command)
         try:
@@ -158,6 +247,7 @@ class JournalFile:
         self._disk.journal = content
 
     def truncate(self, length: int) -> None:
+        self._disk.check_write()
         self._disk.journal = self._disk.journal[:length]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from tests.sim.clients import ANSWER_SECONDS, Clients
+from tests.sim.disk import Disk
 from tests.sim.rows import IntentRow, select_rows
 from tests.sim.store import EPOCH
 from tests.sim.trace import Violation
@@ -27,13 +28,14 @@ def is_settled(world: World) -> bool:
         world.loop.time() > world.network.quiet_at
         and all(intent.is_ended for intent in world.checks.intents.values())
         and all(frontend.objects is not None for frontend in world.frontends)
-        and not any(machine.actions and machine.actions.running() for machine in world.machines)
+        and not any(machine.running() for machine in world.machines)
+        and not world.checks.steered
     )
 
 
 def shown_open(world: World) -> str:
     rows = [repr(intent) for intent in world.checks.intents.values() if not intent.is_ended]
-    working = [f"{machine.name}: {machine.actions and machine.actions.running()}" for machine in world.machines]
+    working = [f"{machine.name}: {machine.running()}" for machine in world.machines]
     nodes = select_rows(world.database.connection, "select name, health, last_heartbeat from nodes")
     return "\n".join([*rows, *working, repr(nodes)])
 
@@ -52,7 +54,7 @@ async def judge_the_end(world: World, clients: Clients) -> None:
 
 def _wrong_disks(world: World) -> list[tuple[str, str]]:
     """G2: the final state is that of the newest intent that was not cancelled. A cancelled one that was past its
-    return when the word came has been done all the same, and then counts.
+    return when the word came has been done all the same, and then counts. LocalAI's workers do what comes last.
     """
     machines = {machine.node_id: machine for machine in world.machines}
     newest: dict[tuple[str, str], IntentRow] = {}
@@ -63,13 +65,12 @@ def _wrong_disks(world: World) -> list[tuple[str, str]]:
             newest[(intent.node_id, intent.subject)] = intent
     wrong: list[tuple[str, str]] = []
     for (node_id, subject), intent in newest.items():
-        if intent.state != "succeeded" or not subject.startswith("backend:") or node_id not in machines:
+        if intent.state != "succeeded" or node_id not in machines or machines[node_id].is_old:
             continue
         machine = machines[node_id]
-        action = msgspec.json.decode(intent.action)
-        tree = machine.disk.trees.get(subject.removeprefix("backend:"))
-        wanted = action["resolved"]["digest"] if action["type"] == "install_backend" else ""
-        found = tree.digest if tree else ""
+        if _is_started_later(world, intent):
+            continue
+        wanted, found = _wanted_and_found(intent, machine.disk)
         if wanted != found:
             wrong.append(
                 (
@@ -81,10 +82,42 @@ def _wrong_disks(world: World) -> list[tuple[str, str]]:
     return wrong
 
 
+def _is_started_later(world: World, intent: IntentRow) -> bool:
+    """Whether a model was wished to run after its removal had been: a start brings the files that it needs."""
+    about = f"replica:{intent.subject.partition(':')[2]}#"
+    return intent.subject.startswith("model:") and any(
+        one.node_id == intent.node_id and one.subject.startswith(about) and one.created_at > intent.created_at
+        for one in world.checks.intents.values()
+    )
+
+
+def _wanted_and_found(intent: IntentRow, disk: Disk) -> tuple[str, str]:
+    """What the intent left, as it said, and what is there now. An engine that was started may have ended since."""
+    action = msgspec.json.decode(intent.action)
+    about = intent.subject.partition(":")[2]
+    match action["type"]:
+        case "install_backend" | "remove_backend":
+            tree = disk.trees.get(about)
+            wanted = action["resolved"]["digest"] if action["type"] == "install_backend" else ""
+            return wanted, tree.digest if tree else ""
+        case "pull_model" | "remove_model":
+            return "held" if action["type"] == "pull_model" else "", "held" if about in disk.models else ""
+        case "stop_replica":
+            return "", disk.engines[about].nonce if about in disk.engines else ""
+    return "", ""
+
+
+def stale_routes(world: World) -> list[str]:
+    """G13: rows of replicas whose process is not there."""
+    nonces = {engine.nonce for machine in world.machines for engine in machine.disk.engines.values()}
+    rows = select_rows(world.database.connection, "select nonce from replicas")
+    return [str(nonce) for (nonce,) in rows if nonce not in nonces]
+
+
 def _left_behind(world: World) -> list[tuple[str, str]]:
     """No lease without work, no lock without a holder."""
     leased = [intent for intent in world.checks.intents.values() if intent.owner or intent.lease_until]
-    held = [(machine, machine.actions.held_locks()) for machine in world.machines if machine.actions is not None]
+    held = [(machine, machine.held_locks()) for machine in world.machines]
     return [
         *(("G3", f"intent {intent.id} has ended and is still leased to {intent.owner}") for intent in leased),
         *(("G3", f"{machine.name} still holds {locks}") for machine, locks in held if locks),
@@ -111,18 +144,28 @@ def _done_twice(world: World, clients: Clients) -> list[tuple[str, str]]:
     ]
 
 
-def _shown_late(world: World) -> list[tuple[str, str]]:
-    """G9: all frontends show the same end within two seconds of the commit, whatever became of the messages."""
+def _ends(world: World) -> dict[str, float]:
+    """When each operation ended: with the last of its intents, a load when nobody steers it any more."""
     served = select_rows(
         world.database.connection, "select operation_id, intent_id from operation_intents where not detached"
     )
-    ended: dict[str, float] = {}
+    ended = {operation_id: at - EPOCH for operation_id, at in world.checks.steered_until.items()}
     for operation_id, intent_id in served:
         at = world.checks.ended_at[str(intent_id)] - EPOCH
         ended[str(operation_id)] = max(at, ended.get(str(operation_id), 0.0))
+    return ended
+
+
+def is_all_shown(world: World) -> bool:
+    ended = {operation_id for operation_id, at in _ends(world).items() if at > world.calm_at}
+    return all(ended <= watcher.end_seen_at.keys() for watcher in world.living_watchers())
+
+
+def _shown_late(world: World) -> list[tuple[str, str]]:
+    """G9: all frontends show the same end within two seconds of the commit, whatever became of the messages."""
     wrong: list[tuple[str, str]] = []
     for watcher in world.living_watchers():
-        for operation_id, at in ended.items():
+        for operation_id, at in _ends(world).items():
             shown = watcher.end_seen_at.get(operation_id)
             if at > world.calm_at and (shown is None or shown > at + SHOWN_WITHIN_SECONDS):
                 wrong.append(("G9", f"{watcher.name} showed the end of {operation_id} at {shown}, which ended at {at}"))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
-from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 from tests.sim.bus import SimBus
+from tests.sim.clocks import SimClock
 from tests.sim.loop import PROCESS, Process
 from tests.sim.store import SimStore
 from tests.sim.trace import Violation
@@ -22,6 +22,7 @@ from enginehouse.core import wire
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
 from enginehouse.core.gallery import Entry, Gallery
+from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.accepting import Acceptance
 from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
 from enginehouse.frontend.collector import Collector
@@ -29,8 +30,10 @@ from enginehouse.frontend.dispatcher import Dispatcher
 from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.nodes import Nodes
 from enginehouse.frontend.operations import Operations
+from enginehouse.frontend.polling import Poller
 from enginehouse.frontend.targets import Targets
 from enginehouse.frontend.versions import Versions
 from enginehouse.loop import Loop
@@ -43,7 +46,7 @@ T = TypeVar("T")
 STALE_SECONDS = 7.5
 LEASE_SECONDS = 7.5
 HEARTBEAT_SECONDS = 2.5
-HEALTH_SECONDS = 1.5
+HEALTH_SECONDS = 2.0
 # Whatever can be sent wakes the dispatcher; its interval is only the clock of waits, and a fifth of a run's cost.
 DISPATCH_SECONDS = 3.0
 HOPELESS_SECONDS = 30.0
@@ -51,31 +54,21 @@ LINK_SECONDS = (0.0005, 0.004)
 LATE_LINK_SECONDS = (0.2, 3.0)  # packets lost and sent again
 
 
-def gallery(name: str, backends: tuple[str, ...]) -> Gallery:
-    """Each gallery has its own version of every backend, and a meta name for the first."""
+def gallery(name: str, backends: tuple[str, ...], models: tuple[str, ...]) -> Gallery:
+    """Each gallery has its own version of every backend, and a meta name for the first. The models have one each."""
+    meta = Entry(name="engine", capabilities={"default": backends[0]})
     entries = [Entry(name=one, uri=f"pypi:{one}=={name}", version=name) for one in backends]
-    return Gallery(
-        name=name,
-        url=f"{name}:",
-        backends=(Entry(name="engine", capabilities={"default": backends[0]}), *entries),
-    )
+    offered = [
+        Model(name=one, backend=backend, files=(ModelFile("weights", f"builtin:{one}", f"{number:064x}"),))
+        for number, (one, backend) in enumerate(zip(models, ("engine", *backends[1:]), strict=False))
+    ]
+    return Gallery(name=name, url=f"{name}:", backends=(meta, *entries), models=tuple(offered))
 
 
+LOAD_SECONDS = 5.0  # whatever moves a load wakes it
+POLL_SECONDS = 0.5  # a node that nothing is asked of is asked every sixth time
+PATIENCE = Patience(4.0, 6.0, 6.0)  # with a worker that says nothing: twice that until it is sent again
 WRITE_SECONDS = 1.0  # twice as often as in earnest: more chances for an older number to come after a newer one
-
-
-class SimClock:
-    """The monotonic clock of one process, and its chance."""
-
-    def __init__(self, now: Callable[[], float], chance: Random) -> None:
-        self._now = now
-        self._chance = chance
-
-    def monotonic(self) -> float:
-        return self._now()
-
-    def random(self) -> float:
-        return self._chance.random()
 
 
 class Objects(Struct, frozen=True):
@@ -88,6 +81,8 @@ class Objects(Struct, frozen=True):
     operations: Operations
     endings: Endings
     collector: Collector
+    loader: Loader
+    poller: Poller
 
 
 class SimFrontend:
@@ -96,7 +91,6 @@ class SimFrontend:
         self.name = f"frontend-{number}"
         self.process: Process | None = None
         self.objects: Objects | None = None  # while it serves
-        self.undisturbed_since = 0.0
         self._calls: set[asyncio.Future[Any]] = set()
 
     def start(self) -> None:
@@ -122,6 +116,7 @@ class SimFrontend:
             try:
                 await objects.board.restore()
                 await objects.collector.listen(bus)
+                await objects.poller.listen(bus)
                 break
             except Unavailable:
                 await bus.close()
@@ -143,39 +138,72 @@ class SimFrontend:
         def wake() -> None:
             loops["dispatch"].wake()
 
+        def wake_all() -> None:
+            wake()
+            loops["load"].wake()
+
         owner = str(uuid.uuid4())
         events = Events()
-        board = Board(store, events, clock, Patience())
+        board = Board(store, events, clock, PATIENCE)
+        keys = [machine.public_key for machine in world.machines if machine.public_key]
         nodes = Nodes(
-            store,
-            board,
-            stale_seconds=STALE_SECONDS,
-            approve_keys=[machine.public_key for machine in world.machines],
-            verify=lambda *_: True,
-            wake=wake,
+            store, board, stale_seconds=STALE_SECONDS, approve_keys=keys, verify=lambda *_: True, wake=wake_all
         )
         versions = Versions(_no_registry, clock)
-        targets = Targets(Galleries(world.galleries), versions)
+        galleries = Galleries(world.galleries)
         acceptance = Acceptance(store, board, wake)
-        operations = Operations(acceptance, targets, versions)
         collector = Collector(store, board, nodes, clock, owner)
-        collector.on_settled(wake)
+        collector.on_settled(wake_all)
+        loader = Loader(store, board, galleries, owner=owner, lease_seconds=LEASE_SECONDS)
+        loader.on_step(wake_all)
         dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=LEASE_SECONDS)
         collector.on_old_worker(dispatcher.send_forced)
-        endings = Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=LEASE_SECONDS)
         dispatcher.on_more(wake)
+        objects = Objects(
+            owner=owner,
+            events=events,
+            board=board,
+            nodes=nodes,
+            operations=Operations(acceptance, Targets(galleries, versions), versions),
+            endings=Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=LEASE_SECONDS),
+            collector=collector,
+            loader=loader,
+            poller=Poller(store, collector, PATIENCE, owner=owner, lease_seconds=LEASE_SECONDS),
+        )
         for loop in (
-            Loop("dispatch", dispatcher.step, DISPATCH_SECONDS),
-            Loop("renew", dispatcher.renew_step, LEASE_SECONDS / 6),
+            Loop("dispatch", self._while_open(dispatcher.step), DISPATCH_SECONDS),
+            Loop("renew", self._while_open(dispatcher.renew_step), LEASE_SECONDS / 6),
             Loop("collect", collector.replies_step, 0.0),
             Loop("write-progress", collector.write_progress_step, WRITE_SECONDS),
             Loop("health", nodes.step, HEALTH_SECONDS),
             Loop("tell", board.step, PUBLISH_SECONDS),
             Loop("catch-up", self._only_news(board.catch_up_step), CATCH_UP_SECONDS),
-            Loop("hopeless", endings.hopeless_step, HOPELESS_SECONDS),
+            Loop("hopeless", objects.endings.hopeless_step, HOPELESS_SECONDS),
+            Loop("load", self._while_steered(loader.step), LOAD_SECONDS),
+            Loop("poll", objects.poller.step, POLL_SECONDS),
         ):
-            loops[loop.name] = loop
-        return Objects(owner, events, board, nodes, operations, endings, collector), loops
+            if loop.name != "poll" or world.options.old_nodes:  # nobody else is ever asked
+                loops[loop.name] = loop
+        return objects, loops
+
+    def _while_open(self, step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """The same step, left out while no intent is open anywhere: it would find nothing."""
+        checks = self._world.checks
+
+        async def look() -> None:
+            if checks.open_count:
+                await step()
+
+        return look
+
+    def _while_steered(self, step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """The same step, left out while no load is under way."""
+
+        async def look() -> None:
+            if self._world.checks.steered:
+                await step()
+
+        return look
 
     def _only_news(self, step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """The same step, left out where no row has changed since it last ended well: it would find nothing, and looks
@@ -249,6 +277,8 @@ async def _no_registry(uri: str, platform: str, sha256: str) -> Artifact:
 async def register(objects: Objects, request: wire.RegisterRequest) -> wire.RegisterReply:
     registered = await objects.nodes.register(request)
     node = registered.node
+    if not node.report.is_whole:
+        await objects.collector.restarted(node.id)
     return wire.RegisterReply(
         id=node.id,
         name=node.name,

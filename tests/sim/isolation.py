@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tests.sim.rows import IntentRow, select_rows
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.5
 SENT_WITHIN_SECONDS = 6.0  # an interval of the dispatcher, and what a look may miss
 BEGUN_WITHIN_SECONDS = 2.0
+STOPS = ('{"type":"stop_replica"', '{"type":"remove_model"')  # all that a drained node gets to do
 CALM_SECONDS = 5.0  # after a misfortune loops may still be backing off
 
 
@@ -41,15 +42,21 @@ class Isolation:
         if not self._is_sending_promised():
             self._due_since.clear()
             return
-        healthy = {
-            row[0]
-            for row in select_rows(
-                world.database.connection, "select id from nodes where health = 'healthy' and approved"
-            )
-        }
-        every = world.checks.intents.values()
+        every = [one for one in world.checks.intents.values() if not one.is_ended]
+        if not every:
+            self._due_since.clear()
+            return
+        query = "select id, drained from nodes where health = 'healthy' and approved"
+        drained = {str(node_id): bool(is_so) for node_id, is_so in select_rows(world.database.connection, query)}
         full = _full_lanes(every)
-        due = [one for one in every if _is_due(one, EPOCH + now) and one.node_id in healthy and one.lane not in full]
+        due = [
+            one
+            for one in every
+            if _is_due(one, EPOCH + now)
+            and one.lane not in full
+            and one.node_id in drained
+            and (not drained[one.node_id] or one.action.startswith(STOPS))
+        ]
         self._due_since = {one.id: self._due_since.get(one.id, now) for one in due}
         for one in due:
             waited = now - self._due_since[one.id]
@@ -68,7 +75,7 @@ class Isolation:
     def _look_at_waiting(self) -> None:
         world, now = self._world, self._world.loop.time()
         for machine in world.machines:
-            if machine.process is None or world.calm_seconds(machine.name) < CALM_SECONDS:
+            if machine.process is None or machine.is_old or world.calm_seconds(machine.name) < CALM_SECONDS:
                 continue
             for (intent, attempt), since in machine.checks.idle_waits().items():
                 if now - since > BEGUN_WITHIN_SECONDS:
@@ -79,7 +86,7 @@ class Isolation:
                     )
 
 
-def _full_lanes(intents: Iterable[IntentRow]) -> set[str]:
+def _full_lanes(intents: Collection[IntentRow]) -> set[str]:
     """Lanes in which as many run as may."""
     running = Counter(one.lane for one in intents if one.lane and one.state == "running")
     return {one.lane for one in intents if one.lane and running[one.lane] >= one.lane_width}

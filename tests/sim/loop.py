@@ -54,7 +54,6 @@ class StepLimit(Exception):
 
 class SimLoop(asyncio.BaseEventLoop):
     _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self, chance: Random, *, shuffle: float = 0.0, step_limit: int = 400_000) -> None:
         super().__init__()
@@ -62,6 +61,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._shuffle = shuffle
         self._step_limit = step_limit
         self._now = 0.0
+        # With numbers, because comparing timers themselves is much slower; those of one moment in the order of making.
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
         self.steps = 0
         self.failure: BaseException | None = None
         self._is_over = False
@@ -81,6 +83,14 @@ class SimLoop(asyncio.BaseEventLoop):
         owner = PROCESS.get(self.outside) if context is None else context.get(PROCESS, self.outside)
         owner.tasks.append(task)
         return task
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
@@ -121,11 +131,12 @@ class SimLoop(asyncio.BaseEventLoop):
         self._sort_ready()
         runnable = [process for process in self.processes if process.queue and not process.is_frozen]
         if not runnable:
-            while self._scheduled and self._scheduled[0].cancelled():
-                heapq.heappop(self._scheduled)
-            if not self._scheduled:
+            timers = self._timers
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
                 raise StepLimit("nothing can ever happen again")
-            self._now = max(self._now, self._scheduled[0].when())
+            self._now = max(self._now, timers[0][0])
             return
         chosen = runnable[0] if len(runnable) == 1 else self._chance.choice(runnable)
         handle = self._taken(chosen.queue)
@@ -139,14 +150,14 @@ class SimLoop(asyncio.BaseEventLoop):
             raise StepLimit(f"{self.steps} steps and no end")
 
     def _sort_ready(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
+        ready, timers, outside = self._ready, self._timers, self.outside
         while ready:
             handle = ready.popleft()
-            handle._context.get(PROCESS, self.outside).queue.append(handle)  # type: ignore[attr-defined]
-        while scheduled and scheduled[0].when() <= self._now:
-            timer = heapq.heappop(scheduled)
+            handle._context.get(PROCESS, outside).queue.append(handle)  # type: ignore[attr-defined]
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
             if not timer.cancelled():
-                timer._context.get(PROCESS, self.outside).queue.append(timer)  # type: ignore[attr-defined]
+                timer._context.get(PROCESS, outside).queue.append(timer)  # type: ignore[attr-defined]
 
     def _taken(self, queue: deque[asyncio.Handle]) -> asyncio.Handle:
         if len(queue) > 1 and self._shuffle and self._chance.random() < self._shuffle:

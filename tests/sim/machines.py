@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, cast
 from tests.sim import frontends
 from tests.sim.bus import SimBus
 from tests.sim.disk import Disk, JournalFile, SimJournal, write_atomic
-from tests.sim.frontends import HEARTBEAT_SECONDS
-from tests.sim.invariants import WorkerChecks
+from tests.sim.engines import SimSupervisor
+from tests.sim.ledgers import WorkerChecks
 from tests.sim.loop import Process
-from tests.sim.parts import SimActions, SimAssembled, SimInstaller, SimModels, SimSupervisor
+from tests.sim.parts import SimActions, SimAssembled, SimInstaller, SimModels
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError, Unavailable
@@ -56,6 +56,8 @@ class SimIdentity:
 
 
 class SimMachine:
+    is_old = False
+
     def __init__(self, world: World, number: int) -> None:
         self._world = world
         self.name = f"node-{number}"
@@ -66,9 +68,9 @@ class SimMachine:
         self.installer = SimInstaller(self.disk, world.install_weather, chance)
         self.process: Process | None = None
         self.actions: SimActions | None = None
+        self.supervisor: SimSupervisor | None = None
         self._agent: Agent | None = None
         self.node_id = ""
-        self.undisturbed_since = 0.0
 
     def start(self) -> None:
         self.process = self._world.loop.new_process(self.name)
@@ -92,6 +94,16 @@ class SimMachine:
             self.disk.power_cut()
         else:
             self.disk.kill()
+
+    def crash_engine(self) -> None:
+        if self.process is not None and self.supervisor is not None:
+            self.process.context.run(self.supervisor.crash)
+
+    def running(self) -> tuple[str, ...]:
+        return self.actions.running() if self.actions is not None else ()
+
+    def held_locks(self) -> list[str]:
+        return self.actions.held_locks() if self.actions is not None else []
 
     async def _run(self) -> None:
         """The worker, and what starts it again when it ends for a reason that may heal."""
@@ -149,6 +161,12 @@ def _make_actions(parts: Parts, changed: Callable[[], None]) -> SimActions:
     return machine.actions
 
 
+def _make_supervisor(*_: object, changed: Callable[[], None], **__: object) -> SimSupervisor:
+    machine = MACHINE.get()
+    machine.supervisor = SimSupervisor(machine.disk, changed)
+    return machine.supervisor
+
+
 def _capacity(_path: Path) -> Capacity:
     return Capacity(cores=2, total_ram=2**34, available_ram=2**33, total_disk=2**40, available_disk=2**39)
 
@@ -162,7 +180,7 @@ def simulated_parts() -> Iterator[None]:
     names: list[tuple[ModuleType, str, object]] = [
         (agent, "assemble", lambda *_: SimAssembled(here().disk, here().installer)),
         (agent, "Models", lambda *_: SimModels(here().disk)),
-        (agent, "Supervisor", lambda *_, **__: SimSupervisor()),
+        (agent, "Supervisor", _make_supervisor),
         (agent, "Journal", lambda _: SimJournal(here().disk)),
         (agent, "Actions", _make_actions),
         (agent, "load_identity", lambda _: SimIdentity(here().public_key)),
@@ -177,6 +195,3 @@ def simulated_parts() -> Iterator[None]:
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)
         yield
-
-
-__all__ = ["HEARTBEAT_SECONDS", "SimMachine", "simulated_parts"]

@@ -9,9 +9,11 @@ from __future__ import annotations
 from random import Random
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
-WishKind = Literal["install", "upgrade", "delete", "cancel", "retry", "remove_node"]
+BackendKind = Literal["install", "upgrade", "delete", "cancel", "retry", "remove_node"]
+WishKind = BackendKind | Literal["load", "unload", "delete_model", "drain", "resume"]
 FaultKind = Literal[
     "kill_frontend",
     "pause_frontend",
@@ -25,6 +27,7 @@ FaultKind = Literal[
     "store_away",
     "store_away_for_one",
     "store_slow",
+    "crash_engine",
 ]
 FAULTS: tuple[FaultKind, ...] = (
     "kill_frontend",
@@ -40,13 +43,18 @@ FAULTS: tuple[FaultKind, ...] = (
     "store_away_for_one",
     "store_slow",
 )
+ENDS_OF_A_LEASE: tuple[FaultKind, ...] = ("kill_frontend", "pause_frontend", "store_away_for_one")
 BACKENDS = ("alpha", "beta", "gamma")
 GALLERIES = ("one", "two")  # both have every backend, each its own version of it
+MODELS = ("small", "large")  # of the first and the second backend
 
 
 WISHES: tuple[WishKind, ...] = (
     ("install",) * 6 + ("upgrade",) * 2 + ("delete",) * 3 + ("cancel",) * 3 + ("retry", "remove_node")
 )
+MODEL_WISHES: tuple[WishKind, ...] = ("load",) * 6 + ("unload", "delete_model", "delete_model", "drain", "resume")
+OLD_WISHES: tuple[WishKind, ...] = ("upgrade",) * 6  # what such a worker may not know
+ABOUT_MODELS = frozenset({"load", "unload", "delete_model"})
 
 
 class Wish(Struct, frozen=True):
@@ -67,6 +75,10 @@ class Wish(Struct, frozen=True):
     max_parallel: int = 0
 
 
+# Of one model, so that later wishes meet an engine that runs.
+FIRST_LOAD = (Wish(number=100, at=0.5, kind="load", name=MODELS[0], frontend=0),)
+
+
 class Fault(Struct, frozen=True):
     at: float
     seconds: float
@@ -77,12 +89,14 @@ class Fault(Struct, frozen=True):
 class Options(Struct, frozen=True, kw_only=True):
     seed: int
     nodes: int
+    old_nodes: int  # of these so many are LocalAI's
     frontends: int
     safety_seconds: float
     shuffle: float
     drop_rate: float
     duplicate_rate: float
     late_rate: float
+    late_seconds: float
     reorder_rate: float
     late_link_rate: float
     collision_rate: float
@@ -92,57 +106,71 @@ class Options(Struct, frozen=True, kw_only=True):
     hopeless_rate: float
     stalling_rate: float
     full_disk_rate: float
+    disk_error_rate: float
     wishes: tuple[Wish, ...]
     faults: tuple[Fault, ...]
 
 
 def expand(seed: int) -> Options:
     chance = Random(seed)
-    nodes = chance.choice((1, 1, 1, 2, 2, 3, 5))
-    frontends = chance.choice((1, 1, 2, 2, 3))
-    # Long enough for a lease and for a silence only now and then: idle seconds cost most of a run.
-    safety = chance.uniform(14.0, 24.0) if chance.random() < 0.15 else chance.uniform(3.0, 10.0)
-    is_calm = chance.random() < 0.1
-    return Options(
+    # Few, and long enough for a lease and for a silence only now and then: both are what a run costs.
+    outlives_lease = chance.random() < 0.12
+    nodes = chance.choice((1, 1, 2) if outlives_lease else (1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 5))
+    frontends = chance.choice((2, 2, 3) if outlives_lease else (1, 1, 2, 2, 3))
+    safety = chance.uniform(13.0, 20.0) if outlives_lease else chance.uniform(3.0, 10.0)
+    is_calm = not outlives_lease and chance.random() < 0.1
+    has_models = chance.random() < 0.2
+    old_nodes = 1 if chance.random() < 0.15 else 0
+    more = 2 * MODEL_WISHES if has_models else old_nodes * OLD_WISHES
+    options = Options(
         seed=seed,
         nodes=nodes,
+        old_nodes=old_nodes,
         frontends=frontends,
         safety_seconds=safety,
         shuffle=chance.choice((0.0, 0.0, 0.2)),
         drop_rate=0.0 if is_calm else chance.choice((0.0, 0.02, 0.1, 0.3)),
         duplicate_rate=0.0 if is_calm else chance.choice((0.0, 0.05, 0.3)),
         late_rate=0.0 if is_calm else chance.choice((0.0, 0.05, 0.2)),
+        late_seconds=chance.choice((5.0, 5.0, 5.0, 12.0)),
         reorder_rate=0.0 if is_calm else chance.choice((0.0, 0.3)),
         late_link_rate=0.0 if is_calm else chance.choice((0.0, 0.0, 0.2)),
-        collision_rate=0.0 if is_calm else chance.choice((0.0, 0.0, 0.1)),
+        collision_rate=0.0 if is_calm else chance.choice((0.0, 0.0, 0.0, 0.05, 0.05, 0.3)),
         unknown_rate=0.0 if is_calm else chance.choice((0.0, 0.0, 0.05)),
         install_seconds=chance.choice((0.05, 0.5, 2.0, 5.0, 10.0)),
         failing_rate=chance.choice((0.0, 0.0, 0.2, 0.5)),
         hopeless_rate=chance.choice((0.0, 0.0, 0.1)),
         stalling_rate=chance.choice((0.0, 0.0, 0.1)),
-        full_disk_rate=chance.choice((0.0, 0.0, 0.1)),
-        wishes=_wishes(chance, nodes, frontends, safety),
-        faults=() if is_calm else _faults(chance, nodes, frontends, safety),
+        full_disk_rate=chance.choice((0.0, 0.0, 0.0, 0.1)),
+        disk_error_rate=chance.choice((0.0, 0.0, 0.0, 0.1)),
+        wishes=(*(FIRST_LOAD if has_models else ()), *_wishes(chance, nodes, frontends, safety, more)),
+        faults=() if is_calm else _faults(chance, nodes, frontends, safety, has_models),
     )
+    return _outliving(chance, options) if outlives_lease else options
 
 
-def _wishes(chance: Random, nodes: int, frontends: int, safety: float) -> tuple[Wish, ...]:
+def _wishes(chance: Random, nodes: int, frontends: int, safety: float, more: tuple[WishKind, ...]) -> tuple[Wish, ...]:
     backends = BACKENDS[: chance.choice((1, 1, 2, 3))]
+    kinds = (*WISHES, *more)
     made: list[Wish] = []
     for number in range(chance.randint(1, 10)):
-        kind = chance.choice(WISHES)
+        kind = chance.choice(kinds)
         name = chance.choice(backends)
         about = chance.choice(made) if made else None
         at = chance.uniform(0.5, safety)
         if about is not None and (kind in ("cancel", "retry") or chance.random() < 0.3):
             # Soon after another: while that one is on its way, at work, or just done.
             at = about.at + chance.choice((0.01, 0.1, 1.0, 5.0)) * chance.random()
+        if kind in ABOUT_MODELS:
+            name = chance.choice(MODELS)
+        elif kind != "delete":
+            name = f"{chance.choice(GALLERIES)}@{name}"
         made.append(
             Wish(
                 number=number,
                 at=at,
                 kind=kind,
-                name=name if kind == "delete" else f"{chance.choice(GALLERIES)}@{name}",
+                name=name,
                 frontend=chance.randrange(frontends),
                 nodes=() if chance.random() < 0.6 else tuple(chance.sample(range(nodes), chance.randint(1, nodes))),
                 force=kind == "install" and chance.random() < 0.2,
@@ -154,9 +182,10 @@ def _wishes(chance: Random, nodes: int, frontends: int, safety: float) -> tuple[
     return tuple(sorted(made, key=lambda wish: wish.at))
 
 
-def _faults(chance: Random, nodes: int, frontends: int, safety: float) -> tuple[Fault, ...]:
+def _faults(chance: Random, nodes: int, frontends: int, safety: float, has_models: bool) -> tuple[Fault, ...]:
     made: list[Fault] = []
-    kinds = chance.sample(FAULTS, chance.randint(1, 5))  # few kinds, so that they meet themselves as well
+    # Few kinds, so that they meet themselves as well.
+    kinds = chance.sample((*FAULTS, "crash_engine") if has_models else FAULTS, chance.randint(1, 5))
     for _ in range(chance.randint(0, 6)):
         kind = chance.choice(kinds)
         at = chance.uniform(0.2, safety)
@@ -169,3 +198,17 @@ def _faults(chance: Random, nodes: int, frontends: int, safety: float) -> tuple[
             )
         )
     return tuple(sorted(made, key=lambda fault: fault.at))
+
+
+def _outliving(chance: Random, options: Options) -> Options:
+    """The same, with a frontend that is away for longer than its leases last while what it sent is under way."""
+    first = min((wish.at for wish in options.wishes if wish.kind in ("install", "load")), default=1.0)
+    at = min(first + chance.uniform(0.05, 2.0), options.safety_seconds / 3)
+    seconds = chance.uniform(8.5, 11.0)  # a lease, and what a look at it may take
+    asked = [wish.frontend for wish in options.wishes if wish.at <= at]
+    away = Fault(at=at, seconds=seconds, kind=chance.choice(ENDS_OF_A_LEASE), target=chance.choice(asked or [0]))
+    return msgspec.structs.replace(
+        options,
+        install_seconds=chance.choice((12.0, 20.0)),
+        faults=tuple(sorted((*options.faults, away), key=lambda fault: fault.at)),
+    )

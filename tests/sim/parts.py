@@ -1,7 +1,8 @@
-"""The parts of a worker in memory, on a simulated disk: an installer that takes its time, processes, model files.
+"""The parts of a worker in memory, on a simulated disk: an installer that takes its time, model files.
 
-They keep the promises of the real ones and no others: the new tree is put in place at the end or not at all, and past
-that point a cancellation is heard only when everything is in order.
+They keep the promises of the real ones and no others: the new tree is put in place at the end or not at all, past that
+point a cancellation is heard only when everything is in order, and where the disk refuses to keep it the tree before is
+back. What they are asked in the wrong order (files taken away under a process that uses them) is a violation.
 """
 
 from __future__ import annotations
@@ -9,27 +10,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
-from types import TracebackType
+from typing import TypeVar
 
 from msgspec import Struct
-from tests.sim.disk import WORK, Disk
-from tests.sim.invariants import WorkerChecks
+from tests.sim.disk import ENDED, WORK, Disk
+from tests.sim.ledgers import WorkerChecks
 
-from enginehouse.core.action import subject_of
+from enginehouse.core.action import StartReplica, StopReplica, phrase, subject_of
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import NotFound, Unavailable, Upstream
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel, Model
-from enginehouse.core.replica import RunningReplica
+from enginehouse.host.disk import storage_error
 from enginehouse.worker.actions import Actions
 from enginehouse.worker.commands import Work
 from enginehouse.worker.install import Installed, InstallWish, Report, Swapped
 from enginehouse.worker.parts import Parts
-from enginehouse.worker.replicas import Started, StartWish, Stopped
 from enginehouse.worker.threads import _outlive, in_thread
 
+T = TypeVar("T")
+A = TypeVar("A")
 TOTAL_BYTES = 1_000_000
 STALL_SECONDS = 6.0
+PULL_SECONDS = (0.01, 0.3, 2.0)
 SYNC_SECONDS = (0.001, 0.01, 0.3, 1.5)  # a small tree, and a large one on a slow disk
 
 
@@ -59,11 +62,20 @@ class SimInstaller:
             try:
                 await in_thread(disk.swap, resolved, wish.generation)
             finally:
-                if disk.inode_of(resolved.directory) != before:
+                inode = disk.inode_of(resolved.directory)
+                if inode is not None and inode != before:
                     await swapped()
+                    disk.check_unused("replaced", directory=resolved.directory, but_inode=inode)
                     await self._work_on(self._chance.choice(SYNC_SECONDS))
-                    await in_thread(disk.sync, resolved.directory)
+                    await in_thread(self._sync, resolved.directory)
             return Installed(digest=resolved.digest, fetched_bytes=TOTAL_BYTES)
+
+    def _sync(self, directory: str) -> None:
+        try:
+            self._disk.sync(directory)
+        except OSError:
+            self._disk.undo(directory)
+            raise
 
     async def _fetch(self, report: Report) -> None:
         chance, weather = self._chance, self._weather
@@ -84,6 +96,7 @@ class SimInstaller:
 
     async def remove(self, directory: str) -> None:
         with self._disk.working(f"backend:{directory}"):
+            self._disk.check_unused("removed", directory=directory)
             await self._work_on(self._chance.choice(SYNC_SECONDS))
             await in_thread(self._disk.remove, directory)
 
@@ -95,7 +108,7 @@ class SimInstaller:
         await _outlive(done)
 
     def recover(self) -> None:
-        """A tree is whole at every moment, so there is nothing to finish."""
+        self._disk.recover()
 
 
 class SimTrees:
@@ -128,73 +141,26 @@ class SimModels:
         return tuple(self._disk.models.values())
 
     async def pull(self, model: Model, generation: int | None, report: Report) -> None:
-        report("downloading", model.name, 0, TOTAL_BYTES)
-        held = HeldModel(model.name, tuple(file.sha256 for file in model.files), generation or 0)
-        await in_thread(self._disk.models.__setitem__, model.name, held)
+        with self._disk.working(f"model:{model.name}"):
+            report("downloading", model.name, 0, TOTAL_BYTES)
+            await asyncio.sleep(self._disk.chance.choice(PULL_SECONDS))
+            held = HeldModel(model.name, tuple(file.sha256 for file in model.files), generation or 0)
+            await self._changed(self._disk.hold_model, held, f"place the files of {model.name}")
 
     async def restore(self, model: Model, report: Report) -> None:
         if model.name not in self._disk.models:
             await self.pull(model, None, report)
 
     async def remove(self, name: str) -> bool:
-        return await in_thread(self._disk.models.pop, name, None) is not None
+        with self._disk.working(f"model:{name}"):
+            self._disk.check_unused("removed", model=name)
+            return await self._changed(self._disk.drop_model, name, f"remove the files of {name}")
 
-
-class SimSupervisor:
-    """Processes that live as long as their worker."""
-
-    def __init__(self) -> None:
-        self._running: dict[str, RunningReplica] = {}
-        self._from: dict[str, str] = {}
-
-    async def __aenter__(self) -> SimSupervisor:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._running.clear()
-
-    def listen_on(self, host: str) -> None:
-        """Addresses do not matter here."""
-
-    def trim_logs(self) -> None:
-        """There are none."""
-
-    def running(self) -> tuple[RunningReplica, ...]:
-        return tuple(self._running.values())
-
-    def find(self, process_key: str) -> RunningReplica | None:
-        return self._running.get(process_key)
-
-    async def start(self, wish: StartWish) -> Started:
-        await asyncio.sleep(0.1)
-        replica = RunningReplica(
-            model_id=wish.model.name,
-            replica_index=wish.slot,
-            address="node:1",
-            nonce=f"{wish.process_key}-{wish.generation}",
-            generation=wish.generation,
-        )
-        self._running[wish.process_key] = replica
-        self._from[wish.process_key] = wish.directory
-        return Started(replica.address, replica.nonce)
-
-    async def stop(self, process_key: str) -> bool:
-        await asyncio.sleep(0.05)
-        return self._running.pop(process_key, None) is not None
-
-    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped:
-        return await self._stop_each([key for key in self._running if self._from[key] == directory])
-
-    async def stop_model(self, model: str) -> Stopped:
-        return await self._stop_each([key for key, one in self._running.items() if one.model_id == model])
-
-    async def stop_all(self) -> Stopped:
-        return await self._stop_each(list(self._running))
-
-    async def _stop_each(self, keys: list[str]) -> Stopped:
-        return Stopped(keys=tuple([key for key in keys if await self.stop(key)]))
+    async def _changed(self, change: Callable[[A], T], about: A, doing: str) -> T:
+        try:
+            return await in_thread(change, about)
+        except OSError as error:
+            raise storage_error(error, doing) from error
 
 
 class SimActions(Actions):
@@ -208,13 +174,19 @@ class SimActions(Actions):
         return list(self._locks._locks)
 
     async def perform(self, work: Work, report: Report) -> Outcome:
-        token = WORK.set(work)
-        if work.command is not None:
+        ended: list[str] = []
+        token, other = WORK.set(work), ENDED.set(ended)
+        # A start is not seen to begin: it may wait for its files as long as they take.
+        if work.command is not None and not isinstance(work.action, StartReplica | StopReplica):
             self._checks.asked(subject_of(work.action), work.command)
         try:
-            return await super().perform(work, report)
+            outcome = await super().perform(work, report)
+            if not isinstance(work.action, StartReplica):
+                self._checks.told_of_ended(phrase(work.action), ended, outcome.stopped)
+            return outcome
         finally:
             WORK.reset(token)
+            ENDED.reset(other)
             if work.command is not None:
                 self._checks.answered(work.command)
 

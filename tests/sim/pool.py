@@ -6,13 +6,16 @@ The children get a fixed hash seed, because the order in which a set of words is
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 
 import msgspec
-from tests.sim.mutants import MUTANTS, SEEDS, in_place
+from msgspec import Struct
+from tests.sim.mutants import MUTANTS
+from tests.sim.mutation import SEEDS, in_place
 from tests.sim.options import Options, expand
 from tests.sim.run import Result, run
 
@@ -37,18 +40,29 @@ def open_pool() -> Iterator[ProcessPoolExecutor]:
 
 def run_seeds(seeds: Sequence[int]) -> list[Result]:
     """In a child."""
+    gc.freeze()  # the program itself: looking through it again and again costs more than what a run leaves
     return [run(expand(seed)) for seed in seeds]
 
 
-def catch_mutant(name: str) -> Result | None:
-    """In a child: the first run on which the mutant was noticed."""
+class Caught(Struct, frozen=True):
+    """The first run on which a mutant was noticed, and what the same run is without it."""
+
+    with_it: Result
+    without_it: Result
+
+
+def catch_mutant(name: str) -> Caught | None:
+    """In a child."""
+    gc.freeze()
     mutant = next(one for one in MUTANTS if one.name == name)
-    with in_place(mutant):
-        for seed in range(SEEDS):
+    caught: Caught | None = None
+    for seed in range(SEEDS):
+        with in_place(mutant.make):
             result = run(mutant.options(seed))
-            if result.violation:
-                return result
-    return None
+        if result.violation:
+            caught = Caught(result, run(mutant.options(seed)))
+            break
+    return caught
 
 
 def results_of(pool: ProcessPoolExecutor, seeds: Sequence[int]) -> Iterator[list[Result]]:

@@ -47,7 +47,9 @@ class OperationRow(Struct, frozen=True):
     author: str
     targets: str
     excluded: str
+    asked: str
     created_at: float
+    is_steered: bool
 
 
 class Changed(Struct, frozen=True):

@@ -17,7 +17,8 @@ from random import Random
 
 from msgspec import Struct
 from tests.sim.clients import Clients
-from tests.sim.ending import is_settled, judge_the_end, shown_open
+from tests.sim.clocks import no_wall_clock
+from tests.sim.ending import is_all_shown, is_settled, judge_the_end, shown_open, stale_routes
 from tests.sim.isolation import Isolation
 from tests.sim.loop import SimLoop, StepLimit
 from tests.sim.machines import simulated_parts
@@ -30,6 +31,9 @@ from enginehouse.core.errors import EnginehouseError
 
 SETTLE_SECONDS = 150.0  # a few backoffs, a lease and a silence after the last misfortune
 LOOK_SECONDS = 0.5
+SHOWN_LOOK_SECONDS = 0.2
+ROUTE_SECONDS = 8.0  # three heartbeats
+WAITS_ON = 5  # one run in so many
 AFTERMATH_SECONDS = 2.2  # what is promised to be shown within two seconds must be shown by then
 
 
@@ -51,7 +55,14 @@ def run(options: Options) -> Result:
     world = World(options, loop, source)
     violation: Exception | None = None
     trace_back = ""
-    with simulated_parts(), clock_of(loop), _seeded(world.chance("ids")), _heard(loop), _quiet():
+    with (
+        simulated_parts(),
+        clock_of(loop, world.chance("store")),
+        no_wall_clock(loop),
+        _seeded(world.chance("ids")),
+        _heard(loop),
+        _quiet(),
+    ):
         loop.set_exception_handler(lambda _, context: _unhandled(loop, context))
         try:
             loop.run_until_complete(_phases(world))
@@ -102,15 +113,34 @@ async def _phases(world: World) -> None:
                 safety.create_task(clients.ask(wish))
             safety.create_task(asyncio.sleep(options.safety_seconds))
         world.calm_down()
+        await clients.resume_all()
         isolation.is_everyone_calm = True
         limit = world.loop.time() + SETTLE_SECONDS
         while not is_settled(world):
             if world.loop.time() > limit:
                 world.loop.fail(Violation("end", f"not settled after {SETTLE_SECONDS} s:\n{shown_open(world)}"))
             await asyncio.sleep(LOOK_SECONDS)
-        await asyncio.sleep(AFTERMATH_SECONDS)
+        await _aftermath(world)
+        await _routes_are_true(world)
         await judge_the_end(world, clients)
         looking.cancel()
+
+
+async def _aftermath(world: World) -> None:
+    """Until all is shown that must be; a few runs wait on, in case something comes that nobody expects."""
+    for _ in range(round(AFTERMATH_SECONDS / SHOWN_LOOK_SECONDS)):
+        if world.options.seed % WAITS_ON and is_all_shown(world):
+            break
+        await asyncio.sleep(SHOWN_LOOK_SECONDS)
+
+
+async def _routes_are_true(world: World) -> None:
+    """A process that ended right after its row was written is known to be gone by the second heartbeat from then."""
+    limit = world.loop.time() + ROUTE_SECONDS
+    while stale := stale_routes(world):
+        if world.loop.time() > limit:
+            world.loop.fail(Violation("G13", f"rows of replicas without a process: {stale}"))
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _unhandled(loop: SimLoop, context: dict[str, object]) -> None:

@@ -25,6 +25,7 @@ _RATES = (
     "hopeless_rate",
     "stalling_rate",
     "full_disk_rate",
+    "disk_error_rate",
 )
 
 
@@ -56,6 +57,8 @@ def _smaller(options: Options) -> Iterator[Options]:
     for rate in _RATES:
         if getattr(options, rate):
             yield replace(options, **{rate: 0.0})
+    if options.old_nodes:
+        yield replace(options, old_nodes=0)
     if options.nodes > 1:
         yield replace(options, nodes=options.nodes - 1)
     if options.frontends > 1:

@@ -1,8 +1,8 @@
 """The real store on SQLite in memory, with the misfortunes of a database in front of it.
 
 One connection and one engine per process, because compiling statements is what costs; each run begins with a copy of
-the migrated template. Misfortunes: away (nothing happens), collided (the work is run and rolled back, then run again),
-unknown (committed, and the caller hears an error), slow.
+the migrated template. Misfortunes: away (nothing happens), collided (the work is run and rolled back; the real rule
+says how often it is tried), unknown (committed, and the caller hears an error), slow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import TypeVar, cast
 
 from msgspec import Struct
 from sqlalchemy import Engine
@@ -53,6 +54,8 @@ class Database:
         self.connection.backup(self._template)
         self.changes.watch(self.connection)
         self.held: Connection = self.engine.connect()
+        self.held.begin()
+        self.connection.execute("commit")
 
     def begin_run(self) -> None:
         self._template.backup(self.connection)
@@ -70,6 +73,8 @@ def database() -> Database:
 
 
 class SimStore(Store):
+    """The real `transaction`, with its rule for collisions; only the engine under it is this one."""
+
     def __init__(
         self,
         source: Database,
@@ -78,40 +83,54 @@ class SimStore(Store):
         committed: Callable[[str, list[Changed], bool], None],
     ) -> None:
         super().__init__(source.engine)
+        self._engine = cast(Engine, _SimEngine(source, weather, chance))
         self._source = source
         self._weather = weather
         self._chance = chance
         self._committed = committed
 
     def _run(self, work: Callable[[Connection], T]) -> T:
-        weather, chance = self._weather, self._chance
+        weather = self._weather
         who = PROCESS.get().name
         if weather.away_for and ("" in weather.away_for or who in weather.away_for):
             raise _lost("the server is away")
-        try:
-            if weather.collision_rate and chance.random() < weather.collision_rate:
-                self._collide(work)
-            # Not through the pool, as the real one does: taking a connection from it is a fifth of a run's cost.
-            with self._source.held.begin():
-                result = work(self._source.held)
-        finally:
-            changed = self._source.changes.take()
-        is_unknown = weather.unknown_rate > 0.0 and chance.random() < weather.unknown_rate
+        result = super()._run(work)
+        changed = self._source.changes.take()
+        is_unknown = weather.unknown_rate > 0.0 and self._chance.random() < weather.unknown_rate
         if changed:
             self._committed(who, changed, not is_unknown)
         if is_unknown:
             raise _lost("the connection ended before the commit was confirmed")
         return result
 
-    def _collide(self, work: Callable[[Connection], object]) -> None:
-        with contextlib.suppress(_Again), self._source.held.begin():
-            work(self._source.held)
-            raise _Again
-        self._source.changes.take()
+
+class _SimEngine:
+    """As much of an engine as the store needs: transactions on the one connection. They are begun and ended below the
+    library, which believes itself in one all the time: its own way of beginning is a tenth of a run's cost.
+    """
+
+    def __init__(self, source: Database, weather: StoreWeather, chance: Random) -> None:
+        self._source = source
+        self._weather = weather
+        self._chance = chance
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Connection]:
+        source, weather = self._source, self._weather
+        source.connection.execute("begin")
+        try:
+            yield source.held
+            if weather.collision_rate and self._chance.random() < weather.collision_rate:
+                raise OperationalError("", {}, _Collision("another transaction was in the way"))
+        except BaseException:
+            source.connection.execute("rollback")
+            source.changes.take()
+            raise
+        source.connection.execute("commit")
 
 
-class _Again(Exception):
-    """Rolls a transaction back that is run again."""
+class _Collision(sqlite3.OperationalError):
+    sqlstate = "40001"  # as PostgreSQL says it
 
 
 def _lost(reason: str) -> OperationalError:
@@ -119,15 +138,14 @@ def _lost(reason: str) -> OperationalError:
 
 
 @contextlib.contextmanager
-def clock_of(loop: SimLoop) -> Iterator[None]:
-    """The store's clock is the loop's while this lasts."""
-    real = db.now
+def clock_of(loop: SimLoop, chance: Random) -> Iterator[None]:
+    """The store's clock is the loop's while this lasts, and its pauses between two tries are over at once."""
 
     def now(connection: Connection) -> float:
         return EPOCH + loop.time()
 
-    db.now = now
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, value in (("now", now), ("time", SimpleNamespace(sleep=lambda _: None)), ("random", chance)):
+            stack.callback(setattr, db, name, getattr(db, name))
+            setattr(db, name, value)
         yield
-    finally:
-        db.now = real

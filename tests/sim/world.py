@@ -12,11 +12,13 @@ from random import Random
 from tests.sim.bus import BusWeather, Network
 from tests.sim.disk import DiskWeather
 from tests.sim.frontends import SimFrontend, gallery
-from tests.sim.invariants import StoreChecks
+from tests.sim.ledgers import StoreChecks
 from tests.sim.loop import Process, SimLoop
 from tests.sim.machines import SimMachine
-from tests.sim.options import BACKENDS, GALLERIES, Fault, Options
+from tests.sim.old import SimOldMachine
+from tests.sim.options import BACKENDS, GALLERIES, MODELS, Fault, Options
 from tests.sim.parts import InstallWeather
+from tests.sim.proving import prove
 from tests.sim.rows import Changed, IntentRow, OperationRow
 from tests.sim.store import EPOCH, Database, StoreWeather
 from tests.sim.trace import Trace
@@ -34,24 +36,30 @@ class World:
         self._chances: dict[str, Random] = {}
         self.store_weather = StoreWeather(options.collision_rate, options.unknown_rate, set())
         self.bus_weather = BusWeather(
-            options.drop_rate, options.duplicate_rate, options.late_rate, options.reorder_rate, {}
+            options.drop_rate, options.duplicate_rate, options.late_rate, options.late_seconds, options.reorder_rate, {}
         )
-        self.disk_weather = DiskWeather(options.full_disk_rate)
+        self.disk_weather = DiskWeather(options.full_disk_rate, options.disk_error_rate)
         self.install_weather = InstallWeather(
             options.install_seconds, options.failing_rate, options.hopeless_rate, options.stalling_rate
         )
         self.cut_links: set[str] = set()
         self.late_link_rate = options.late_link_rate
         self.confirmed: dict[str, str] = {}  # author -> operation, where the commit was confirmed to the frontend
-        self.checks = StoreChecks(self._store_time, loop.fail)
+        self.checks = StoreChecks(self._store_time, loop.fail, options.nodes, self._prove)
         self.network = Network(loop, self.chance("bus"), self.bus_weather, self.trace)
-        self.galleries = [gallery(name, BACKENDS) for name in GALLERIES]
-        self.machines = [SimMachine(self, number) for number in range(options.nodes)]
+        self.galleries = [gallery(name, BACKENDS, MODELS) for name in GALLERIES]
+        self.machines = [self._machine(number) for number in range(options.nodes)]
         self.frontends = [SimFrontend(self, number) for number in range(options.frontends)]
         self.calm_at = 0.0  # from then on nothing goes wrong
         self._watchers: dict[str, Watched] = {}
         self._struck: dict[str, int] = {}
         self._calm_since: dict[str, float] = {}
+
+    def _machine(self, number: int) -> SimMachine | SimOldMachine:
+        """The last ones are old, every other of them so old that it knows no upgrades."""
+        if number >= self.options.nodes - self.options.old_nodes:
+            return SimOldMachine(self, number, knows_upgrades=self.options.seed % 2 == 0)
+        return SimMachine(self, number)
 
     def chance(self, name: str) -> Random:
         if name not in self._chances:
@@ -67,6 +75,13 @@ class World:
             if changed.before is None and isinstance(changed.after, OperationRow) and confirmed:
                 self.confirmed[changed.after.author] = changed.after.id
         self.checks.committed(changes)
+
+    def _prove(self, intent: IntentRow) -> None:
+        """An intent has succeeded: was it so?"""
+        for machine in self.machines:
+            if machine.node_id == intent.node_id:
+                wrong = prove(intent, machine.checks, is_old=machine.is_old)
+                machine.checks.judge("G10", wrong)
 
     def watched(self, name: str) -> Watched:
         watcher = Watched(name, self.loop.time, self.loop.fail)
@@ -139,6 +154,8 @@ class World:
                 self.store_weather.away_for.add(whom)
                 await asyncio.sleep(fault.seconds)
                 self.store_weather.away_for.discard(whom)
+            case "crash_engine":
+                machine.crash_engine()
             case "store_slow":
                 process = frontend.process
                 if process is not None:
@@ -164,7 +181,7 @@ class World:
         self.store_weather.collision_rate = self.store_weather.unknown_rate = 0.0
         weather = self.bus_weather
         weather.drop_rate = weather.duplicate_rate = weather.late_rate = weather.reorder_rate = 0.0
-        self.disk_weather.full_rate = 0.0
+        self.disk_weather.full_rate = self.disk_weather.error_rate = 0.0
         self.late_link_rate = 0.0
         install = self.install_weather
         install.failing_rate = install.hopeless_rate = install.stalling_rate = 0.0

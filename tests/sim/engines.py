@@ -1,0 +1,146 @@
+"""The supervisor of a simulated worker: engine processes that come up in their time and live as long as their worker.
+
+It keeps the promises of the real one: a start in a slot that is taken replaces what runs there unless it is the same, a
+start from what is not installed is refused, starts and stops of one key take turns, and a stop waits for a start that
+is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from tests.sim.disk import ENDED, Disk, Engine
+
+from enginehouse.core.errors import Hopeless, Unavailable
+from enginehouse.core.replica import RunningReplica
+from enginehouse.worker.replicas import Started, StartWish, Stopped
+from enginehouse.worker.threads import in_thread
+
+START_SECONDS = (0.05, 0.2, 1.0)  # all well below what a command may wait for its turn
+STOP_SECONDS = 0.05
+ADDRESS = "10.0.0.1:1"
+
+
+class SimSupervisor:
+    def __init__(self, disk: Disk, changed: Callable[[], None]) -> None:
+        self._disk = disk
+        self._changed = changed
+        self._coming: dict[str, StartWish] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    async def __aenter__(self) -> SimSupervisor:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop_all()
+
+    def listen_on(self, host: str) -> None:
+        """Addresses do not matter here."""
+
+    def trim_logs(self) -> None:
+        """There are none."""
+
+    def running(self) -> tuple[RunningReplica, ...]:
+        return tuple(_report(one) for one in self._disk.engines.values())
+
+    def find(self, process_key: str) -> RunningReplica | None:
+        engine = self._disk.engines.get(process_key)
+        return None if engine is None else _report(engine)
+
+    def crash(self) -> None:
+        """One of them ends by itself."""
+        for key in list(self._disk.engines)[:1]:
+            self._disk.end_engine(key)
+            self._changed()
+
+    async def start(self, wish: StartWish) -> Started:
+        async with self._turn(wish.process_key):
+            self._coming[wish.process_key] = wish
+            try:
+                return await self._start(wish)
+            finally:
+                del self._coming[wish.process_key]
+
+    async def _start(self, wish: StartWish) -> Started:
+        disk, key = self._disk, wish.process_key
+        inode = await in_thread(disk.inode_of, wish.directory)
+        current = disk.engines.get(key)
+        if current is not None and inode is not None and _serves(current, wish, inode):
+            current.wish = wish
+            return Started(ADDRESS, current.nonce)
+        if current is not None:
+            await self._end(key)
+        if inode is None:
+            raise Unavailable(f"cannot start {key}: {wish.directory} is not installed", code="not_found")
+        if wish.model.name not in disk.models:
+            raise Hopeless(f"cannot start {key}: its files are not on this node", code="not_found")
+        await asyncio.sleep(disk.chance.choice(START_SECONDS))
+        engine = disk.begin_engine(wish, inode)
+        self._changed()
+        return Started(ADDRESS, engine.nonce)
+
+    async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
+        """Answers under way take a moment."""
+        await asyncio.sleep(min(limit_seconds, self._disk.chance.choice(START_SECONDS)))
+        return True
+
+    async def stop(self, process_key: str) -> bool:
+        async with self._turn(process_key):
+            return await self._end(process_key)
+
+    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped:
+        return await self._stop_each(
+            [
+                key
+                for key, one in self._disk.engines.items()
+                if one.wish.directory == directory and (but_inode is None or one.inode != but_inode)
+            ]
+        )
+
+    async def stop_model(self, model: str) -> Stopped:
+        wishes = self._coming | {key: one.wish for key, one in self._disk.engines.items()}
+        return await self._stop_each([key for key, wish in wishes.items() if wish.model.name == model])
+
+    async def stop_all(self) -> Stopped:
+        return await self._stop_each([*self._coming, *self._disk.engines])
+
+    async def _stop_each(self, keys: list[str]) -> Stopped:
+        return Stopped(keys=tuple([key for key in dict.fromkeys(keys) if await self.stop(key)]))
+
+    async def _end(self, key: str) -> bool:
+        if key not in self._disk.engines:
+            return False
+        await asyncio.sleep(STOP_SECONDS)
+        is_ended = self._disk.end_engine(key)
+        if is_ended:
+            ENDED.get([]).append(key)
+            self._changed()
+        return is_ended
+
+    def _turn(self, key: str) -> asyncio.Lock:
+        return self._turns.setdefault(key, asyncio.Lock())
+
+
+def _serves(current: Engine, wish: StartWish, inode: int) -> bool:
+    known = current.wish
+    return (known.key, known.model.revision, known.directory, current.inode) == (
+        *(wish.key, wish.model.revision, wish.directory),
+        inode,
+    )
+
+
+def _report(engine: Engine) -> RunningReplica:
+    wish = engine.wish
+    return RunningReplica(
+        model_id=wish.model.name,
+        replica_index=wish.slot,
+        address=ADDRESS,
+        nonce=engine.nonce,
+        backend=wish.directory,
+        revision=wish.model.revision,
+        generation=wish.generation,
+    )

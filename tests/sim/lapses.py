@@ -1,0 +1,231 @@
+"""More deliberate faults: of what a frontend believes of its workers, how many may work at once, which clock is asked,
+and what a worker says of its disk and its processes.
+
+Each is the removal of one rule, or its neglect. Where a rule is for a rare history, a script makes that history likely.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from random import Random
+
+import msgspec
+from sqlalchemy import literal, select
+from tests.sim.mutation import Mutant, Patch
+from tests.sim.options import BACKENDS, Fault, Wish, WishKind
+
+from enginehouse.core.action import RemoveBackend
+from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.report import Report
+from enginehouse.frontend import collector, ending, operations
+from enginehouse.frontend.collector import Collector
+from enginehouse.store import claims
+from enginehouse.store import intents as store_intents
+from enginehouse.store.db import Connection
+from enginehouse.worker import actions
+from enginehouse.worker.acting import Acting, UnderWay
+from enginehouse.worker.actions import Actions
+from enginehouse.worker.commands import outcome_of
+from enginehouse.worker.replicas import Stopped
+
+ALPHA, BETA = "one@alpha", "two@alpha"
+
+
+def wish(number: int, at: float, kind: WishKind, name: str, max_parallel: int = 0) -> Wish:
+    return Wish(number=number, at=at, kind=kind, name=name, frontend=number, max_parallel=max_parallel)
+
+
+# What is believed ----------------------------------------------------------------------------------
+
+
+def _old_reports_count() -> list[Patch]:
+    real = Collector._evidence
+
+    def _evidence(
+        self: Collector, report: Report, intent: Intent, busy: Collection[str], now: float, *, is_shadowed: bool
+    ) -> Change | None:
+        younger = msgspec.structs.replace(report, mark=max(report.mark, intent.created_at))
+        return real(self, younger, intent, busy, now, is_shadowed=is_shadowed)
+
+    return [(Collector, "_evidence", _evidence)]
+
+
+def _back_and_forth(chance: Random) -> tuple[Wish, ...]:
+    """Deleted and installed again, while the report from before is still on its way."""
+    wishes: list[Wish] = []
+    for name in BACKENDS:
+        at = 1.0
+        kinds: tuple[WishKind, ...] = ("install", "delete", "install")
+        for kind in kinds:
+            wishes.append(wish(len(wishes), at, kind, name if kind == "delete" else f"one@{name}"))
+            at += chance.uniform(0.3, 1.5)
+    return tuple(sorted(wishes, key=lambda one: one.at))
+
+
+def _older_commands_never_arrive() -> list[Patch]:
+    return [(store_intents, "shadowed", lambda connection, node_id, subjects: {})]
+
+
+def _delete_at_once(chance: Random) -> tuple[Wish, ...]:
+    """An install whose message is long under way, and a delete that replaces it."""
+    wishes: list[Wish] = []
+    for name in BACKENDS:
+        at = chance.uniform(1.0, 2.0)
+        wishes.append(wish(len(wishes), at, "install", f"one@{name}"))
+        wishes.append(wish(len(wishes), at + chance.uniform(0.1, 3.0), "delete", name))
+    return tuple(sorted(wishes, key=lambda one: one.at))
+
+
+# How many ------------------------------------------------------------------------------------------
+
+
+def _lanes_are_not_counted() -> list[Patch]:
+    return [(claims, "_RUNNING_IN_LANE", select(literal(0)))]
+
+
+def _upgrades_have_no_width() -> list[Patch]:
+    return [(module, "width_of", lambda *_: 0) for module in (operations, ending)]
+
+
+def _upgrade_of_all(chance: Random) -> tuple[Wish, ...]:
+    return (wish(0, 1.5, "install", ALPHA), wish(1, chance.uniform(4.5, 6.0), "upgrade", BETA))
+
+
+def _one_after_another(chance: Random) -> tuple[Wish, ...]:
+    return (wish(0, chance.uniform(1.0, 2.0), "install", ALPHA, max_parallel=1),)
+
+
+# Which clock ---------------------------------------------------------------------------------------
+
+
+def _lease_by_the_wall_clock() -> list[Patch]:
+    real = claims.take_over
+
+    def take_over(connection: Connection, owner: str, now: float, lease_until: float) -> list[Intent]:
+        return real(connection, owner, time.time(), lease_until)
+
+    return [(claims, "take_over", take_over)]
+
+
+# What a worker says --------------------------------------------------------------------------------
+
+
+def _disk_error_is_success() -> list[Patch]:
+    def outcome(error: EnginehouseError) -> Outcome:
+        return Outcome() if error.code == "resource_exhausted" else outcome_of(error)
+
+    return [(actions, "outcome_of", outcome)]
+
+
+def _what_was_given_up_is_forgotten() -> list[Patch]:
+    real = Actions._record
+
+    async def _record(self: Actions, intent: str, current: UnderWay, outcome: Outcome) -> None:
+        if not current.ended_by:
+            await real(self, intent, current, outcome)
+
+    return [(Actions, "_record", _record)]
+
+
+def _install_and_cancel(chance: Random) -> tuple[Wish, ...]:
+    """Each cancelled while it is at work, and a second copy of its message may still come."""
+    wishes: list[Wish] = []
+    for name in BACKENDS:
+        at = chance.uniform(1.0, 2.0)
+        made = wish(len(wishes), at, "install", f"one@{name}")
+        ended = wish(len(wishes) + 1, at + chance.uniform(0.1, 2.0), "cancel", name)
+        wishes += [made, msgspec.structs.replace(ended, about=made.number)]
+    return tuple(sorted(wishes, key=lambda one: one.at))
+
+
+def _old_workers_get_no_install() -> list[Patch]:
+    return [(Collector, "on_old_worker", lambda self, send_forced: None)]
+
+
+def _files_are_removed_first() -> list[Patch]:
+    async def _remove(self: Acting, action: RemoveBackend, current: UnderWay) -> Outcome:
+        current.can_return = False
+        await self._parts.installer.remove(action.directory)
+        self._check_ended(await self._parts.supervisor.stop_from(action.directory), "delete", current)
+        return Outcome(stopped=current.stopped)
+
+    return [(Acting, "_remove", _remove)]
+
+
+def _stopped_engines_are_not_told() -> list[Patch]:
+    def _check_ended(self: Acting, stopped: Stopped, wanted: str, current: UnderWay) -> None:
+        """Says nothing."""
+
+    return [(Acting, "_check_ended", _check_ended)]
+
+
+def _dead_replicas_are_kept() -> list[Patch]:
+    return [(collector, "_forget_gone_replicas", lambda connection, node_id, report: False)]
+
+
+def _load_and_delete(chance: Random) -> tuple[Wish, ...]:
+    return (wish(0, 0.5, "load", "small"), wish(1, chance.uniform(5.0, 8.0), "delete", "alpha"))
+
+
+def _load(chance: Random) -> tuple[Wish, ...]:
+    return (wish(0, 0.5, "load", "small"),)
+
+
+QUICK: dict[str, float] = {
+    **{"old_nodes": 0, "install_seconds": 0.5, "failing_rate": 0.0, "hopeless_rate": 0.0, "stalling_rate": 0.0}
+}
+LATE: dict[str, float] = {
+    **QUICK,
+    **{"nodes": 1, "late_rate": 0.5, "late_seconds": 12.0, "drop_rate": 0.3, "reorder_rate": 0.5},
+    **{"install_seconds": 10.0, "safety_seconds": 12.0},
+}
+FLEET: dict[str, float] = {**QUICK, "nodes": 3}
+LAPSES = (
+    Mutant(
+        "a report from before the wish counts",
+        ("G10",),
+        _old_reports_count,
+        {
+            **QUICK,
+            **{"nodes": 5, "install_seconds": 0.05, "safety_seconds": 6.0},
+            **{"late_rate": 0.3, "late_link_rate": 0.4, "drop_rate": 0.0},
+        },
+        _back_and_forth,
+        (),
+    ),
+    Mutant(
+        "a report settles what its worker never saw", ("G2",), _older_commands_never_arrive, LATE, _delete_at_once, ()
+    ),
+    Mutant(
+        "what was given up is forgotten",
+        ("G4",),
+        _what_was_given_up_is_forgotten,
+        {**LATE, "duplicate_rate": 0.5, "drop_rate": 0.0},
+        _install_and_cancel,
+        (),
+    ),
+    Mutant("a lane is wider than asked", ("lanes",), _lanes_are_not_counted, FLEET, _one_after_another),
+    Mutant("an upgrade takes the whole fleet", ("lanes",), _upgrades_have_no_width, FLEET, _upgrade_of_all),
+    Mutant("a lease is judged by a wall clock", ("G25",), _lease_by_the_wall_clock),
+    Mutant("an I/O error is taken for success", ("G10",), _disk_error_is_success, {"disk_error_rate": 0.3}),
+    Mutant(
+        "an old worker gets no forced install",
+        ("end",),
+        _old_workers_get_no_install,
+        {**QUICK, "nodes": 1, "old_nodes": 1, "drop_rate": 0.0, "safety_seconds": 7.0},
+        _upgrade_of_all,
+        (),
+    ),
+    Mutant("files are removed under an engine", ("G6",), _files_are_removed_first, QUICK, _load_and_delete, ()),
+    Mutant("engines are stopped in silence", ("G13",), _stopped_engines_are_not_told, QUICK, _load_and_delete, ()),
+    Mutant(
+        "a dead replica stays a route",
+        ("G13",),
+        _dead_replicas_are_kept,
+        QUICK,
+        _load,
+        (Fault(at=3.0, seconds=0.1, kind="crash_engine", target=0),),
+    ),
+)

@@ -1,0 +1,184 @@
+"""A worker as LocalAI's are, in as few words as it has: no reports, no progress, no intents.
+
+It registers and beats without a report, answers what it is asked about its backends, installs by plain name unless
+something is there already (or `force` says so all the same), and does one thing at a time per backend. It may be so old
+that nobody listens for upgrades. It neither compares generations nor remembers attempts, so the guarantees about these
+are not asked of it; that everything ends, and that what is called done was so, is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from msgspec import Struct
+from tests.sim import frontends
+from tests.sim.bus import SimBus
+from tests.sim.disk import Disk, DiskWeather
+from tests.sim.frontends import HEARTBEAT_SECONDS, Objects
+from tests.sim.ledgers import WorkerChecks
+from tests.sim.loop import Process
+from tests.sim.options import BACKENDS
+
+from enginehouse.core import wire
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.errors import Conflict, EnginehouseError, NotFound, Unavailable
+from enginehouse.core.gallery import Catalogue
+from enginehouse.ports import Message
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+T = TypeVar("T")
+AGAIN_SECONDS = 0.3
+LIMIT_SECONDS = 4.0
+VERBS = (wire.INSTALL, wire.DELETE, wire.LIST, wire.RUNNING)
+
+
+class SimOldMachine:
+    """Struck by the same misfortunes as a `SimMachine`. Its disk never fails: it says nothing about that."""
+
+    is_old = True
+
+    def __init__(self, world: World, number: int, *, knows_upgrades: bool) -> None:
+        self._world = world
+        self.name = f"node-{number}"
+        self.public_key = ""  # it has none, and somebody has to let it in
+        self.checks = WorkerChecks(self.name, world.loop.time, world.loop.fail)
+        self.disk = Disk(self.name, world.trace, self.checks, DiskWeather(), world.chance(self.name))
+        self.process: Process | None = None
+        self.node_id = ""
+        self._verbs = (*VERBS, wire.UPGRADE) if knows_upgrades else VERBS
+        self._catalogue = Catalogue(world.galleries)
+        self._chance = world.chance(self.name)
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._at_work = 0
+        # It worked for another house before, so there is something to upgrade.
+        self.disk.swap(self._catalogue.explain(BACKENDS[0], "default", "linux/amd64").resolved, 0)
+
+    def start(self) -> None:
+        self._at_work = 0
+        self._turns = {}
+        self.process = self._world.loop.new_process(self.name)
+        self.process.spawn(self._run())
+
+    def stop(self) -> None:
+        """It knows no way to leave in order."""
+
+    def crash_engine(self) -> None:
+        """It has none."""
+
+    def kill(self, *, power_cut: bool = False) -> None:
+        if self.process is not None:
+            self._world.trace.note(self.name, "power cut" if power_cut else "killed")
+            self.process.kill()
+            self._world.network.remove(self.process)
+            self.process = None
+            self._at_work = 0
+
+    def running(self) -> tuple[str, ...]:
+        return ("something",) if self._at_work else ()
+
+    def held_locks(self) -> list[str]:
+        return []
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self.node_id = await self._register()
+                bus = SimBus(self._world.network)
+                for verb in self._verbs:
+                    await bus.subscribe(wire.node_subject(self.node_id, verb), partial(self._receive, bus, verb))
+                await self._beat()
+            except NotFound:
+                self._world.trace.note(self.name, "is unknown and registers anew")
+                self._world.network.remove(self._here())
+            except Unavailable:
+                self._world.network.remove(self._here())
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _beat(self) -> None:
+        said = wire.HeartbeatRequest(available_ram=2**33)
+        while True:
+            with contextlib.suppress(Unavailable):
+                await self._call(lambda to: frontends.heartbeat(to, self.node_id, said))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    def _here(self) -> Process:
+        assert self.process is not None, "this runs in it"
+        return self.process
+
+    async def _register(self) -> str:
+        """And have somebody let it in: it has no key to be known by."""
+        request = wire.RegisterRequest(
+            name=self.name, address="10.0.0.1:50051", capability="default", platform="linux/amd64", total_ram=2**34
+        )
+        node = await self._call(lambda to: frontends.register(to, request))
+        if node.status == "pending":
+            with contextlib.suppress(Conflict):  # approved before, and the answer got lost
+                await self._call(lambda to: to.nodes.approve(node.id))
+        return node.id
+
+    async def _call(self, work: Callable[[Objects], Awaitable[T]]) -> T:
+        if self.name in self._world.cut_links:
+            raise Unavailable("cannot reach the frontend: no route", code="connection_refused")
+        return await self._chance.choice(self._world.frontends).call(work, LIMIT_SECONDS)
+
+    # What it is asked -----------------------------------------------------------------------------
+
+    def _receive(self, bus: SimBus, verb: str, message: Message) -> None:
+        self._here().spawn(self._take(bus, verb, message))
+
+    async def _take(self, bus: SimBus, verb: str, message: Message) -> None:
+        self._at_work += 1
+        try:
+            reply = await self._answer(verb, message.payload)
+        finally:
+            self._at_work -= 1
+        with contextlib.suppress(Unavailable):
+            await bus.publish(message.reply, wire.encode(reply))
+
+    async def _answer(self, verb: str, payload: bytes) -> Struct:
+        match verb:
+            case wire.LIST:
+                listed = tuple(
+                    InstalledBackend(name=name, is_system=False, is_meta=False, digest=tree.digest)
+                    for name, tree in sorted(self.disk.trees.items())
+                )
+                return wire.BackendListReply(backends=listed or None)
+            case wire.RUNNING:
+                return wire.ModelsRunningReply(models=())
+            case wire.DELETE:
+                return await self._delete(msgspec.json.decode(payload, type=wire.BackendDeleteRequest).backend)
+        request = msgspec.json.decode(payload, type=wire.BackendInstallRequest)
+        if request.model_id:
+            return wire.BackendInstallReply(success=False, error="cannot load: no such model here")
+        return await self._install(request.backend, is_forced=request.force or verb == wire.UPGRADE)
+
+    async def _install(self, name: str, *, is_forced: bool) -> Struct:
+        try:
+            resolved = self._catalogue.explain(name, "default", "linux/amd64").resolved
+        except EnginehouseError as error:
+            return wire.BackendInstallReply(success=False, error=error.message)
+        async with self._turn(resolved.directory):
+            if is_forced or resolved.directory not in self.disk.trees:
+                weather = self._world.install_weather
+                await asyncio.sleep(weather.seconds * self._chance.uniform(0.5, 1.5))
+                if self._chance.random() < weather.failing_rate:
+                    return wire.BackendInstallReply(success=False, error="failed to download")
+                self.disk.swap(resolved, 0)
+        return wire.BackendInstallReply(success=True)
+
+    async def _delete(self, directory: str) -> Struct:
+        async with self._turn(directory):
+            if directory not in self.disk.trees:
+                return wire.BackendUpgradeReply(success=False, error=f'backend "{directory}" not found')
+            self.disk.remove(directory)
+            return wire.BackendUpgradeReply(success=True)
+
+    def _turn(self, directory: str) -> asyncio.Lock:
+        return self._turns.setdefault(directory, asyncio.Lock())

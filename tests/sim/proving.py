@@ -1,0 +1,48 @@
+"""Whether what is called done was so (G10): a row that has succeeded against the ledger of its machine.
+
+Judged at the moment of the commit, so that a word too early is caught even where it becomes true later.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from tests.sim.invariants import success_was_so
+from tests.sim.ledgers import WorkerChecks
+from tests.sim.rows import IntentRow
+from tests.sim.store import EPOCH
+
+from enginehouse.core.action import (
+    Action,
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    RemoveModel,
+    StartReplica,
+    StopReplica,
+)
+
+_ACTION: msgspec.json.Decoder[Action] = msgspec.json.Decoder(Action)
+
+
+def prove(intent: IntentRow, checks: WorkerChecks, *, is_old: bool) -> str:
+    """What is wrong with its success; nothing where all is well."""
+    action = _ACTION.decode(intent.action)
+    seen = checks.seen_since(intent.subject, intent.created_at - EPOCH)
+    match action:
+        case InstallBackend() if is_old:
+            # It looks the plain name up by itself, and takes what is there for what is wanted.
+            return "" if seen - {""} else success_was_so(intent, action.resolved.digest, seen)
+        case InstallBackend():
+            wanted = action.resolved.digest
+            if action.force and not checks.has_taken_effect(intent.subject, intent.generation, wanted):
+                return f"intent {intent.id} succeeded, but was forced and never done"
+            return success_was_so(intent, wanted, seen)
+        case PullModel():
+            return success_was_so(intent, "held", seen)
+        case StartReplica():
+            nonce = msgspec.json.decode(intent.outcome or "{}").get("nonce", "")
+            return success_was_so(intent, nonce or "started", seen)
+        case RemoveBackend() | RemoveModel() | StopReplica():
+            return success_was_so(intent, "", seen)
+        case _:
+            return ""
