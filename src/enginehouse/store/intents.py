@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgspec
-from sqlalchemy import and_, func, or_, select, true, update
+from sqlalchemy import and_, bindparam, func, or_, select, true, update
 
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.progress import Progress, is_newer
@@ -41,18 +41,25 @@ def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> d
     """
     found: dict[str, int] = {}
     for some in slices(subjects):
-        query = select(intents.c.subject, func.max(intents.c.generation)).where(
-            intents.c.node_id == node_id,
-            intents.c.subject.in_(some),
-            or_(
-                intents.c.state.in_(("superseded", "cancelled")),
-                # What was taken for lost so often that it was given up may be late all the same.
-                and_(intents.c.state == "failed", intents.c.reason == "worker_restarted"),
-            ),
-            intents.c.attempt > 0,
-        )
-        found |= {subject: generation for subject, generation in connection.execute(query.group_by(intents.c.subject))}
+        rows = connection.execute(_SHADOWED, {"at_node": node_id, "subjects": some})
+        found |= {subject: generation for subject, generation in rows}
     return found
+
+
+_SHADOWED = (
+    select(intents.c.subject, func.max(intents.c.generation))
+    .where(
+        intents.c.node_id == bindparam("at_node"),
+        intents.c.subject.in_(bindparam("subjects", expanding=True)),
+        or_(
+            intents.c.state.in_(("superseded", "cancelled")),
+            # What was taken for lost so often that it was given up may be late all the same.
+            and_(intents.c.state == "failed", intents.c.reason == "worker_restarted"),
+        ),
+        intents.c.attempt > 0,
+    )
+    .group_by(intents.c.subject)
+)
 
 
 def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, or_
+from typing import Any
+
+from sqlalchemy import BindParameter, bindparam, delete, or_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import leases
 
 
+def _acquiring(insert: Any) -> Any:
+    """Put together once: every loop of every frontend asks, every second."""
+    owner: BindParameter[str] = bindparam("holder")
+    until: BindParameter[float] = bindparam("ends")
+    return (
+        insert(leases)
+        .values(name=bindparam("named"), owner=owner, until=until)
+        .on_conflict_do_update(
+            index_elements=[leases.c.name],
+            set_={"owner": owner, "until": until},
+            where=or_(leases.c.owner == owner, leases.c.until < bindparam("at")),
+        )
+        .returning(leases.c.owner)
+    )
+
+
+_ACQUIRE = {"postgresql": _acquiring(postgresql.insert), "sqlite": _acquiring(sqlite.insert)}
+
+
 def acquire(connection: Connection, name: str, owner: str, now: float, until: float) -> bool:
     """Whether `owner` holds the lease after this: it was free, had ended, or was already its own (then it is
     extended).
     """
-    insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = (
-        insert_into(leases)
-        .values(name=name, owner=owner, until=until)
-        .on_conflict_do_update(
-            index_elements=[leases.c.name],
-            set_={"owner": owner, "until": until},
-            where=or_(leases.c.owner == owner, leases.c.until < now),
-        )
-        .returning(leases.c.owner)
-    )
-    return connection.execute(statement).scalar_one_or_none() == owner
+    values = {"named": name, "holder": owner, "ends": until, "at": now}
+    return connection.execute(_ACQUIRE[connection.dialect.name], values).scalar_one_or_none() == owner
 
 
 def release(connection: Connection, name: str, owner: str) -> None:

@@ -88,14 +88,11 @@ def remove(connection: Connection, node_id: str) -> None:
 
 def set_health(connection: Connection, node_id: str, health: Health, now: float) -> bool:
     """Whether it changed."""
-    changed = connection.execute(
-        update(nodes).where(nodes.c.id == node_id, nodes.c.health != health).values(health=health, updated_at=now)
-    )
-    return changed.rowcount > 0
+    return connection.execute(_SET_HEALTH, {"node_id": node_id, "now_is": health, "at": now}).rowcount > 0
 
 
 def set_heartbeat(connection: Connection, node_id: str, capacity: Capacity, now: float) -> None:
-    connection.execute(update(nodes).where(nodes.c.id == node_id).values(capacity=_text(capacity), last_heartbeat=now))
+    connection.execute(_SET_HEARTBEAT, {"node_id": node_id, "now_is": _text(capacity), "at": now})
 
 
 def set_report(connection: Connection, node_id: str, report: Report, changed_at: float | None) -> None:
@@ -106,6 +103,12 @@ def set_report(connection: Connection, node_id: str, report: Report, changed_at:
 
 _UPDATES = select(nodes.c.id, nodes.c.updated_at)
 _ONE = select(nodes).where(nodes.c.id == bindparam("node_id"))
+_EVERY = select(nodes).order_by(nodes.c.name, nodes.c.created_at)
+_OF_ONE = update(nodes).where(nodes.c.id == bindparam("node_id"))
+_SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
+    health=bindparam("now_is"), updated_at=bindparam("at")
+)
+_SET_HEARTBEAT = _OF_ONE.values(capacity=bindparam("now_is"), last_heartbeat=bindparam("at"))
 _NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained).where(
     nodes.c.id.in_(bindparam("ids", expanding=True))
 )
@@ -126,7 +129,7 @@ def by_name(connection: Connection, name: str) -> list[Node]:
 
 
 def every(connection: Connection) -> list[Node]:
-    return [_node(row) for row in connection.execute(select(nodes).order_by(nodes.c.name, nodes.c.created_at))]
+    return [_node(row) for row in connection.execute(_EVERY)]
 
 
 def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], set[str], set[str]]:
