@@ -217,3 +217,17 @@ async def test_the_galleries_travel_with_the_name(world: World) -> None:
     await world.dispatcher.step()
     message = wire.decode(world.bus.take()[-1].payload, wire.BackendInstallRequest, "it")
     assert (message.backend, message.uri) == ("other", "")
+
+
+async def test_what_was_just_installed_can_be_upgraded_at_once(world: World) -> None:
+    """A reply says that it was done, not what is there now: the node is looked at once more."""
+    await joined(world)
+    await answer_polls(world, listed())
+    view = await world.wish("install", name="image")
+    await world.dispatcher.step()
+    assert await answer_polls(world, listed())  # while it is under way
+    await world.reply(await world.intent(view), Outcome())
+    world.bus.take()
+    assert await answer_polls(world, listed(("image", "sha256:old")))
+    world.registry.digests[IMAGE] = "sha256:new"
+    assert (await world.wish("upgrade", name="image")).status == "queued"

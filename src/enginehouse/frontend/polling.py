@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from enginehouse.core import wire
 from enginehouse.core.backend import InstalledBackend
@@ -40,6 +40,15 @@ class _Question(Struct):
     backends: tuple[InstalledBackend, ...] | None = None
 
 
+class _Looked(Struct):
+    """What a round is to do."""
+
+    at: float
+    asked: list[str] = field(default_factory=list)
+    busy: set[str] = field(default_factory=set)  # something is asked of these
+    resent: list[Intent] = field(default_factory=list)
+
+
 class Poller:
     def __init__(
         self, store: Store, collector: Collector, patience: Patience, *, owner: str, lease_seconds: float
@@ -51,6 +60,7 @@ class Poller:
         self._lease_seconds = lease_seconds
         self._bus: Bus | None = None
         self._round = 0
+        self._busy: set[str] = set()
         self._questions: dict[str, _Question] = {}
         self._answered: list[str] = []
 
@@ -67,34 +77,36 @@ class Poller:
         if self._bus is None or not self._bus.is_connected:
             return
         self._round += 1
-        found, asked_at, resent = await self._store.transaction(self._silent_nodes)
-        if resent:
-            await self._collector.tell(resent)
-        for node_id in found:
-            await self._ask(node_id, asked_at)
+        looked = await self._store.transaction(self._silent_nodes)
+        self._busy = looked.busy
+        if looked.resent:
+            await self._collector.tell(looked.resent)
+        for node_id in looked.asked:
+            await self._ask(node_id, looked.at)
 
     def _taken(self) -> list[str]:
         taken, self._answered = self._answered, []
         return [one for one in dict.fromkeys(taken) if one in self._questions]
 
-    def _silent_nodes(self, connection: Connection) -> tuple[list[str], float, list[Intent]]:
-        """The nodes to ask now, and the intents of theirs that are to be sent again."""
+    def _silent_nodes(self, connection: Connection) -> _Looked:
         now = db.now(connection)
+        looked = _Looked(now)
         if not leases.acquire(connection, "poll", self._owner, now, now + self._lease_seconds):
-            return [], now, []
-        found: list[str] = []
-        resent: list[Intent] = []
+            return looked
         for node in nodes.every(connection):
             if not node.is_target or node.health != "healthy" or node.report.is_whole:
                 continue
             open_ones = operations.open_on(connection, node.id)
-            if open_ones or self._round % IDLE_ROUNDS == 1:
-                found.append(node.id)
+            if open_ones:
+                looked.busy.add(node.id)
+            # Once more after the last one has ended: its reply says that it was done, not what is there now.
+            if open_ones or node.id in self._busy or self._round % IDLE_ROUNDS == 1:
+                looked.asked.append(node.id)
             for intent in open_ones:
                 if intent.state == "running" and self._is_unheard(intent, now):
                     again = Change(kind="wait", now=now, reason="stalled", message=UNHEARD_MESSAGE, due_at=now)
-                    resent.append(operations.apply(connection, intent, again))
-        return found, now, resent
+                    looked.resent.append(operations.apply(connection, intent, again))
+        return looked
 
     def _is_unheard(self, intent: Intent, now: float) -> bool:
         """Whether the command may have been lost. A worker that tells of its progress has it, however long it takes: it
