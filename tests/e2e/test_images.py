@@ -47,6 +47,7 @@ def residue(backends: Path) -> list[str]:
 
 
 async def test_a_worker_killed_in_the_middle_of_a_download_goes_on_where_it_was(tmp_path: Path) -> None:
+    """F-001."""
     async with published(tmp_path) as (proxy, image, environment):
         house = House(tmp_path)
         try:

@@ -96,6 +96,7 @@ NO_URL += ["http://example.com:0/", "//example.com/", "https://example.com/" + "
 
 @pytest.mark.parametrize("url", INSIDE + IN_DISGUISE + SMUGGLED)
 def test_whatever_leads_inside_is_refused(url: str) -> None:
+    """F-107."""
     with pytest.raises(Invalid) as caught:
         Border(Rules()).check_url(url)
     assert caught.value.code == "uri_not_allowed"

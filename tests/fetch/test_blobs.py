@@ -162,6 +162,7 @@ async def test_a_range_answered_with_the_whole_yields_nothing_of_it(pull: Pull) 
 
 
 async def test_silence_in_the_middle_is_a_stall(pull: Pull) -> None:
+    """F-005."""
     origin, layer, content = await opened(pull)
     pull.proxy.plan(Stall(10_000), path=layer.digest)
     began = time.monotonic()

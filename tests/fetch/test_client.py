@@ -208,6 +208,7 @@ async def test_a_name_that_nobody_knows_may_heal() -> None:
 
 @pytest.mark.parametrize("fault", [Stall(3), Hang()])
 async def test_silence_is_noticed_after_the_given_time_and_not_much_later(fault: Stall | Hang) -> None:
+    """F-005."""
     heard = 0.0
 
     async def listen(client: Client, url: str) -> None:

@@ -81,6 +81,7 @@ async def test_a_restart_takes_the_copy_without_asking_and_asks_when_it_is_due(w
 async def test_a_source_that_fails_leaves_the_last_good_copy_and_marks_it_stale(
     world: World, answer: bytes | int
 ) -> None:
+    """F-106."""
     sources = await world.loaded()
     world.server.documents = {"/index.yaml": answer, "/mirror.yaml": answer}
     world.now += HOUR
@@ -150,6 +151,7 @@ async def test_within_ten_minutes_only_the_mirror_is_asked(world: World, tmp_pat
 
 
 async def test_one_broken_gallery_leaves_the_others_alone(world: World) -> None:
+    """F-106."""
     world.server.documents["/good"] = ONE
     bad = GallerySource(name="bad", url=world.server.url("/bad"))
     sources = world.sources(bad, GallerySource(name="good", url=world.server.url("/good")))

@@ -57,7 +57,7 @@ HOSTILE = {
 
 
 def test_every_hostile_document_is_refused_in_two_seconds_and_without_a_hundred_megabytes() -> None:
-    """Of the processor's time: a machine that is busy with other things is not what is tested."""
+    """F-105. Of the processor's time: a machine that is busy with other things is not what is tested."""
     program = """
         import sys, time
         from enginehouse.core.errors import Invalid

@@ -73,6 +73,7 @@ HOSTILE: list[tuple[str, bytes | dict[str, Any], str, str]] = [
 async def test_a_hostile_document_is_refused_with_its_code(
     pull: Pull, document: bytes | dict[str, Any], sent_as: str, code: str
 ) -> None:
+    """F-101."""
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     pull.proxy.plan(Answer(200, body, {"Content-Type": sent_as}), path="manifests/")
     pull.proxy.plan(Answer(200, b"{}"), path="blobs/")
@@ -141,6 +142,7 @@ async def test_an_index_in_an_index_is_looked_into_and_no_deeper(pull: Pull) -> 
 
 
 async def test_an_index_that_is_its_own_child_is_refused(pull: Pull) -> None:
+    """F-101."""
     loop = index(SELF)
     body = json.dumps(loop).encode()
     pull.proxy.plan(Answer(200, body, {"Content-Type": OCI_INDEX}), path="manifests/", times=None)

@@ -135,6 +135,7 @@ def children() -> list[str]:
     ],
 )
 def test_nothing_can_be_smuggled_into_a_requirement(line: str) -> None:
+    """F-110."""
     with pytest.raises(Invalid):
         check_requirement(line)
 

@@ -114,6 +114,7 @@ async def test_a_token_that_is_none_is_not_used(pull: Pull, body: bytes) -> None
 
 
 async def test_a_foreign_token_server_sees_no_password(pull: Pull) -> None:
+    """F-102."""
     async with faulty() as canary:
         tokens = pull.proxy.ask_for_tokens(Tokens(realm=f"{canary.url}/token"))
         canary.tokens = tokens
@@ -147,6 +148,7 @@ async def test_a_secure_registry_does_not_send_us_to_a_plain_token_server() -> N
 
 
 async def test_another_host_that_blobs_are_sent_to_sees_neither_token_nor_password(pull: Pull) -> None:
+    """F-102."""
     async with faulty() as canary:
         pull.proxy.ask_for_tokens(Tokens(user=USER, password=PASSWORD))
         pull.know({pull.proxy.address: f"{USER}:{PASSWORD}", canary.address: "other:password"})

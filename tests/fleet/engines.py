@@ -123,6 +123,11 @@ class Serving:
     def token(self) -> str:
         return self._fleet.tokens["admin"]
 
+    def delete_model(self, model: str) -> dict[str, Any]:
+        self._models.remove(model)
+        made: dict[str, Any] = self._fleet.first.delete(f"/api/models/{model}")
+        return made
+
     def end(self) -> None:
         """Engines are few on one machine: the next test needs their places."""
         while self._models:

@@ -1,6 +1,7 @@
-"""What stands between the parts of a fleet: a way to the database that loses the answer to a commit, and a balancer.
+"""What stands between the parts of a fleet: a way to the database that loses the answer to a commit, a balancer, and a
+strait that may be closed.
 
-Both pass bytes on and run on the loop of the warehouse. The balancer asks /readyz as any balancer does, and sends a
+All pass bytes on and run on the loop of the warehouse. The balancer asks /readyz as any balancer does, and sends a
 connection to a frontend that said yes the last time; what is open stays where it is.
 """
 
@@ -161,4 +162,61 @@ def balanced(warehouse: Warehouse, ports: Sequence[int]) -> Iterator[Balancer]:
         yield balancer
     finally:
         probing.cancel()
+        warehouse.call(server.close)
+
+
+class Strait:
+    """A way to a port. While it is closed nothing passes and nothing is refused, as where packets are lost; what was
+    under way arrives afterwards.
+    """
+
+    def __init__(self, there: int) -> None:
+        self.port = 0
+        self._there = there
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+
+    def close(self) -> None:
+        self._is_open.clear()
+
+    def open(self) -> None:
+        self._is_open.set()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends = [writer]
+        try:
+            await self._is_open.wait()
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._there)
+            ends.append(there_writer)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pass_on(there_reader, writer))
+                group.create_task(self._pass_on(reader, there_writer))
+        except* OSError:
+            pass  # one of the two ends is gone, which the other one notices by itself
+        finally:
+            for end in ends:
+                end.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while received := await reader.read(_CHUNK):
+            await self._is_open.wait()
+            writer.write(received)
+            await writer.drain()
+        await self._is_open.wait()
+        writer.close()
+
+
+@contextmanager
+def strait(warehouse: Warehouse, there: int) -> Iterator[Strait]:
+    made = Strait(there)
+
+    async def opened() -> asyncio.Server:
+        return await asyncio.start_server(made.accept, "127.0.0.1", 0)
+
+    server = warehouse.run(opened())
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        warehouse.call(made.open)
         warehouse.call(server.close)

@@ -145,6 +145,7 @@ def whole(start: Start, assembled: Assembled) -> str:
 async def test_a_kill_at_any_call_of_an_upgrade_leaves_the_old_or_the_new_version(
     forked: Forks, start: Start, tmp_path: Path, can_exchange: bool
 ) -> None:
+    """F-018."""
     wanted = start.versions["v2"]
     job = Job(backends=str(start.backends), resolved=wanted, can_exchange=can_exchange)
     found = []

@@ -59,6 +59,7 @@ def fill(place: Path) -> Path:
 
 
 async def test_a_disk_that_fills_up_during_an_install_harms_nothing(small: Shelf, small_disk: Path) -> None:
+    """F-108."""
     before, free = tree_of(small.tree), disk.free_bytes(small_disk)
     small.proxy.bytes_per_second = 4 * MEGABYTE
 

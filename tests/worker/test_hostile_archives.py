@@ -168,6 +168,7 @@ def outside(canary: Path) -> tuple[dict[bytes, Node], list[tuple[str, int, int]]
 
 @pytest.mark.parametrize("case", UNSAFE)
 def test_what_is_unsafe_is_refused(case: str, canary: Path) -> None:
+    """F-097."""
     assert refused(UNSAFE[case], canary) == "unsafe_archive"
 
 
@@ -178,6 +179,7 @@ def test_an_absolute_link_that_is_allowed_is_not_followed(case: str, canary: Pat
 
 @pytest.mark.parametrize("case", TOO_LARGE)
 def test_what_is_too_large_is_refused(case: str, canary: Path) -> None:
+    """F-098."""
     assert refused(TOO_LARGE[case], canary, SMALL) == "archive_too_large"
     written = sum(path.stat().st_size for path in (canary.parent / "root").rglob("*") if path.is_file())
     assert written <= SMALL.total_bytes

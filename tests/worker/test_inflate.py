@@ -98,6 +98,7 @@ def test_the_end_of_a_frame_is_found_however_the_bytes_arrive(seed: int) -> None
 
 
 def test_a_window_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    """F-098."""
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=28, write_content_size=False)
     packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     packed = packer.compress(CONTENT) + packer.flush()
@@ -181,6 +182,7 @@ class Endless:
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])
 @pytest.mark.parametrize("limits", [ArchiveLimits(), ArchiveLimits(total_bytes=30 * MIB, ratio=10**9)])
 def test_a_bomb_is_stopped_at_the_limit(compression: Compression, limits: ArchiveLimits, tmp_path: Path) -> None:
+    """F-098."""
     bomb = Endless(compress(header("a", size=10 * 2**30), compression), compress(bytes(4 * MIB), compression))
     (tmp_path / "root").mkdir()
     layer = Layer(digest="sha256:" + "0" * 64, size_bytes=10 * MIB, compression=compression)

@@ -79,6 +79,7 @@ async def test_what_is_installed_already_is_not_built_again_but_its_generation_i
 
 
 async def test_a_backend_without_its_run_file_is_broken_and_repaired(world: World) -> None:
+    """F-010."""
     (world.place.backends / "xllamacpp" / "run.sh").unlink()
     (broken,) = world.trees.list_installed()
     assert broken.is_broken
@@ -214,6 +215,7 @@ def working_in(place: Path) -> dict[int, str]:
 
 
 async def test_a_process_that_will_not_end_does_not_outlive_the_swap(world: World) -> None:
+    """F-019."""
     start = StartReplica(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
     first = await world.actions.perform(Work(action=start), silent)
     backends = world.place.backends.resolve()

@@ -127,6 +127,7 @@ PLACES = ("uri", "requirements", "launcher", "sha256")
 async def test_whatever_is_smuggled_into_a_description_is_refused_before_anything_runs(
     assembled: Assembled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, text: str
 ) -> None:
+    """F-110."""
     started: list[object] = []
 
     async def start(*arguments: object, **options: object) -> asyncio.subprocess.Process:

@@ -68,6 +68,7 @@ async def test_an_image_becomes_a_tree_and_its_blobs_are_kept(one: Shelf, image:
 async def test_a_passing_misfortune_costs_time_and_nothing_else(
     one: Shelf, image: Image, fault: Fault, times: int
 ) -> None:
+    """F-100."""
     one.proxy.plan(fault, path=image.layers[0].digest, times=times)
     await one.install(one.wish("engine:1"))
     assert is_right(one)
@@ -84,12 +85,14 @@ async def test_a_line_that_breaks_all_the_time_is_not_given_up_while_it_moves(on
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 async def test_a_server_that_ignores_ranges_gives_the_same_tree(one: Shelf, image: Image, after: int) -> None:
+    """F-100."""
     one.proxy.plan(IgnoreRange(), path="blobs", times=None, after=after)
     await one.install(one.wish("engine:1"))
     assert is_right(one)
 
 
 async def test_a_busy_server_is_asked_again_when_it_said(one: Shelf, image: Image) -> None:
+    """F-100."""
     times: list[float] = []
     one.proxy.on_request = lambda request: times.append(time.monotonic()) if "/manifests/1" in request.path else None
     one.proxy.plan(Answer(status=429, headers={"retry-after": "30"}), path="manifests", times=1)
@@ -101,6 +104,7 @@ async def test_a_busy_server_is_asked_again_when_it_said(one: Shelf, image: Imag
 
 
 async def test_a_token_that_expires_on_the_way_is_replaced(one: Shelf, image: Image) -> None:
+    """F-100."""
     tokens = one.proxy.ask_for_tokens()
 
     def expire(request: object) -> None:
@@ -115,6 +119,7 @@ async def test_a_token_that_expires_on_the_way_is_replaced(one: Shelf, image: Im
 
 @pytest.mark.parametrize("position", [0, 300_000])
 async def test_a_changed_byte_is_found_and_nothing_of_it_stays(one: Shelf, image: Image, position: int) -> None:
+    """F-099."""
     one.proxy.plan(Flip(at_byte=position), path=image.layers[0].digest, times=None)
     error = await refused(one, Hopeless)
     assert error.code == "digest_mismatch"
@@ -125,6 +130,7 @@ async def test_a_changed_byte_is_found_and_nothing_of_it_stays(one: Shelf, image
 
 
 async def test_a_changed_byte_in_a_manifest_or_configuration_is_found(one: Shelf, image: Image) -> None:
+    """F-099."""
     for path in ("manifests", image.config.digest):
         one.proxy.plan(Flip(at_byte=20), path=path, times=None)
         assert (await refused(one, Hopeless)).code == "digest_mismatch"
@@ -135,6 +141,7 @@ async def test_a_changed_byte_in_a_manifest_or_configuration_is_found(one: Shelf
 async def test_a_mirror_with_the_right_bytes_is_used_where_the_first_has_wrong_ones(
     one: Shelf, image: Image, path: str
 ) -> None:
+    """F-099."""
     one.proxy.plan(Flip(at_byte=30), path=path, times=None)
     mirror = one.registry.reference(one.named("engine:1"))
     await one.install(one.wish("engine:1", mirrors=(mirror,), digest=image.digest))
@@ -165,6 +172,7 @@ async def test_blobs_come_from_a_mirror_where_the_first_place_has_only_the_manif
 
 
 async def test_a_tag_that_moves_meanwhile_changes_nothing(one: Shelf, image: Image) -> None:
+    """F-103."""
     other = write_image(one.directory / "other", [{"run.sh": launcher("two")}], platform=hardware.platform())
     moved = asyncio.Event()
 
@@ -185,6 +193,7 @@ async def test_a_tag_that_moves_meanwhile_changes_nothing(one: Shelf, image: Ima
 
 
 async def test_another_platform_is_refused_after_one_question(one: Shelf) -> None:
+    """F-014."""
     image = await one.publish("engine:1", LAYERS, platform="linux/s390x")
     write_index(image.directory, [image])
     await one.registry.push(image.directory, one.named("engine:1"))
@@ -197,6 +206,7 @@ async def test_another_platform_is_refused_after_one_question(one: Shelf) -> Non
 
 
 async def test_a_missing_tag_is_never_replaced_by_a_neighbour(one: Shelf, image: Image) -> None:
+    """F-104."""
     await one.registry.push(image.directory, one.named("engine:latest"))
     with pytest.raises(NotFound) as caught:
         await one.install(one.wish("engine:2"))

@@ -91,6 +91,7 @@ async def test_the_files_of_a_model_stay_where_its_process_does(world: World, ma
 async def test_an_upgrade_succeeds_and_names_what_still_runs_from_the_old_version(
     world: World, make_immortal: Immortal
 ) -> None:
+    """F-019."""
     await start_both(world)
     make_immortal("second#0")
     outcome = await perform(world, InstallBackend(backend="x", resolved=xllamacpp("2"), upgrade=True))

@@ -115,6 +115,7 @@ UNSAFE: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("case", UNSAFE)
 def test_what_is_unsafe_is_refused(case: str, tmp_path: Path) -> None:
+    """F-097."""
     with pytest.raises(EnginehouseError) as raised:
         unpacked(tmp_path / "root", UNSAFE[case]())
     assert raised.value.code == "unsafe_archive"
@@ -122,6 +123,7 @@ def test_what_is_unsafe_is_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_a_bomb_is_stopped_at_the_limit(tmp_path: Path) -> None:
+    """F-098."""
     bomb = zipped(a_file("a", bytes(40 * MIB)))
     for name, limits in (("ratio", ArchiveLimits()), ("total", ArchiveLimits(total_bytes=15 * MIB, ratio=10**9))):
         with pytest.raises(EnginehouseError) as raised:
