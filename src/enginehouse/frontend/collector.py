@@ -39,6 +39,7 @@ BATCH = 200
 MAX_RUNNING = 1000  # commands that one worker may say it works on
 PROGRESS_WRITE_SECONDS = 2.0  # the row is for those who look later; watchers are told from memory
 RESTARTED_MESSAGE = "the worker was restarted before it was done; it is sent again"
+LOST_MESSAGE = "the worker knows nothing of it: it was restarted, or the message was lost; it is sent again"
 
 
 class Reply(Struct, frozen=True):
@@ -238,7 +239,7 @@ class Collector:
         if shown is not None and (not is_shadowed or reports.has_applied(report, intent)):
             return Change(kind="succeed", now=now, outcome=shown)
         if intent.state == "running" and reports.lost(report, intent):
-            outcome = Outcome(code="worker_restarted", message=RESTARTED_MESSAGE, can_heal=True)
+            outcome = Outcome(code="worker_restarted", message=LOST_MESSAGE, can_heal=True)
             return intents_core.after_outcome(intent, outcome, now, self._clock.random())
         return None
 
