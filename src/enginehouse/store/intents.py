@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgspec
-from sqlalchemy import and_, bindparam, func, or_, select, true, update
+from sqlalchemy import and_, bindparam, func, or_, select, update
 
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.progress import Progress, is_newer
@@ -62,15 +62,28 @@ _SHADOWED = (
 )
 
 
+_ENDED_AMONG = select(intents.c.id).where(
+    intents.c.node_id == bindparam("at_node"),
+    intents.c.id.in_(bindparam("ids", expanding=True)),
+    intents.c.state.in_(("cancelled", "superseded")),
+)
+
+
 def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:
     """Which of these intents of the node nobody wants any more."""
     found: list[str] = []
     for some in slices(intent_ids):
-        query = select(intents.c.id).where(
-            intents.c.node_id == node_id, intents.c.id.in_(some), intents.c.state.in_(("cancelled", "superseded"))
-        )
-        found += connection.execute(query).scalars()
+        found += connection.execute(_ENDED_AMONG, {"at_node": node_id, "ids": some}).scalars()
     return tuple(found)
+
+
+_AT_WORK = (
+    select(intents.c.id, intents.c.attempt, intents.c.progress)
+    .where(intents.c.id.in_(bindparam("ids", expanding=True)), intents.c.state == "running")
+    .with_for_update(skip_locked=True)
+)
+_AT_WORK_FOR = _AT_WORK.where(or_(intents.c.owner == bindparam("by"), intents.c.lease_until < bindparam("at")))
+_SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("told"))
 
 
 def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str = "", now: float = 0.0) -> None:
@@ -79,13 +92,11 @@ def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: s
 
     Every frontend hears everything: for an `owner` only what it holds is written, and what nobody holds any more.
     """
-    theirs = or_(intents.c.owner == owner, intents.c.lease_until < now) if owner else true()
     for some in slices(heard):
-        query = select(intents.c.id, intents.c.attempt, intents.c.progress).where(
-            intents.c.id.in_(some), intents.c.state == "running", theirs
-        )
-        for row in connection.execute(query.with_for_update(skip_locked=True)).all():
+        query = _AT_WORK_FOR if owner else _AT_WORK
+        values = {"ids": some, "by": owner, "at": now} if owner else {"ids": some}
+        for row in connection.execute(query, values).all():
             known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
             progress = heard[row.id]
             if progress.attempt == row.attempt and is_newer(progress, known):
-                connection.execute(update(intents).where(intents.c.id == row.id).values(progress=text_of(progress)))
+                connection.execute(_SET_PROGRESS, {"row_id": row.id, "told": text_of(progress)})

@@ -97,8 +97,11 @@ def set_heartbeat(connection: Connection, node_id: str, capacity: Capacity, now:
 
 def set_report(connection: Connection, node_id: str, report: Report, changed_at: float | None) -> None:
     """`changed_at` where the report says something new: other frontends look for nodes that changed."""
-    changed = {} if changed_at is None else {"updated_at": changed_at}
-    connection.execute(update(nodes).where(nodes.c.id == node_id).values(report=_text(report), **changed))
+    values: dict[str, object] = {"node_id": node_id, "now_is": _text(report)}
+    if changed_at is None:
+        connection.execute(_SET_REPORT, values)
+    else:
+        connection.execute(_SET_NEWS, {**values, "at": changed_at})
 
 
 _UPDATES = select(nodes.c.id, nodes.c.updated_at)
@@ -108,6 +111,10 @@ _OF_ONE = update(nodes).where(nodes.c.id == bindparam("node_id"))
 _SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
     health=bindparam("now_is"), updated_at=bindparam("at")
 )
+_SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
+_SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"))
+_HEALTH = select(nodes.c.id, nodes.c.name, nodes.c.health)
+_SERVING = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.drained.is_(False))
 _SET_HEARTBEAT = _OF_ONE.values(capacity=bindparam("now_is"), last_heartbeat=bindparam("at"))
 _NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained).where(
     nodes.c.id.in_(bindparam("ids", expanding=True))
@@ -141,15 +148,12 @@ def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, st
 
 def health_of_every(connection: Connection) -> dict[str, tuple[str, Health]]:
     """(name, health) by id: for those who ask often and need no reports."""
-    return {
-        row.id: (row.name, row.health) for row in connection.execute(select(nodes.c.id, nodes.c.name, nodes.c.health))
-    }
+    return {row.id: (row.name, row.health) for row in connection.execute(_HEALTH)}
 
 
 def serving(connection: Connection) -> dict[str, str]:
     """The names, by id, of nodes whose replicas may be used."""
-    query = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.drained.is_(False))
-    return {row.id: row.name for row in connection.execute(query)}
+    return {row.id: row.name for row in connection.execute(_SERVING)}
 
 
 def updates(connection: Connection) -> dict[str, float]:

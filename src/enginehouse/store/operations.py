@@ -37,6 +37,16 @@ _INTENTS_OF = (
     .where(operation_intents.c.operation_id.in_(_IDS))
     .order_by(operation_intents.c.position)
 )
+_INTENT = select(intents).where(intents.c.id == bindparam("id"))
+_FIRST_OF_INTENTS = (
+    select(operation_intents.c.intent_id, operations.c.id)
+    .join(operations, operations.c.id == operation_intents.c.operation_id)
+    .where(operation_intents.c.intent_id.in_(_IDS))
+    .order_by(operations.c.created_at)
+)
+_LOCKED_INTENTS = select(intents).where(intents.c.id.in_(_IDS)).order_by(intents.c.id).with_for_update()
+_LOCKED_ROWS = select(operations.c.id).where(operations.c.id.in_(_IDS)).order_by(operations.c.id).with_for_update()
+_SET_END = update(operations).where(operations.c.id == bindparam("row_id")).values(ended_as=bindparam("status"))
 _OPEN_ON = (
     select(intents)
     .where(intents.c.node_id == bindparam("node_id"), intents.c.state.in_(sorted(OPEN)))
@@ -51,8 +61,7 @@ def insert(connection: Connection, operation: Operation) -> None:
 
 
 def get(connection: Connection, operation_id: str) -> Operation | None:
-    row = connection.execute(select(operations).where(operations.c.id == operation_id)).one_or_none()
-    return None if row is None else operation_of(row)
+    return many(connection, [operation_id]).get(operation_id)
 
 
 def select_operations(connection: Connection, query: Select[Any]) -> list[Operation]:
@@ -121,13 +130,7 @@ def first_of_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[
     """For each intent the id of the operation that asked for it first."""
     first: dict[str, str] = {}
     for some in slices(intent_ids):
-        query = (
-            select(operation_intents.c.intent_id, operations.c.id)
-            .join(operations, operations.c.id == operation_intents.c.operation_id)
-            .where(operation_intents.c.intent_id.in_(some))
-            .order_by(operations.c.created_at)
-        )
-        for row in connection.execute(query):
+        for row in connection.execute(_FIRST_OF_INTENTS, {"ids": some}):
             first.setdefault(row.intent_id, row.id)
     return first
 
@@ -159,7 +162,7 @@ def _as_cancelled(intent: Intent) -> Intent:
 
 
 def intent(connection: Connection, intent_id: str) -> Intent | None:
-    row = connection.execute(select(intents).where(intents.c.id == intent_id)).one_or_none()
+    row = connection.execute(_INTENT, {"id": intent_id}).one_or_none()
     return None if row is None else intent_of(row)
 
 
@@ -167,8 +170,7 @@ def lock_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str,
     """These intents, which nobody else changes until the transaction ends."""
     found: dict[str, Intent] = {}
     for some in slices(sorted(intent_ids)):
-        query = select(intents).where(intents.c.id.in_(some)).order_by(intents.c.id).with_for_update()
-        found |= {row.id: intent_of(row) for row in connection.execute(query)}
+        found |= {row.id: intent_of(row) for row in connection.execute(_LOCKED_INTENTS, {"ids": some})}
     return found
 
 
@@ -179,12 +181,8 @@ def open_on(connection: Connection, node_id: str) -> list[Intent]:
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     """Apply a change by the table and write it; `Conflict` when the row has moved on since `before` was read."""
     after = intents_core.apply(before, change)
-    written = connection.execute(
-        update(intents)
-        .where(intents.c.id == before.id, intents.c.version == before.version)
-        .values(intent_columns(after))
-    )
-    if written.rowcount != 1:
+    row = {**intent_columns(after), "row_id": before.id, "row_version": before.version}
+    if connection.execute(_WRITE, row).rowcount != 1:
         raise Conflict(f"cannot change intent {before.id}: it changed at the same time", code="conflict")
     return after
 
@@ -221,9 +219,7 @@ def note_ended(connection: Connection, intent_ids: Iterable[str]) -> None:
     ids = sorted(one.id for one in of_intents(connection, intent_ids))
     if ids:
         # Locked, always in the same order: of two that end the last two intents the second sees the first.
-        connection.execute(
-            select(operations.c.id).where(operations.c.id.in_(ids)).order_by(operations.c.id).with_for_update()
-        )
+        connection.execute(_LOCKED_ROWS, {"ids": ids})
         found = many(connection, ids)
         for operation_id, ended in intents_of(connection, ids).items():
             _note_end(connection, found[operation_id], ended)
@@ -238,7 +234,7 @@ def end_of(connection: Connection, operation_id: str) -> None:
 def _note_end(connection: Connection, operation: Operation, ended: Sequence[Intent]) -> None:
     status = status_of(operation, ended)
     if status in ENDED:
-        connection.execute(update(operations).where(operations.c.id == operation.id).values(ended_as=status))
+        connection.execute(_SET_END, {"row_id": operation.id, "status": status})
 
 
 def dismiss(connection: Connection, operation_id: str, now: float) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row, delete, select
+from sqlalchemy import Row, bindparam, delete, select
 
 from enginehouse.core.replica import Replica
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import replicas
+
+_EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
+_OF_MODEL = _EVERY.where(replicas.c.model == bindparam("of"))
+_ON_NODE = select(replicas).where(replicas.c.node_id == bindparam("at_node"))
 
 
 def _replica(row: Row[Any]) -> Replica:
@@ -37,13 +41,12 @@ def remove_all_on(connection: Connection, node_id: str) -> int:
 
 
 def on_node(connection: Connection, node_id: str) -> list[tuple[Replica, float]]:
-    rows = connection.execute(select(replicas).where(replicas.c.node_id == node_id))
+    rows = connection.execute(_ON_NODE, {"at_node": node_id})
     return [(_replica(row), row.created_at) for row in rows]
 
 
 def of_model(connection: Connection, model: str) -> list[Replica]:
-    query = select(replicas).where(replicas.c.model == model).order_by(replicas.c.node_id, replicas.c.slot)
-    return [_replica(row) for row in connection.execute(query)]
+    return [_replica(row) for row in connection.execute(_OF_MODEL, {"of": model})]
 
 
 def ready_since(connection: Connection, model: str, since: float) -> set[str]:
@@ -53,5 +56,4 @@ def ready_since(connection: Connection, model: str, since: float) -> set[str]:
 
 
 def every(connection: Connection) -> list[Replica]:
-    query = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
-    return [_replica(row) for row in connection.execute(query)]
+    return [_replica(row) for row in connection.execute(_EVERY)]

@@ -22,6 +22,21 @@ from enginehouse.store.schema import intents, operation_intents, subjects
 _AT_ONCE = 250  # wishes in one statement; both databases have an upper limit on values
 _SUPERSEDED = "a newer request for the same thing on this node replaced it"
 _Place = tuple[str, str]  # a node and a subject
+_AT = (subjects.c.node_id == bindparam("at_node"), subjects.c.subject == bindparam("about"))
+_GENERATION = select(subjects.c.generation).where(*_AT)
+_SET_GENERATION = update(subjects).where(*_AT).values(generation=bindparam("newest"))
+_OPEN_AT = (
+    select(intents)
+    .where(
+        intents.c.node_id.in_(bindparam("node_ids", expanding=True)),
+        intents.c.subject.in_(bindparam("subjects", expanding=True)),
+        intents.c.state.in_(sorted(OPEN)),
+    )
+    # By id, as everybody locks them.
+    .order_by(intents.c.id)
+    # Another frontend may be claiming or settling one of them: whoever comes second waits and sees the result.
+    .with_for_update()
+)
 
 
 class Wanted(Struct, frozen=True):
@@ -97,9 +112,7 @@ def _add_some(
     if made:
         connection.execute(intents.insert(), [intent_columns(intent) for intent in made])
         connection.execute(
-            update(subjects)
-            .where(subjects.c.node_id == bindparam("at_node"), subjects.c.subject == bindparam("about"))
-            .values(generation=bindparam("newest")),
+            _SET_GENERATION,
             [{"at_node": one.node_id, "about": one.subject, "newest": one.generation} for one in made],
         )
     note_ended(connection, superseded)
@@ -108,8 +121,7 @@ def _add_some(
 
 def generation_at(connection: Connection, node_id: str, subject: str) -> int:
     """The newest that was given out there; 0 where none was."""
-    query = select(subjects.c.generation).where(subjects.c.node_id == node_id, subjects.c.subject == subject)
-    return int(connection.execute(query).scalar_one_or_none() or 0)
+    return int(connection.execute(_GENERATION, {"at_node": node_id, "about": subject}).scalar_one_or_none() or 0)
 
 
 def _lock_subjects(connection: Connection, places: list[_Place]) -> dict[_Place, int]:
@@ -130,20 +142,9 @@ def _lock_subjects(connection: Connection, places: list[_Place]) -> dict[_Place,
 
 def _open_at(connection: Connection, places: list[_Place]) -> dict[_Place, list[Intent]]:
     """What is open there, the newest first."""
-    query = (
-        select(intents)
-        .where(
-            intents.c.node_id.in_({node_id for node_id, _ in places}),
-            intents.c.subject.in_({subject for _, subject in places}),
-            intents.c.state.in_(OPEN),
-        )
-        # By id, as everybody locks them.
-        .order_by(intents.c.id)
-        # Another frontend may be claiming or settling one of them: whoever comes second waits and sees the result.
-        .with_for_update()
-    )
+    node_ids, subject_names = (sorted(set(some)) for some in zip(*places, strict=True))
     found: dict[_Place, list[Intent]] = {}
-    for row in connection.execute(query):
+    for row in connection.execute(_OPEN_AT, {"node_ids": node_ids, "subjects": subject_names}):
         found.setdefault((row.node_id, row.subject), []).append(intent_of(row))
     for there in found.values():
         there.sort(key=lambda intent: intent.generation, reverse=True)
