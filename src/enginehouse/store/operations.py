@@ -181,8 +181,13 @@ def open_on(connection: Connection, node_id: str) -> list[Intent]:
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     """Apply a change by the table and write it; `Conflict` when the row has moved on since `before` was read."""
     after = intents_core.apply(before, change)
-    row = {**intent_columns(after), "row_id": before.id, "row_version": before.version}
-    if connection.execute(_WRITE, row).rowcount != 1:
+    # Of a row that a newer version wrote not every column is known, so this one is put together anew.
+    written = connection.execute(
+        update(intents)
+        .where(intents.c.id == before.id, intents.c.version == before.version)
+        .values(intent_columns(after))
+    )
+    if written.rowcount != 1:
         raise Conflict(f"cannot change intent {before.id}: it changed at the same time", code="conflict")
     return after
 
