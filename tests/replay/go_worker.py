@@ -126,15 +126,15 @@ class GoWorker(Struct, kw_only=True):
         return self.requests(verb)
 
     def _receive(self, verb: str, message: Message) -> None:
-        task = self.group.create_task(self.kept(self._answer(verb, message)))
+        task = self.group.create_task(self.kept(partial(self._answer, verb, message)))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def kept(self, work: Awaitable[None]) -> None:
+    async def kept(self, work: Callable[[], Awaitable[None]]) -> None:
         """A fault ends the test that it belongs to, and not the loop that all tests share."""
         try:
             with contextlib.suppress(Unavailable):  # its bus was closed under it
-                await work
+                await work()
         except Exception as error:
             self.faults.append(error)
 
@@ -196,7 +196,7 @@ async def go_worker(
             verbs=verbs,
         )
         await made.listen()
-        beating = group.create_task(made.kept(_beat(frontend, made, join)))
+        beating = group.create_task(made.kept(partial(_beat, frontend, made, join)))
         try:
             await frontend.sees(name, "healthy")
             yield made
