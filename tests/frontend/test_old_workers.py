@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.frontend.world import PATIENCE, World
 
 from enginehouse.core import wire
@@ -231,3 +232,31 @@ async def test_what_was_just_installed_can_be_upgraded_at_once(world: World) -> 
     assert await answer_polls(world, listed(("image", "sha256:old")))
     world.registry.digests[IMAGE] = "sha256:new"
     assert (await world.wish("upgrade", name="image")).status == "queued"
+
+
+async def test_its_first_word_counts_although_it_comes_before_the_row_was_looked_at_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await joined(world)
+    view = await world.install(name="other")
+    publish = world.bus.publish
+
+    async def publish_and_hear(subject: str, payload: bytes, reply: str = "") -> None:
+        await publish(subject, payload, reply)
+        event = wire.ProgressEvent(
+            op_id=view.jobID,
+            node_id=node.id,
+            backend="other",
+            file_name="Downloading 1/1 x",
+            current="1.0 MiB",
+            total="4.0 MiB",
+            percentage=25.0,
+            phase="downloading",
+        )
+        world.bus.deliver(Message(wire.progress_subject(node.id, view.jobID), wire.encode(event)))
+
+    monkeypatch.setattr(world.bus, "publish", publish_and_hear)
+    await world.dispatcher.step()
+    shown = await world.board.view(view.jobID)
+    assert isinstance(shown.nodes, list)
+    assert (shown.nodes[0].phase, shown.nodes[0].current_bytes) == ("downloading", 1024 * 1024)

@@ -218,6 +218,12 @@ class Board:
         self._dirty.update(tracked.operations)
         return True
 
+    def expect(self, intent: Intent, operation_id: str) -> None:
+        """Just before it is sent: the worker's first word may come before anybody has looked at the row again."""
+        tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
+        tracked.operations.add(operation_id)
+        tracked.attempt = intent.attempt
+
     def silence_of(self, intent: Intent) -> float | None:
         """For how long nothing was heard of this attempt; None where nothing ever was, here."""
         sign = self._signs.get(intent.id)

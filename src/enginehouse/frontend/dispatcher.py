@@ -58,6 +58,7 @@ class Dispatcher:
             self._wake_again()
 
     async def _send(self, intent: Intent, operation_id: str) -> EnginehouseError | None:
+        self._board.expect(intent, operation_id)
         try:
             sent = encode_command(intent, operation_id)
             await self._bus.publish(sent.subject, sent.payload, wire.reply_subject(intent.id, intent.attempt))
