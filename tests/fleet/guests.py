@@ -56,11 +56,21 @@ def guest_stubs(fleet: Fleet, count: int) -> Iterator[dict[str, Process]]:
                 fleet.second.delete(f"/api/nodes/{name}")
 
 
+def until_stocked(frontend: Frontend) -> None:
+    """Ready, and its gallery is read: a frontend that was never there before answers before it has been."""
+    wait_for(f"{frontend.name} to be ready", frontend.is_ready)
+    wait_for(f"{frontend.name} to have read its gallery", lambda: _has_engines(frontend))
+
+
+def _has_engines(frontend: Frontend) -> bool:
+    return any(one["gallery"] == "lab" for one in frontend.get("/backends/available"))
+
+
 @contextmanager
 def guest_frontend(fleet: Fleet, name: str, *more: str) -> Iterator[Frontend]:
     made = fleet.add_frontend(name, *more)
     try:
-        wait_for(f"{name} to be ready", made.is_ready)
+        until_stocked(made)
         yield made
     finally:
         made.stop()
@@ -74,7 +84,7 @@ def guest_frontends(fleet: Fleet, names: Iterable[str], *more: str) -> Iterator[
     made = [fleet.add_frontend(name, *more) for name in names]
     try:
         for one in made:
-            wait_for(f"{one.name} to be ready", one.is_ready)
+            until_stocked(one)
         yield made
     finally:
         end_all(made)

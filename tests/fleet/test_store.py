@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from tests.e2e.conftest import wait_for
 from tests.fleet.databases import Server, running_server, socket_directory
-from tests.fleet.guests import Clock
+from tests.fleet.guests import Clock, until_stocked
 from tests.fleet.house import Fleet, Frontend
 from tests.fleet.proxies import cutting_commits
 from tests.fleet.warehouse import Warehouse
@@ -136,7 +136,7 @@ def test_a_commit_whose_answer_was_lost_is_found_again_under_its_key(
         environment = {"ENGINEHOUSE_DATABASE_URL": url}
         cut_off = fleet.add_frontend("cut-off", environment=environment)
         try:
-            wait_for("it to be ready", cut_off.is_ready)
+            until_stocked(cut_off)
             for number, name in enumerate(names(4)):
                 warehouse.publish(name, "one")
                 key = str(uuid.uuid4())
