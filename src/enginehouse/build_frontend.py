@@ -42,7 +42,7 @@ from enginehouse.fetch.patience import Patience as RegistryPatience
 from enginehouse.fetch.registry import Registries
 from enginehouse.frontend.accepting import Acceptance
 from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
-from enginehouse.frontend.collector import PROGRESS_WRITE_SECONDS, Collector
+from enginehouse.frontend.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.dispatcher import Dispatcher
 from enginehouse.frontend.ending import PRUNE_SECONDS, Endings
 from enginehouse.frontend.events import Events
@@ -241,6 +241,7 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("dispatch", house.dispatcher.step, min(1.0, every)),
         Loop("renew", house.dispatcher.renew_step, settings.lease_seconds / 6),
         Loop("collect", house.collector.replies_step, 0.0),
+        Loop("late-replies", house.collector.late_step, LATE_SECONDS),
         Loop("write-progress", house.collector.write_progress_step, PROGRESS_WRITE_SECONDS),
         Loop("health", house.nodes.step, max(0.2, settings.stale_seconds / 10)),
         Loop("load", house.loader.step, every),

@@ -11,7 +11,7 @@ import pytest
 from tests.core.localai import INDEX, needs_index
 from tests.fetch.gallery_server import ONE, GalleryServer, World, names, serving
 
-from enginehouse.core.errors import Hopeless, NotFound
+from enginehouse.core.errors import Hopeless, NotFound, Unavailable
 from enginehouse.core.gallery import resolve
 from enginehouse.core.gallery_source import GallerySource, decode_sources, encode_sources
 from enginehouse.fetch.client import Client, Rules
@@ -38,9 +38,21 @@ async def test_nothing_is_known_before_the_first_fetch_and_a_lookup_says_so(worl
     sources = world.sources()
     await sources.restore()
     assert [state.status for state in sources.states] == ["never loaded"]
-    with pytest.raises(NotFound, match="the gallery ours is not loaded: it has not been fetched yet"):
+    with pytest.raises(Unavailable, match="the gallery ours is being fetched for the first time"):
         resolve(sources.galleries, "one", "default", "linux/amd64")
     assert world.server.asked == []
+
+
+async def test_after_the_first_answer_of_its_source_a_name_is_there_or_not_found_whatever_the_answer_was(
+    world: World,
+) -> None:
+    known = await world.loaded()
+    with pytest.raises(NotFound):
+        resolve(known.galleries, "nothing", "default", "linux/amd64")
+    again = world.sources()
+    await again.restore()
+    with pytest.raises(NotFound):
+        resolve(again.galleries, "nothing", "default", "linux/amd64")
 
 
 async def test_a_gallery_is_fetched_kept_and_asked_for_conditionally_after_an_hour(world: World) -> None:
@@ -158,6 +170,8 @@ async def test_one_broken_gallery_leaves_the_others_alone(world: World) -> None:
     await sources.refresh()
     assert [state.status for state in sources.states] == ["never loaded", "fresh"]
     assert resolve(sources.galleries, "one", "default", "linux/amd64").source == "good"
+    with pytest.raises(NotFound, match="the gallery bad is not loaded: cannot find"):
+        resolve(sources.galleries, "two", "default", "linux/amd64")
 
 
 async def test_a_host_that_is_not_listed_is_never_asked(world: World) -> None:

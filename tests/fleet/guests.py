@@ -63,7 +63,7 @@ def until_stocked(frontend: Frontend) -> None:
 
 
 def _has_engines(frontend: Frontend) -> bool:
-    return any(one["gallery"] == "lab" for one in frontend.get("/backends/available"))
+    return any(one["name"].startswith("engine-") for one in frontend.get("/backends/available"))
 
 
 @contextmanager

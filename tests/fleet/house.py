@@ -74,6 +74,12 @@ class Process:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
+    def again(self, **environment: str) -> None:
+        """Killed, and started with these variables changed."""
+        self.kill()
+        self._environment |= environment
+        self.start()
+
     def stop(self, limit_seconds: float = 40.0) -> int:
         """In order; the exit code."""
         assert self._process is not None

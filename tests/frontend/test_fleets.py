@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.frontend.world import World, installed, registration
+from tests.frontend.world import GALLERY, UNREAD, Time, World, installed, registration
 
 from enginehouse.core import wire
 from enginehouse.core.action import InstallBackend
-from enginehouse.core.errors import Conflict, Invalid, NotFound
+from enginehouse.core.errors import Conflict, Invalid, NotFound, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node import Node
 from enginehouse.frontend.accepting import Request
@@ -160,6 +160,22 @@ async def test_an_upgrade_goes_only_where_the_backend_is(world: World) -> None:
         with pytest.raises(NotFound):
             await world.wish("upgrade", name=unknown)
     assert len(await world.board.page(9)) == 1
+
+
+@pytest.mark.parametrize("kind", ["install", "upgrade", "delete"])
+async def test_a_frontend_that_has_not_read_a_gallery_yet_asks_for_patience_instead_of_denying(
+    world: World, time: Time, kind: str
+) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    await world.join("has-it-not")
+    await having(world, "has-it")
+    new = World(world.store, time, owner="new", galleries=(GALLERY, UNREAD))
+    with pytest.raises(Unavailable) as caught:
+        await new.wish(kind, name="image")
+    assert (caught.value.code, caught.value.retry_after_seconds) == ("gallery_loading", 2.0)
+    with pytest.raises(NotFound):
+        await new.wish(kind, name="builtin@nothing")
+    assert await world.board.page(9) == []
 
 
 async def test_a_wish_for_an_address_keeps_all_of_it(world: World) -> None:

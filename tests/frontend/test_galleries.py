@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.core.localai import INDEX, needs_index
 from tests.frontend.world import GALLERY
 
-from enginehouse.core.errors import NotFound
+from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.gallery_source import GallerySource
 from enginehouse.core.node import Capacity, Node
 from enginehouse.core.report import Report
@@ -76,8 +76,10 @@ async def test_the_catalogue_works_before_anything_was_fetched_and_grows_when_it
     await world.galleries.restore()
     assert world.states() == ["builtin built-in", "far never loaded"]
     assert world.galleries.resolve("llama-cpp", NODE).directory == "engine"
-    with pytest.raises(NotFound, match="far is not loaded"):
+    with pytest.raises(Unavailable, match="far is being fetched"):
         world.galleries.resolve_each("new", [NODE])
+    with pytest.raises(NotFound):
+        world.galleries.resolve_each("builtin@new", [NODE])
     await world.write("- {name: new, uri: h/new:1}")
     assert world.states() == ["builtin built-in", "far fresh"]
     assert world.galleries.resolve("new", NODE).source == "far"

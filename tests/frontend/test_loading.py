@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.frontend.world import MODEL, Time, World, running
+from tests.frontend.world import MODEL, UNREAD, Time, World, running
 
 from enginehouse.core import wire
 from enginehouse.core.action import RemoveModel, StartReplica
@@ -78,6 +78,16 @@ async def test_a_load_installs_places_and_starts_and_then_there_is_a_route(world
     assert [route.address for route in world.router.routes()] == ["h:9"]
     assert isinstance(await world.loader.request("tiny", None, "someone"), list)
     assert await world.loader.ensure("tiny", ()) == ""
+
+
+async def test_a_load_is_not_ended_by_a_frontend_that_has_not_read_its_gallery_yet(world: World, time: Time) -> None:
+    await world.join("first")
+    operation_id = await world.loader.request("tiny", None, "someone")
+    assert isinstance(operation_id, str)
+    await World(world.store, time, galleries=(UNREAD,)).loader.step()
+    assert (await world.board.view(operation_id)).status == "queued"
+    await drive(world, Outcome(), Outcome(), Outcome(address="h:9", nonce="n"))
+    assert (await world.board.view(operation_id)).status == "succeeded"
 
 
 async def test_a_failure_on_one_node_goes_on_to_another(world: World) -> None:

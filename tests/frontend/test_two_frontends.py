@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from nacl.signing import SigningKey
 from sqlalchemy import text
-from tests.frontend.world import Time, WatchedStore, World, signed
+from tests.frontend.world import LEASE_SECONDS, Time, WatchedStore, World, signed
 
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.errors import Hopeless
@@ -72,6 +72,56 @@ async def test_both_send_at_once_and_every_intent_goes_out_once(pair: tuple[Worl
         for world in pair * 3:
             group.create_task(world.dispatcher.step())
     assert len(one.bus.take() + two.bus.take()) == 10
+
+
+async def test_a_reply_that_its_owner_did_not_hear_is_taken_by_another_when_the_lease_has_ended(
+    pair: tuple[World, World], time: Time
+) -> None:
+    """The owner died before it came; one of LocalAI's workers says it once."""
+    one, two = pair
+    await one.join("node", is_foreign=True)
+    intent = await one.intent(await one.install())
+    await one.dispatcher.step()
+    intent = await one.intent_now(intent)
+    await two.reply(intent, Outcome(code="disk_full", message="cannot install: the disk is full"))
+    assert (await two.intent_now(intent)).state == "running"
+    await two.collector.late_step()  # not yet: its owner may still live
+    time.passed += LEASE_SECONDS + 1
+    await two.collector.late_step()
+    await two.collector.replies_step()
+    after = await two.intent_now(intent)
+    assert (after.state, after.message) == ("failed", "cannot install: the disk is full")
+
+
+async def test_a_frontend_without_a_bus_leaves_its_work_to_one_that_hears(
+    pair: tuple[World, World], time: Time
+) -> None:
+    one, two = pair
+    await one.join("node")
+    intent = await one.intent(await one.install())
+    await one.dispatcher.step()
+    one.bus.is_connected = False
+    for _ in range(8):
+        time.passed += LEASE_SECONDS / 6
+        await one.dispatcher.renew_step()
+    await two.dispatcher.renew_step()
+    assert (await two.intent_now(intent)).owner == "second frontend"
+    await two.reply(await two.intent_now(intent), Outcome())
+    assert (await two.intent_now(intent)).state == "succeeded"
+
+
+async def test_a_frontend_without_a_bus_takes_nothing_over(pair: tuple[World, World], time: Time) -> None:
+    one, two = pair
+    await one.join("node")
+    intent = await one.intent(await one.install())
+    await one.dispatcher.step()
+    two.bus.is_connected = False
+    time.passed += 2 * LEASE_SECONDS
+    await two.dispatcher.renew_step()
+    assert (await two.intent_now(intent)).owner == "first frontend"
+    two.bus.is_connected = True
+    await two.dispatcher.renew_step()
+    assert (await two.intent_now(intent)).owner == "second frontend"
 
 
 async def test_a_newer_wish_waits_for_a_claim_instead_of_failing(postgres_pair: tuple[World, World]) -> None:

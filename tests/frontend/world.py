@@ -67,6 +67,7 @@ IMAGES = Gallery(
     url="https://images.example/index.yaml",
     backends=(Entry(name="image", uri="registry.example/image:latest", version="2"),),
 )
+UNREAD = Gallery(name="images", url=IMAGES.url, problem="it has not been fetched yet", is_expected=True)
 
 
 class Time:
@@ -158,14 +159,22 @@ class WatchedStore(Store):
 
 
 class World:
-    def __init__(self, store: WatchedStore, time: Time, *, owner: str = "me", approve_keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        store: WatchedStore,
+        time: Time,
+        *,
+        owner: str = "me",
+        approve_keys: Sequence[str] = (),
+        galleries: Sequence[Gallery] = (GALLERY, IMAGES),
+    ) -> None:
         self.store = store
         self.time = time
         self.woken = 0
         self.bus = MemoryBus()
         self.events = Events()
         self.board = Board(store, self.events, time, PATIENCE)
-        self.galleries = Galleries([GALLERY, IMAGES])
+        self.galleries = Galleries(galleries)
         self.nodes = Nodes(
             store,
             self.board,
@@ -249,6 +258,11 @@ class World:
         assert isinstance(view.nodes, list)
         intent_id = view.nodes[row].intent
         found = await self.store.transaction(lambda connection: operations.intent(connection, intent_id))
+        assert found is not None
+        return found
+
+    async def intent_now(self, intent: Intent) -> Intent:
+        found = await self.store.transaction(lambda connection: operations.intent(connection, intent.id))
         assert found is not None
         return found
 

@@ -58,6 +58,7 @@ class Gallery(Struct, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...] = ()
     demands_signatures: bool = False
     problem: str = ""  # why it could not be loaded, while nothing of it is known
+    is_expected: bool = False  # nothing is known of it because nobody has had an answer from its source yet
 
 
 class GalleryState(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from msgspec import Struct
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.capability import DISABLED, keys_for, misfit, preferred_words, too_new
 from enginehouse.core.entry import Entry, Gallery, GalleryState, Skipped
-from enginehouse.core.errors import Hopeless, NotFound
+from enginehouse.core.errors import Hopeless, NotFound, Unavailable
 from enginehouse.core.model import Model
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
     "find_model",
     "resolve",
 ]
+
+EXPECTED_SECONDS = 2.0  # an index of a thousand entries is read within
 
 Place = tuple[Gallery, Entry]
 
@@ -96,8 +98,8 @@ class Catalogue:
     def explain(self, name: str, capability: str, platform: str) -> Choice:
         """The concrete build of `name` for a machine.
 
-        `NotFound` when no gallery knows the name; `Hopeless` (`unsupported`, `unsupported_platform`) with every reason
-        when none of its builds fits.
+        `NotFound` when no gallery knows the name, `Unavailable` while one that may know it is still expected;
+        `Hopeless` (`unsupported`, `unsupported_platform`) with every reason when none of its builds fits.
         """
         found = self.builds(name)
         search = _Search(self, capability, platform)
@@ -110,13 +112,20 @@ class Catalogue:
         chosen, _, plain = name.rpartition("@")
         return [one for one in index.get(plain.lower(), ()) if not chosen or one[0].name == chosen]
 
-    def _unknown(self, name: str) -> NotFound:
+    def _unknown(self, name: str) -> NotFound | Unavailable:
         chosen = name.rpartition("@")[0]
-        problems = "".join(
-            f"; the gallery {gallery.name} is not loaded: {gallery.problem}"
-            for gallery in self.galleries
-            if gallery.problem and chosen in ("", gallery.name)
-        )
+        missing = [one for one in self.galleries if one.problem and chosen in ("", one.name)]
+        expected = [one.name for one in missing if one.is_expected]
+        if expected:
+            unread = Unavailable(
+                f"cannot tell yet what {name!r} is: the gallery {', '.join(expected)} is being fetched for the first "
+                "time; ask again in a moment",
+                code="gallery_loading",
+                param="backend",
+            )
+            unread.retry_after_seconds = EXPECTED_SECONDS
+            return unread
+        problems = "".join(f"; the gallery {one.name} is not loaded: {one.problem}" for one in missing)
         return NotFound(
             f"cannot find a backend named {name!r} in any gallery: see `enginehouse backends available`, or without a "
             f"server `enginehouse gallery list --all`{problems}",

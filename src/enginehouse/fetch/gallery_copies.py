@@ -63,7 +63,11 @@ class Copy:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.gallery = Gallery(
-            name=source.name, url=source.url, demands_signatures=bool(source.verification), problem=NOT_YET
+            name=source.name,
+            url=source.url,
+            demands_signatures=bool(source.verification),
+            problem=NOT_YET,
+            is_expected=True,
         )
         self._source = source
         self._client = client
@@ -133,7 +137,7 @@ class Copy:
         self._failures += 1
         self._due_at = self._checked_at + pause
         if self._kept is None:
-            self.gallery = replace(self.gallery, problem=self._error)
+            self.gallery = replace(self.gallery, problem=self._error, is_expected=False)
 
     def _refresh_seconds(self) -> float:
         return REFRESH_FILE_SECONDS if self._source.url.startswith("file:") else REFRESH_SECONDS
@@ -181,7 +185,7 @@ class Copy:
                 f"cannot use the gallery {self._source.name}: it has no usable entries; check its address",
                 code="unsupported",
             )
-        return replace(self.gallery, backends=entries, skipped=skipped, problem="")
+        return replace(self.gallery, backends=entries, skipped=skipped, problem="", is_expected=False)
 
     def _read_copy(self) -> tuple[Gallery, Kept] | None:
         try:

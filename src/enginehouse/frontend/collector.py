@@ -2,13 +2,15 @@
 
 Messages are taken off the bus at once and worked through in batches, one transaction each, so a thousand replies cost
 a handful of transactions, a slow database never stalls the reader, and one that is away costs no reply. A reply is
-written by the frontend that owns the intent (or by anyone once that lease ended); a report is evidence whoever
-receives it. Every write is a compare-and-set through the state table, so a late, doubled or stale word changes nothing.
+written by the frontend that owns the intent, or by anyone who heard it once that lease has ended; a report is evidence
+whoever receives it. Every write is a compare-and-set through the state table, so a late, doubled or stale word changes
+nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
@@ -27,6 +29,7 @@ from enginehouse.core.replica import Replica, parse_process_key
 from enginehouse.core.report import Report
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.nodes import Nodes, note_deaf
+from enginehouse.frontend.overheard import Overheard, Reply
 from enginehouse.ports import Bus, Clock, Message
 from enginehouse.store import db, intents, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store
@@ -37,16 +40,10 @@ log = logging.getLogger(__name__)
 QUEUE_LENGTH = 10_000
 BATCH = 200
 MAX_RUNNING = 1000  # commands that one worker may say it works on
+LATE_SECONDS = 1.0  # between two looks for replies whose owner did not take them; nothing is asked for that
 PROGRESS_WRITE_SECONDS = 2.0  # the row is for those who look later; watchers are told from memory
 RESTARTED_MESSAGE = "the worker was restarted before it was done; it is sent again"
 LOST_MESSAGE = "the worker knows nothing of it: it was restarted, or the message was lost; it is sent again"
-
-
-class Reply(Struct, frozen=True):
-    """A worker's last word on one attempt; no outcome means that nobody listens on that node."""
-
-    to: wire.ReplySubject
-    outcome: Outcome | None
 
 
 class _Settled(Struct):
@@ -55,6 +52,7 @@ class _Settled(Struct):
     intents: list[Intent]
     deaf: set[str]  # nodes where nobody listens
     forced: list[Intent]  # upgrades to be sent again, to workers that know none
+    others: list[tuple[Reply, float]]  # to what another frontend has sent, and for how long its lease still holds
 
 
 class Reported(Struct):
@@ -74,6 +72,7 @@ class Collector:
         self._owner = owner
         self._replies: asyncio.Queue[Reply] = asyncio.Queue(QUEUE_LENGTH)
         self._batch: list[Reply] = []
+        self._overheard = Overheard(clock)
         self._unwritten: dict[str, Progress] = {}
         self._on_settled: list[Callable[[], None]] = []
         self._send_forced: Callable[[Sequence[Intent]], Awaitable[None]] | None = None
@@ -138,22 +137,35 @@ class Collector:
         except Unavailable:
             self._batch = batch  # the first of the next step
             raise
+        for reply, seconds in done.others:
+            self._overheard.keep(reply, seconds)
         if done.forced and self._send_forced is not None:
             await self._send_forced(done.forced)
         await self._nodes.tell(done.deaf)
         await self.tell(done.intents)
 
+    async def late_step(self) -> None:
+        """Look once more at replies that their owner may not have heard."""
+        for reply in self._overheard.take_due():
+            with contextlib.suppress(asyncio.QueueFull):
+                self._replies.put_nowait(reply)
+
     def _settle(self, connection: Connection, batch: Sequence[Reply]) -> _Settled:
         now = db.now(connection)
-        done = _Settled([], set(), [])
+        done = _Settled([], set(), [], [])
         known = operations.lock_intents(connection, {reply.to.intent_id for reply in batch})
         changes: dict[str, tuple[Intent, Change]] = {}
         for reply in batch:
             intent = known.get(reply.to.intent_id)
             if intent is None or intent.state != "running" or intent.attempt != reply.to.attempt:
                 continue
-            if intent.id in changes or (intent.owner != self._owner and intent.lease_until >= now):
-                continue  # said twice, or its owner heard the same
+            if intent.id in changes:
+                continue  # said twice
+            if intent.owner != self._owner and intent.lease_until >= now:
+                # Its owner should have heard the same. That nobody listens is only true now.
+                if reply.outcome is not None:
+                    done.others.append((reply, intent.lease_until - now))
+                continue
             if isinstance(intent.action, Foreign):
                 continue  # what follows from it only a later version knows
             if reply.outcome is None and _may_be_old(intent) and not reply.to.is_forced:

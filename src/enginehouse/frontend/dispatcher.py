@@ -101,6 +101,9 @@ class Dispatcher:
 
     async def renew_step(self) -> None:
         """Keep this frontend's leases and take over those that ended."""
+        if not self._bus.is_connected:
+            # What it cannot hear of is left to those that can: nobody else takes a reply while a lease holds.
+            return
 
         def work(connection: Connection) -> list[Intent]:
             until = db.now(connection) + self._lease_seconds

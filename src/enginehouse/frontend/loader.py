@@ -163,6 +163,8 @@ class Loader:
         intents = operations.intents_of(connection, [operation.id])[operation.id]
         try:
             builds, _ = self._galleries.resolve_each(model.backend, every)
+        except Unavailable:
+            return False  # a gallery that this frontend has not read yet may have it
         except NotFound as error:
             operations.end_steering(connection, operation.id, error.code, error.message)
             return True

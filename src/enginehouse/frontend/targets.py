@@ -14,7 +14,7 @@ from msgspec import Struct
 from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend, RemoveBackend
 from enginehouse.core.backend import InstalledBackend, Resolved, package_digest
-from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, NotFound
+from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, NotFound, Unavailable
 from enginehouse.core.installation import check_directory, directory_behind
 from enginehouse.core.name import check_name
 from enginehouse.core.node import Node
@@ -196,6 +196,8 @@ class Targets:
             assert installed is not None
             try:
                 build, is_external = self.build_of(wish.name, installed, node)
+            except Unavailable:
+                raise  # in a moment it may be known; left out now, this node would stay behind
             except EnginehouseError as error:
                 reasons[node.id] = error.message
                 continue

@@ -93,7 +93,7 @@ class Upgrades:
         try:
             return self._targets.build_of(backend.name, backend, node)[0]
         except EnginehouseError:
-            return None  # in no gallery any more: then there is nothing to upgrade to
+            return None  # in no gallery any more, or in none yet: then there is nothing to upgrade to
 
     def _upgrades(self, installed: Sequence[_Installed]) -> dict[str, Upgrade]:
         found: dict[str, Upgrade] = {}
