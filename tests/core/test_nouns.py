@@ -48,6 +48,13 @@ def test_two_model_names_never_share_a_directory(first: str, second: str) -> Non
     assert "/" not in one
     assert one not in (".", "..")
     assert len(one) <= 255
+    assert name.model_in(one) == ("" if "%%" in one else first)
+
+
+@given(st.text(max_size=300))
+def test_a_directory_that_is_no_models_names_none(directory: str) -> None:
+    named = name.model_in(directory)
+    assert not named or name.model_directory(named) == directory
 
 
 @given(st.integers(0, 2**62))

@@ -113,6 +113,17 @@ async def test_reports_are_numbered_and_carry_the_last_mark(tmp_path: Path) -> N
         assert house.link.heartbeats[0].available_ram
 
 
+async def test_a_disk_that_cannot_be_read_makes_no_node_silent_and_no_report_wrong(tmp_path: Path) -> None:
+    async with working(House(tmp_path)) as house:
+        await until(lambda: house.link.heartbeats[-1].report is not None)
+        aside = house.place.models.rename(tmp_path / "aside")
+        house.place.models.touch()  # reading it is an error now
+        await until(lambda: house.link.heartbeats[-1].report is None)
+        house.place.models.unlink()
+        aside.rename(house.place.models)
+        await until(lambda: house.link.heartbeats[-1].report is not None)
+
+
 async def test_heartbeats_rest_while_the_bus_is_away(tmp_path: Path) -> None:
     async with working(House(tmp_path)) as house:
         house.bus.is_connected = False

@@ -307,6 +307,18 @@ def test_a_kill_between_any_two_steps_of_the_swap_leaves_a_whole_version(
     assert version_of(tmp_path / "engine") == version
 
 
+def test_a_record_that_cannot_be_read_is_no_record_of_something_finished(tmp_path: Path) -> None:
+    trees = Trees(tmp_path)
+    trees.make_directories()
+    assert trees.record("engine").step == "cleaned"
+    trees.reach("engine", "swapped")
+    (path,) = (trees.house / "state").iterdir()
+    path.unlink()
+    path.mkdir()  # any error but its absence
+    with pytest.raises(OSError, match="directory"):
+        trees.record("engine")
+
+
 def test_recovering_puts_back_a_backup_only_where_nothing_runs(tmp_path: Path) -> None:
     make_version(tmp_path / "one.install-backup", "old")
     make_version(tmp_path / "two.backup", "old")

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 from tests.worker.world import World, silent, tiny_chat
 
-from enginehouse.core.errors import EnginehouseError, Hopeless
+from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.gallery import find_model
-from enginehouse.core.model import Model, ModelFile, holds
+from enginehouse.core.model import HeldModel, Model, ModelFile, holds
 from enginehouse.fetch.galleries import load_builtin
 from enginehouse.host.disk import sha256_of
+from enginehouse.worker.pull import MANIFEST
 
 
 @pytest.fixture
@@ -40,9 +41,23 @@ async def test_a_pulled_model_is_held_and_not_fetched_twice(empty: World) -> Non
 async def test_a_file_that_was_cut_is_no_longer_held_and_is_placed_again(empty: World) -> None:
     await empty.models.pull(tiny_chat(), 1, silent)
     os.truncate(empty.models.check_files(tiny_chat()), 100)
-    assert empty.models.held_models() == ()
+    # Nothing of it is any use, but something of it is there: a removal has something to do.
+    assert empty.models.held_models() == (HeldModel("tiny-chat", (), 1),)
+    assert not holds(empty.models.held_models(), tiny_chat())
     await empty.models.pull(tiny_chat(), 2, silent)
     assert holds(empty.models.held_models(), tiny_chat())
+
+
+async def test_what_cannot_be_read_now_is_not_called_absent(empty: World) -> None:
+    await empty.models.pull(tiny_chat(), 1, silent)
+    manifest = empty.models.path_of(tiny_chat()) / MANIFEST
+    manifest.unlink()
+    manifest.mkdir()  # any error but its absence
+    assert empty.models.held_models() == (HeldModel("tiny-chat", ()),)
+    with pytest.raises(Unavailable, match="cannot place the files of tiny-chat"):
+        await empty.models.pull(tiny_chat(), 2, silent)
+    assert await empty.models.remove("tiny-chat")
+    assert empty.models.held_models() == ()
 
 
 async def test_a_source_that_is_not_what_was_promised_is_refused_with_sizes_and_leaves_nothing(empty: World) -> None:

@@ -48,7 +48,7 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class HeldModel(Struct, frozen=True, omit_defaults=True):
-    """A model whose files a node holds, verified."""
+    """A model whose files a node holds, verified; without a digest where something of it is there that is not whole."""
 
     name: str
     sha256: tuple[str, ...]

@@ -71,3 +71,11 @@ def model_directory(name: str) -> str:
     import hashlib
 
     return f"{encoded[:120]}%%{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def model_in(directory: str) -> str:
+    """The name whose `model_directory` this is; "" where it was too long to be kept, or where it is none's."""
+    from urllib.parse import unquote
+
+    name = "" if "%%" in directory else unquote(directory, errors="replace")
+    return name if model_directory(name) == directory else ""

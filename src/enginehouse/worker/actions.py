@@ -136,7 +136,11 @@ class Actions:
             if outcome.succeeded or not current.ended_by:
                 return outcome
         elif not current.can_return:
-            return await self._acting.done_all_the_same(work, current)
+            try:
+                return await self._acting.done_all_the_same(work, current)
+            except OSError as error:
+                # Asked for once more, it finds in place what it wants.
+                return _failed(error, phrase(work.action), current)
         wanted = phrase(work.action)
         reason = "it was cancelled" if current.ended_by == CANCELLED else f"a newer wish for {current.subject} has come"
         log.info("command.%s action=%r", current.ended_by, wanted)
@@ -167,13 +171,16 @@ class Actions:
         except EnginehouseError as error:
             outcome = msgspec.structs.replace(outcome_of(error), stopped=current.stopped)
         except OSError as error:
-            outcome = outcome_of(disk.storage_error(error, wanted))
-            outcome = msgspec.structs.replace(outcome, stopped=current.stopped)
+            outcome = _failed(error, wanted, current)
         if outcome.succeeded:
             log.info("command.done action=%r", wanted)
         else:
             log.warning("command.failed action=%r code=%s error=%s", wanted, outcome.code, outcome.message)
         return outcome
+
+
+def _failed(error: OSError, wanted: str, current: UnderWay) -> Outcome:
+    return msgspec.structs.replace(outcome_of(disk.storage_error(error, wanted)), stopped=current.stopped)
 
 
 def _removal(model: str) -> str:

@@ -169,7 +169,12 @@ class Agent:
         if self._node is None or self._bus is None or not self._is_time(self._bus):
             return
         self._is_due = False
-        request = await self._measure()
+        try:
+            request = await self._measure()
+        except OSError as error:
+            # This machine is there, and what is on it nobody can tell now: no report is better than a wrong one.
+            log.warning("worker.cannot_report %s", disk.storage_error(error, "look at what is installed"))
+            request = HeartbeatRequest()
         try:
             reply = await self._link.heartbeat(self._node.id, self._node.node_token, request)
         except (NotFound, Unauthenticated) as error:

@@ -8,6 +8,7 @@ counts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -18,12 +19,14 @@ from msgspec import Struct
 
 from enginehouse.core.errors import Hopeless, Invalid
 from enginehouse.core.model import HeldModel, Model, ModelFile
-from enginehouse.core.name import check_model_name, check_name, model_directory
+from enginehouse.core.name import check_model_name, check_name, model_directory, model_in
 from enginehouse.fetch.galleries import builtin_directory
 from enginehouse.fetch.pypi import Python
 from enginehouse.host import disk
 from enginehouse.worker.building import Report
 from enginehouse.worker.threads import in_thread
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "model.json"
 _PART = ".part"
@@ -109,16 +112,12 @@ class Models:
         return True
 
     def held_models(self) -> tuple[HeldModel, ...]:
-        """Models whose files are all there as they were verified. Blocks."""
-        held: list[HeldModel] = []
-        for directory in sorted(self._models.iterdir()):
-            if directory.name.startswith(_GOING):
-                continue
-            manifest = _read(directory, "")
-            if manifest.files and all(_is_untouched(directory, file) for file in manifest.files):
-                digests = tuple(file.sha256 for file in manifest.files)
-                held.append(HeldModel(name=manifest.name, sha256=digests, generation=manifest.generation))
-        return tuple(held)
+        """What there is of models; with its digests where all files are there as they were verified. Blocks.
+
+        What is cut off, or cannot be read now, is there all the same: a removal is done when nothing is.
+        """
+        found = [_held(one) for one in sorted(self._models.iterdir()) if not one.name.startswith(_GOING)]
+        return tuple(held for held in found if held.name)
 
     def check_files(self, model: Model) -> Path:
         """The path of the first file, if every file is there in its right size: checked before every start. Blocks."""
@@ -129,11 +128,13 @@ class Models:
             _checked(file)
             try:
                 size = (directory / file.name).stat().st_size
-            except OSError:
+            except (FileNotFoundError, NotADirectoryError):
                 raise Hopeless(
                     f"cannot start {model.name}: its file {file.name} is not on this node; load the model again",
                     code="not_found",
                 ) from None
+            except OSError as error:
+                raise disk.storage_error(error, f"start {model.name}") from error
             if file.size_bytes and size != file.size_bytes:
                 raise Hopeless(
                     f"cannot start {model.name}: its file {file.name} is cut off or changed, {size} bytes instead of "
@@ -252,13 +253,24 @@ def _put(file: ModelFile, part: Path, final: Path) -> HeldFile:
 def _is_untouched(directory: Path, file: HeldFile) -> bool:
     try:
         status = (directory / file.name).stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return (status.st_size, status.st_mtime_ns) == (file.size_bytes, file.changed_at)
+
+
+def _held(directory: Path) -> HeldModel:
+    try:
+        manifest = _read(directory, model_in(directory.name))
+        is_whole = all(_is_untouched(directory, file) for file in manifest.files)
+    except OSError as error:
+        log.warning("model.unreadable directory=%s error=%s", directory.name, error)
+        return HeldModel(model_in(directory.name), ())
+    digests = tuple(file.sha256 for file in manifest.files) if is_whole else ()
+    return HeldModel(manifest.name, digests, manifest.generation)
 
 
 def _read(directory: Path, name: str) -> Manifest:
     try:
         return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return Manifest(name=name, files=())

@@ -102,7 +102,8 @@ class Trees:
     def record(self, directory: str) -> InstallRecord:
         try:
             return msgspec.json.decode(self._record_path(directory).read_bytes(), type=InstallRecord)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            # One that cannot be read is something else: a tree that nobody saw synced must not pass for whole.
             return InstallRecord(step="cleaned")
 
     def reach(self, directory: str, step: Step) -> None:
