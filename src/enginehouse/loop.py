@@ -1,8 +1,9 @@
 """The one way to repeat a step: on wake or interval, backing off while it fails.
 
-A step that raises is logged with its traceback the first time and ever more seldom after that; the loop goes on. That
-is one of the two broad `except`s in the program: a bug in one loop must neither stop the others nor hide, so `failures`
-is what the readiness answer looks at.
+A step that raises is logged the first time and ever more seldom after that; the loop goes on. What is none of our own
+errors, which say what happened and are no bug, is logged with its traceback. That is one of the two broad `except`s in
+the program: a bug in one loop must neither stop the others nor hide, so `failures` is what the readiness answer looks
+at.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+
+from enginehouse.core.errors import EnginehouseError
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class Loop:
                         self.name,
                         self.failures,
                         error,
-                        exc_info=self.failures == 1,
+                        exc_info=self.failures == 1 and not isinstance(error, EnginehouseError),
                     )
                 # A wake must not shorten the pause after a failure, or a busy source of wakes would spin.
                 slept = min(pause, 1.0)

@@ -120,6 +120,13 @@ def _is_ipv6(host: str) -> bool:
     return True
 
 
+def parse_database_url(value: object) -> str:
+    text = parse_text(value)
+    if not re.match(r"(sqlite|postgres(ql)?(\+psycopg)?)://", text):
+        raise Invalid("a database is written like postgresql://user:password@host/name or sqlite:////path/of/file.db")
+    return text
+
+
 def parse_http_url(value: object) -> str:
     text = parse_text(value)
     wrong = Invalid("an address is written like http://host:8080")
@@ -216,7 +223,7 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "nats_port": parse_port,
     "advertise_nats": parse_text,
     "base_port": lambda value: parse_port(value, lowest=2),  # the worker's own HTTP listens one below
-    "database_url": parse_text,
+    "database_url": parse_database_url,
     "nats_url": parse_text,
     "approve_keys": parse_list,
     "backend_galleries": parse_galleries,

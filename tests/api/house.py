@@ -103,10 +103,12 @@ class Site:
 
 
 @asynccontextmanager
-async def site(data: Path) -> AsyncIterator[Site]:
-    """A frontend with one token of each role, and a keyless node `old` whose token is that of the role `node`."""
+async def site(data: Path, database_url: str = "") -> AsyncIterator[Site]:
+    """A frontend with one token of each role, and a keyless node `old` whose token is that of the role `node`; on
+    SQLite, unless another database is named.
+    """
     settings = FrontendSettings(data=data, nats_url="nats://127.0.0.1:4222", model_load_wait_seconds=0.1)
-    store = await Store.open(f"sqlite:///{data / 'test.db'}")
+    store = await Store.open(database_url or f"sqlite:///{data / 'test.db'}")
     bus, wakes, engine = MemoryBus(), Wakes(), HttpEngine()
     house = make_house(settings, store, bus, wakes)
     await house.collector.listen(bus)

@@ -17,7 +17,11 @@ async def test_a_house_offers_its_galleries_and_says_of_each_how_fresh_it_is(tmp
     async with site(tmp_path) as here:
         token = here.tokens["admin"]
         offered = (await here.ask("GET", "/backends/available", token=token)).json
-        assert {(one["name"], one["gallery"], one["fits"]) for one in offered} == {
+        assert all(one["gallery"] == {"url": "builtin:", "name": "enginehouse"} for one in offered)
+        assert offered[0]["capabilities"] == {"default": "xllamacpp"}
+        assert offered[1]["uri"].startswith("pypi:xllamacpp==")
+        assert "capabilities" not in offered[1]
+        assert {(one["name"], one["gallery"]["name"], one["fits"]) for one in offered} == {
             ("llama-cpp", "enginehouse", False),
             ("xllamacpp", "enginehouse", False),
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.api.house import Answer, Site, site
 
 from enginehouse.api.app import MAX_CONTROL_BYTES, Entry
 from enginehouse.api.events import EventRoutes
+from enginehouse.core.errors import Unavailable
 from enginehouse.frontend.events import LOG_LENGTH
 from enginehouse.loop import Loop
 
@@ -59,6 +62,8 @@ async def approve_old(here: Site) -> None:
         ("GET", "/api/operations?limit=501", None, 422, "invalid_name"),
         ("GET", "/api/operations?limit=-1", None, 422, "invalid_name"),
         ("GET", "/api/operations?limit=" + "9" * 5000, None, 422, "invalid_name"),
+        ("GET", "/api/operations?all=maybe", None, 422, "invalid_name"),
+        ("GET", "/api/operations/" + "x" * 5000, None, 404, "not_found"),
         ("GET", "/api/nodes/nobody", None, 404, "not_found"),
         ("POST", "/api/nodes/nobody/approve", None, 404, "not_found"),
         ("GET", "/nowhere", None, 404, "not_found"),
@@ -76,8 +81,26 @@ async def test_what_cannot_be_done_is_one_sentence_in_one_shape(
     assert len(answer.body) < 1000
 
 
+async def test_a_name_that_no_database_can_be_asked_for_is_not_found(
+    tmp_path: Path, postgres: Callable[[], str]
+) -> None:
+    body = {"kind": "install", "name": "llama-cpp", "nodes": ["\x00"]}
+    async with site(tmp_path, postgres()) as here:
+        for method, path, asked in (
+            ("GET", "/api/operations/\x00", None),
+            ("POST", "/api/operations/\x00/cancel", {}),
+            ("GET", "/api/events?operation=%00", None),
+            ("GET", "/api/nodes/\x00", None),
+            ("POST", "/api/operations", body),
+        ):
+            answer = await admin(here, method, path, asked)
+            assert (answer.status, answer.error["code"]) == (404, "not_found"), (path, answer.body)
+
+
 async def test_a_wrong_method_names_the_right_ones(here: Site) -> None:
-    assert (await admin(here, "DELETE", "/api/operations")).headers["allow"] == "GET, HEAD, POST"
+    answer = await admin(here, "DELETE", "/api/operations")
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+    assert answer.error["message"].endswith("it takes GET, HEAD, POST")
 
 
 async def test_a_fault_of_our_own_tells_nothing_but_where_to_look(here: Site) -> None:
@@ -193,6 +216,33 @@ async def test_the_first_figures_are_there(here: Site) -> None:
         "# TYPE enginehouse_request_seconds histogram",
     ):
         assert figure in text, figure
+
+
+@pytest.mark.parametrize(
+    ("error", "is_traced"), [(Unavailable("cannot use the database now"), False), (ValueError("a bug"), True)]
+)
+async def test_a_loop_traces_bugs_and_only_tells_what_may_heal(
+    caplog: pytest.LogCaptureFixture, error: Exception, is_traced: bool
+) -> None:
+    async def failing() -> None:
+        raise error
+
+    loop = Loop("any", failing, 60.0)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.1):  # it fails before it waits for the first time
+            await loop.run()
+    assert str(error) in caplog.text
+    assert ("Traceback" in caplog.text) is is_traced
+
+
+async def test_a_machine_that_waits_for_approval_is_seen_to_be_there(here: Site) -> None:
+    async def seen() -> str:
+        return str((await admin(here, "GET", "/api/nodes/old")).json["last_heartbeat"])
+
+    first = await seen()
+    machine = {"name": "old", "platform": "linux/amd64", "capability": "default"}
+    assert (await here.ask("POST", "/api/node/register", machine, token=here.tokens["join"])).status == 201
+    assert await seen() > first
 
 
 async def test_ready_says_why_not(here: Site) -> None:

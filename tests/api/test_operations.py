@@ -112,6 +112,29 @@ async def test_cancel_retry_dismiss_and_history(here: Site) -> None:
     assert records[0]["startedAt"] <= records[0]["finishedAt"]
 
 
+async def test_an_archive_without_its_sha256_is_refused_before_any_node_is_asked(here: Site) -> None:
+    archive = "https://files.example/engine.tar.gz"
+    body = {"kind": "install", "name": "mine", "uri": archive}
+    for wrong in ({}, {"sha256": "zz"}, {"uri": "registry.example/mine:1", "sha256": "zz"}):
+        for path in ("/api/operations", "/api/operations/plan"):
+            refused = await admin(here, "POST", path, {**body, **wrong})
+            assert (refused.status, refused.error["param"]) == (422, "sha256"), refused.body
+    one = await admin(here, "POST", "/api/nodes/old/backends/install", {"uri": archive, "name": "mine"})
+    assert (one.status, one.error["param"]) == (422, "sha256")
+    assert (await admin(here, "GET", "/api/operations?all=true")).json["operations"] == []
+    good = await admin(here, "POST", "/api/operations", {**body, "sha256": "sha256:" + "A" * 64})
+    assert good.status == 202, good.body
+
+
+async def test_one_reason_of_several_nodes_is_told_once(here: Site) -> None:
+    machine = {"name": "second", "platform": "linux/amd64", "capability": "default"}
+    await here.ask("POST", "/api/node/register", machine, token=here.tokens["join"])
+    await admin(here, "POST", "/api/nodes/second/approve")
+    refused = await admin(here, "POST", "/api/operations", {"kind": "upgrade", "name": "llama-cpp"})
+    assert refused.status == 404
+    assert "(old, second: llama-cpp is not installed there)" in refused.error["message"]
+
+
 async def test_a_plan_changes_nothing(here: Site) -> None:
     plan = (await admin(here, "POST", "/api/operations/plan", {"kind": "install", "name": "llama-cpp"})).json
     assert [(row["node_name"], row["does"], row["backend"]) for row in plan["nodes"]] == [
@@ -139,7 +162,7 @@ async def test_localais_routes_make_the_same_operations(here: Site) -> None:
         answer = await admin(here, "POST", f"/backends/{verb}/xllamacpp")
         assert set(answer.json) == {"id", "status_url"}, answer.body
         assert (await admin(here, "GET", f"/api/operations/{answer.json['id']}")).json["kind"] == verb
-    nothing = await admin(here, "POST", "/backends/upgrade/nobody-knows-it")
+    nothing = await admin(here, "POST", "/backends/upgrade/enginehouse@nobody-knows-it")
     assert nothing.status == 404
 
 
@@ -184,6 +207,13 @@ async def test_drain_resume_and_remove(here: Site) -> None:
     assert (await admin(here, "GET", "/api/nodes")).json == []
     ended = (await admin(here, "GET", f"/api/operations/{waiting['jobID']}")).json
     assert (ended["status"], ended["nodes"][0]["reason"]) == ("cancelled", "node_removed")
+
+
+async def test_what_is_installed_has_localais_keys(here: Site) -> None:
+    await have(here, "xllamacpp")
+    (listed,) = (await admin(here, "GET", "/backends")).json
+    assert set(listed) >= {"Name", "RunFile", "IsMeta", "IsSystem", "Metadata", "nodes"}
+    assert set(listed["nodes"][0]) >= {"node_id", "node_name", "node_status", "installed_at", "digest", "uri"}
 
 
 async def test_what_is_installed_says_how_old_the_news_is_and_who_differs(here: Site) -> None:

@@ -18,13 +18,17 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    def __init__(self, world: Recorded, tmp_path: Path, *arguments: str) -> None:
+    def __init__(self, world: Recorded, tmp_path: Path, *arguments: str, columns: int = 120, **variables: str) -> None:
         self._master, slave = pty.openpty()
         self.raw = ""
         self._read_to = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "enginehouse", *arguments],
-            env={**environment(world, tmp_path), "TERM": "xterm-256color", "LINES": "40"},
+            env={
+                **environment(world, tmp_path),
+                **{"TERM": "xterm-256color", "LINES": "40", "COLUMNS": str(columns)},
+                **variables,
+            },
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -31,6 +31,10 @@ NODE = {
     "backends": [
         {"name": "xllamacpp", "is_system": False, "is_meta": False, "version": "1.2"},
         {"name": "llama-cpp", "is_system": False, "is_meta": True, "meta_backend_for": "xllamacpp"},
+        {
+            **{"name": "engine", "is_system": False, "is_meta": False, "is_broken": True},
+            "digest": "sha256:0123456789abcdef",
+        },
     ],
     "replicas": [{"model_id": "tiny-chat", "replica_index": 0}],
     "something_new": 1,
@@ -51,7 +55,12 @@ BACKENDS = [
             },
             {"node_id": "2", "node_name": "second", "node_status": "healthy", "version": "1.2", "is_broken": True},
         ],
-    }
+    },
+    {
+        "Name": "llama-cpp",
+        "IsMeta": True,
+        "nodes": [{"node_id": "1", "node_name": "main", "meta_backend_for": "xllamacpp"}],
+    },
 ]
 MODELS = [
     {
@@ -92,7 +101,7 @@ ANSWERS = {
                 "linux/amd64",
                 "",
                 "4.0 GiB of 8.0 GiB",
-                "xllamacpp",
+                "xllamacpp, engine",
                 "tiny-chat",
                 NODE["id"],
             ],
@@ -116,6 +125,7 @@ def test_backends_are_listed_per_node_and_a_broken_one_is_called_so(tmp_path: Pa
         lines = run(world, tmp_path, "backends", "list").stdout.splitlines()
     assert lines[0].split("\t")[:5] == ["xllamacpp", "main", "healthy", "1.2", "0123456789ab"]
     assert lines[1].split("\t")[:3] == ["xllamacpp", "second", "broken"]
+    assert lines[2].split("\t")[:4] == ["llama-cpp", "main", "", "(xllamacpp)"]
 
 
 def test_operations_are_listed_with_how_many_nodes_are_done_and_the_error(tmp_path: Path) -> None:
@@ -156,7 +166,13 @@ def test_json_is_one_document_with_everything_the_frontend_said(
 
 def test_a_node_is_shown_with_what_it_has(tmp_path: Path) -> None:
     with recorded(ANSWERS) as world:
-        shown = dict(line.split("\t", 1) for line in run(world, tmp_path, "nodes", "show", "main").stdout.splitlines())
+        lines = [line.split("\t", 1) for line in run(world, tmp_path, "nodes", "show", "main").stdout.splitlines()]
+    shown = {name: value for name, value in lines}
+    assert [value for name, value in lines if name == "backend"] == [
+        "xllamacpp 1.2",
+        "llama-cpp (xllamacpp)",
+        "engine 0123456789ab (broken)",
+    ]
     assert shown["labels"] == "room=attic"
     assert shown["model"] == "tiny-chat#0"
     assert "free vram" not in shown

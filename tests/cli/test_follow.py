@@ -25,7 +25,7 @@ from tests.cli.recorded import (
 
 from enginehouse.cli.bars import Meter
 from enginehouse.cli.connect import read
-from enginehouse.cli.progress import Lines, phase_words
+from enginehouse.cli.progress import Lines, describe, phase_words
 from enginehouse.cli.shapes import Operation, Row
 
 EVENTS = f"GET /api/events?operation={JOB}"
@@ -282,3 +282,21 @@ def test_a_removal_looks_nothing_up() -> None:
     }
     assert set(words.values()) == {"working"}
     assert phase_words(Row(action="install a", phase="resolving")) == "looking up"
+
+
+def test_digests_are_told_as_short_as_in_lists() -> None:
+    long = "quay.io/acme/engine:latest@sha256:" + "0123456789ab" + "c" * 52
+    short = "quay.io/acme/engine:latest@sha256:0123456789ab"
+    assert phase_words(Row(action="install a", phase="downloading", file_name=long)) == f"downloading {short}"
+    failed = Row(status="error", error=f"cannot find {long}: check its name")
+    assert describe(failed, None) == f"cannot find {short}: check its name"
+
+
+def test_a_delete_that_found_nothing_says_so(tmp_path: Path) -> None:
+    rows = (
+        row("main", "success", action="delete a"),
+        row("second", "success", action="delete a", note="already_absent"),
+    )
+    with recorded({REQUEST: Answer(operation("succeeded", *rows), 202)}) as world:
+        result = run(world, tmp_path, "backends", "delete", "a", "--all")
+    assert result.stdout.splitlines() == ["✓ main: delete a", "✓ second: delete a (it was not there)"]

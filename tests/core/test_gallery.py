@@ -273,6 +273,11 @@ def test_a_gallery_that_is_not_loaded_is_named_where_a_name_is_not_found() -> No
         assert ("the gallery away is not loaded: cannot reach it" in caught.value.message) is is_told
 
 
+def test_a_gallery_that_nobody_configured_is_told_apart_from_a_name_that_it_has_not() -> None:
+    with pytest.raises(NotFound, match="cannot find a gallery named 'other': there is one, two"):
+        resolve([gallery("one", build("x")), gallery("two")], "other@x", "default", AMD64)
+
+
 def test_what_was_resolved_carries_all_that_an_install_needs_and_no_digest_that_nobody_knows() -> None:
     entry = build("x", mirrors=("h/x:1",), sha256="a" * 64, version="2", alias="engine")
     resolved = resolve([gallery("one", meta("m", default="x"), entry)], "m", "default", AMD64)

@@ -171,6 +171,18 @@ async def test_one_node_is_tried_again(world: World) -> None:
         await world.endings.retry(view.jobID, "nobody", ME)
 
 
+async def test_a_failure_stays_on_the_list_until_all_of_it_is_done_again(world: World) -> None:
+    await world.join_many("first", "second")
+    view = await world.install()
+    await world.dispatcher.step()
+    for row in range(2):
+        await world.reply(await world.intent(view, row), FAILED)
+    one = await world.endings.retry(view.jobID, "second", ME)
+    assert {listed.jobID for listed in await world.board.unfinished(9)} == {view.jobID, one}
+    both = await world.endings.retry(view.jobID, None, ME)
+    assert {listed.jobID for listed in await world.board.unfinished(9)} == {one, both}
+
+
 async def test_what_did_not_fail_is_not_done_again(world: World) -> None:
     await world.join("first")
     view = await world.install()

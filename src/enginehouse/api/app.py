@@ -74,6 +74,7 @@ class Edge:
 
         try:
             scope["enginehouse.caller"] = await self._authorized(scope)
+            _check_address(scope)
             if self._entry.raw is not None:
                 await self._entry.raw(scope, receive, watched)
             elif self._entry.call is not None:
@@ -99,6 +100,12 @@ class Edge:
             if not bearer(scope) or not await self._keys.look_again():
                 raise
         return authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
+
+
+def _check_address(scope: Scope) -> None:
+    """No name holds a NUL, and PostgreSQL cannot even be asked for one."""
+    if "\x00" in scope["path"]:
+        raise NotFound(f"cannot find {shown(scope['path'])}: no name holds a NUL character")
 
 
 async def _answer(error: EnginehouseError, request_id: str, send: Send, is_started: bool) -> None:
@@ -128,16 +135,22 @@ def build(entries: list[Entry], keys: Keys, metrics: Metrics, *, is_loopback: bo
 async def _no_route(request: Request, _error: Exception) -> Response:
     """No such path, or no such method on it: the second names those that there are."""
     path = shown(request.url.path)
-    error = NotFound(f"cannot find {request.method} {path}: there is no such route", code="not_found")
+    found = [route for route in request.app.routes if isinstance(route, Route)]
+    allowed = ", ".join(
+        sorted(
+            {
+                method
+                for route in found
+                if route.matches(request.scope)[0] is not Match.NONE
+                for method in route.methods or ()
+            }
+        )
+    )
+    why = f"it takes {allowed}" if allowed else "there is no such route"
+    error = NotFound(f"cannot find {request.method} {path}: {why}", code="not_found")
     status, headers, body = error_answer(error, request_id_of(request.scope["headers"]))
     named = {key.decode(): value.decode() for key, value in headers}
-    found = [route for route in request.app.routes if isinstance(route, Route)]
-    allowed = {
-        method for route in found if route.matches(request.scope)[0] is not Match.NONE for method in route.methods or ()
-    }
-    if allowed:
-        return Response(body, 405, {**named, "allow": ", ".join(sorted(allowed))})
-    return Response(body, status, named)
+    return Response(body, 405, {**named, "allow": allowed}) if allowed else Response(body, status, named)
 
 
 def caller_of(request: Request) -> Caller:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from enginehouse.api.app import Entry, json_response
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.node import Node
-from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.galleries import Galleries, Offer
 from enginehouse.frontend.nodes import Nodes
 from enginehouse.frontend.upgrades import Upgrade, Upgrades, drift_of
 
@@ -73,22 +73,10 @@ class BackendRoutes:
         nodes, _ = await self._nodes.every()
         installed = {backend.name for node in nodes for backend in node.report.backends}
         targets = [node for node in nodes if node.is_target]
+        urls = {state.name: state.url for state in self._galleries.states()}
         return json_response(
             [
-                {
-                    "name": offer.entry.name,
-                    "description": offer.entry.description,
-                    "license": offer.entry.license,
-                    "version": offer.entry.version,
-                    "tags": offer.entry.tags,
-                    "gallery": offer.gallery,
-                    "is_meta": offer.entry.is_meta,
-                    "is_development": offer.entry.is_development,
-                    "is_variant": offer.is_variant,
-                    "installed": offer.entry.name in installed,
-                    "fits": offer.fits,
-                    "stale": offer.is_stale,
-                }
+                _offered(offer, urls.get(offer.gallery, ""), is_installed=offer.entry.name in installed)
                 for offer in self._galleries.offers(targets)
             ]
         )
@@ -103,6 +91,32 @@ class BackendRoutes:
         return json_response(await self._upgrades.check())
 
 
+def _offered(offer: Offer, url: str, *, is_installed: bool) -> dict[str, object]:
+    """One entry of a gallery: LocalAI's keys, those without a value left out as it does, then ours."""
+    entry = offer.entry
+    described: dict[str, object] = {
+        "alias": entry.alias,
+        "uri": entry.uri,
+        "urls": entry.urls,
+        "capabilities": entry.capabilities if entry.is_meta else {},
+    }
+    return {
+        "name": entry.name,
+        "description": entry.description,
+        "license": entry.license,
+        "version": entry.version,
+        "tags": entry.tags,
+        "gallery": {"url": url, "name": offer.gallery},
+        "installed": is_installed,
+        **{key: value for key, value in described.items() if value},
+        "is_meta": entry.is_meta,
+        "is_development": entry.is_development,
+        "is_variant": offer.is_variant,
+        "fits": offer.fits,
+        "stale": offer.is_stale,
+    }
+
+
 def _installed(
     name: str, holders: list[tuple[Node, InstalledBackend]], upgrade: Upgrade | None, now: float
 ) -> dict[str, object]:
@@ -110,6 +124,7 @@ def _installed(
     first = holders[0][1]
     described: dict[str, object] = {
         "Name": name,
+        "RunFile": "",  # LocalAI's key; it knows a path only of what is on the frontend's own disk
         "IsMeta": first.is_meta,
         "IsSystem": first.is_system,
         "Metadata": {
@@ -139,6 +154,7 @@ def _holder(node: Node, backend: InstalledBackend, now: float) -> dict[str, obje
         "uri": backend.uri,
         "installed_at": backend.installed_at,
         "is_broken": backend.is_broken,
+        "meta_backend_for": backend.meta_backend_for,
         # How old the news is: a node that is away may have something else by now.
         "report_age_seconds": round(max(0.0, now - node.last_heartbeat), 1),
     }

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from enginehouse.api.app import ABORT, ROOM, Entry
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.operation import unknown_operation
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.events import Event, Events
 from enginehouse.frontend.models import Models
@@ -54,6 +55,8 @@ class EventRoutes:
         """Until the client leaves, this frontend stops, or the client does not read."""
         request = Request(scope)
         only = request.query_params.get("operation", "")
+        if "\x00" in only:
+            raise unknown_operation(only)  # PostgreSQL cannot even be asked for it
         if only:
             await self._board.view(only)  # an unknown id is an error now, not a stream that never speaks
         since = _position(request.headers.get("last-event-id", ""))

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
+from enginehouse.api.operations import check_sha256
 from enginehouse.core.errors import Invalid
 from enginehouse.core.operation import OperationKind
 from enginehouse.frontend.board import Board
@@ -143,6 +144,8 @@ class NodeRoutes:
             raise Invalid(
                 f"cannot {kind} nothing: name a backend, or a uri and a name", code="invalid_name", param="backend"
             )
+        if kind == "install" and asked.uri:
+            check_sha256(asked.uri, "")  # LocalAI's body has none
         by = request_of(request)
         wish = BackendWish(
             kind=kind,

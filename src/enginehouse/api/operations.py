@@ -12,6 +12,7 @@ from starlette.responses import Response
 from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import shown
+from enginehouse.core.reference import is_digest, parse_uri, shown_uri
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.operations import BackendWish, Operations
@@ -138,7 +139,7 @@ class OperationRoutes:
 
     async def every(self, request: Request) -> Response:
         limit, before = _limit(request), _before(request)
-        if request.query_params.get("all") in ("true", "1"):
+        if _wants_all(request):
             views = await self._board.page(limit, before)
             return json_response({"operations": views, **_next(views, limit)})
         if before:
@@ -178,6 +179,8 @@ class OperationRoutes:
 
 async def _wish(request: Request) -> BackendWish:
     asked = await read_body(request, OperationRequest)
+    if asked.kind == "install" and asked.uri:
+        check_sha256(asked.uri, asked.sha256)
     return BackendWish(
         kind=asked.kind,
         name=asked.name,
@@ -189,6 +192,17 @@ async def _wish(request: Request) -> BackendWish:
         sha256=asked.sha256,
         max_parallel=asked.max_parallel,
     )
+
+
+def check_sha256(uri: str, sha256: str) -> None:
+    """Workers take no archive without one: that is a mistake of the request, to be told before any node is asked."""
+    is_good = is_digest(f"sha256:{sha256.strip().lower().removeprefix('sha256:')}")
+    if not is_good and (sha256 or parse_uri(uri).kind == "archive"):
+        raise Invalid(
+            f"cannot install from {shown_uri(uri)}: give the sha256 of the archive, 64 hexadecimal digits",
+            code="invalid_uri",
+            param="sha256",
+        )
 
 
 def _id(request: Request) -> str:
@@ -213,6 +227,15 @@ def _record(view: OperationView) -> HistoryRecord:
         nodes=view.nodes if view.nodes is not UNSET else [],
         excluded=view.excluded,
     )
+
+
+def _wants_all(request: Request) -> bool:
+    given = request.query_params.get("all", "false")
+    if given not in ("true", "1", "false", "0"):
+        raise Invalid(
+            f"cannot tell what `all` means by {shown(given)}: it is true or false", code="invalid_name", param="all"
+        )
+    return given in ("true", "1")
 
 
 def _before(request: Request) -> str:

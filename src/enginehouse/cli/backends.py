@@ -5,17 +5,16 @@ Install, upgrade and delete are operations that go to all chosen nodes at once; 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from enginehouse.cli import local, output
+from enginehouse.cli import output
 from enginehouse.cli.command import command, group, wants_json
-from enginehouse.cli.names import checked_backend, checked_nodes
-
-CHECK_SECONDS = 60.0  # registries are asked; a slow one has ten seconds
+from enginehouse.cli.names import checked_nodes
+from enginehouse.cli.plans import CHECK_SECONDS, plan, versions, wish_of
+from enginehouse.core.errors import Conflict, NotFound, exit_code
 
 
 @group(
@@ -41,7 +40,8 @@ def list_backends() -> None:
             backend.name,
             node.node_name,
             "broken" if node.is_broken else node.node_status,
-            node.version,
+            # A meta name has no version of its own; it may lead to another build on the next node.
+            f"({node.meta_backend_for})" if node.meta_backend_for else node.version,
             node.digest.removeprefix("sha256:")[:12],
             f"{output.age_of(node.installed_at)} ago" if node.installed_at else "",
             "" if node.report_age_seconds is None else f"{output.age(node.report_age_seconds)} ago",
@@ -57,7 +57,10 @@ def list_backends() -> None:
             output.remark(f"{backend.name} differs on {names}")
 
 
-@command("available", examples=("enginehouse backends available", "enginehouse backends available --all"))
+@command(
+    "available",
+    examples=("enginehouse backends available", "enginehouse backends available --all"),
+)
 @click.option("--all", "everything", is_flag=True, help="Also what fits no node, single builds, builds for developers.")
 def available(everything: bool) -> None:
     """What the galleries offer to the nodes there are, what is installed first."""
@@ -69,7 +72,7 @@ def available(everything: bool) -> None:
         output.emit_json(answer)
         return
     offered = read(answer, tuple[AvailableBackend, ...])
-    first = {one.name: one.gallery for one in reversed(offered)}
+    first = {one.name: one.gallery_name for one in reversed(offered)}
     shown = [
         one
         for one in sorted(offered, key=lambda one: not one.installed)
@@ -77,7 +80,7 @@ def available(everything: bool) -> None:
     ]
     rows = [
         [
-            one.name if first[one.name] == one.gallery else f"{one.gallery}@{one.name}",
+            one.name if first[one.name] == one.gallery_name else f"{one.gallery_name}@{one.name}",
             "installed" if one.installed else "" if one.fits else "no node",
             one.version,
             one.license,
@@ -87,7 +90,7 @@ def available(everything: bool) -> None:
     ]
     columns = ("NAME", "", "VERSION", "LICENSE", "DESCRIPTION")
     output.emit_table(columns, output.fit_last(columns, rows), "no gallery offers a backend")
-    stale = sorted({one.gallery for one in shown if one.stale})
+    stale = sorted({one.gallery_name for one in shown if one.stale})
     if stale:
         output.remark(f"not asked lately: {', '.join(stale)}; see `enginehouse gallery list`")
     if len(shown) < len(offered):
@@ -119,7 +122,7 @@ _PARALLEL = click.option(
 @_targets
 @click.option("--force", is_flag=True, help="Install again where it is already there.")
 @click.option("--uri", metavar="URI", help="From this image, archive or package instead of a gallery.")
-@click.option("--alias", metavar="NAME", help="Another name for it; with --uri.")
+@click.option("--alias", metavar="NAME", help="Another name that workers know it by; with --uri.")
 @click.option("--sha256", metavar="HEX", help="Of an archive; with --uri.")
 @_PARALLEL
 def install(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
@@ -151,24 +154,36 @@ def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follo
     if name is not None:
         return _request("upgrade", name, _chosen(nodes, everywhere), more, no_follow)
     if nodes or not everywhere:
-        raise click.UsageError("Say what to upgrade: a name, or --all")
+        what = "a name; --all is for every node" if everywhere else "a name, or --all"
+        raise click.UsageError(f"Say what to upgrade: {what}")
     return _upgrade_everything(more, no_follow)
 
 
 def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
+    """Everything is asked for before anything is watched: whoever stops watching has asked for all of it."""
     from enginehouse.cli.connect import connect, read
+    from enginehouse.cli.ops import finish
     from enginehouse.cli.shapes import Upgrade
 
-    found = read(connect().post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, Upgrade])
+    frontend = connect()
+    found = read(frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, Upgrade])
     if not found:
         output.remark("everything is at the version of its gallery")
         return 0
-    ends = []
+    answers, ends = [], []
     for name, upgrade in found.items():
         output.remark(f"upgrading {name} on {', '.join(node.node_name for node in upgrade.nodes)}")
-        ends.append(_request("upgrade", name, [node.node_id for node in upgrade.nodes], more, no_follow))
-    # 3: some of it done and some not.
-    return ends[0] if len(set(ends)) == 1 else 3
+        wish = wish_of("upgrade", name, [node.node_id for node in upgrade.nodes], more)
+        try:
+            answers.append(frontend.request("POST", "/api/operations", wish))
+        except (Conflict, NotFound) as error:
+            # Its nodes changed since the check; that is no reason to leave the others behind.
+            output.remark(error.message)
+            ends.append(exit_code(error))
+    ends += [finish(frontend, answer, no_follow=no_follow) for answer in answers]
+    if len(set(ends)) == 1:
+        return ends[0]
+    return 3  # some of it done and some not
 
 
 @command("upgrades", examples=("enginehouse backends upgrades", "enginehouse backends upgrades --json"))
@@ -191,22 +206,12 @@ def upgrades(cached: bool) -> None:
         (
             name,
             node.node_name,
-            *_versions(
-                (node.installed_version, node.installed_digest), (node.available_version, node.available_digest)
-            ),
+            *versions((node.installed_version, node.installed_digest), (node.available_version, node.available_digest)),
         )
         for name, upgrade in read(answer, dict[str, Upgrade]).items()
         for node in upgrade.nodes
     ]
     output.emit_table(("NAME", "NODE", "INSTALLED", "AVAILABLE"), rows, "everything is at the version of its gallery")
-
-
-def _versions(before: tuple[str, str], after: tuple[str, str]) -> tuple[str, str]:
-    """Two versions, each with its digest: by name where the names tell them apart, else by digest."""
-    if before[0] and after[0] and before[0] != after[0]:
-        return before[0], after[0]
-    short = [digest.removeprefix("sha256:")[:12] or version for version, digest in (before, after)]
-    return short[0], short[1]
 
 
 @command(
@@ -216,7 +221,7 @@ def _versions(before: tuple[str, str], after: tuple[str, str]) -> tuple[str, str
 @click.argument("name")
 @_targets
 def delete(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool) -> int:
-    """Delete the backend NAME from the nodes given with --node, or from --all."""
+    """Delete the backend NAME from the nodes given with --node, or with --all from every approved node."""
     if not nodes and not everywhere:
         raise click.UsageError("Say where to delete it from: --all, or --node NODE")
     return _request("delete", name, _chosen(nodes, everywhere), {}, no_follow)
@@ -229,87 +234,13 @@ def _chosen(nodes: tuple[str, ...], everywhere: bool) -> list[str]:
     return checked_nodes(nodes)
 
 
-def _wish(kind: str, name: str, nodes: list[str], more: dict[str, Any]) -> dict[str, object]:
-    body: dict[str, object] = {"kind": kind, "name": checked_backend(name)}
-    if nodes:
-        body["nodes"] = nodes
-    return body | {key: value for key, value in more.items() if value}
-
-
 def _request(kind: str, name: str, nodes: list[str], more: dict[str, Any], no_follow: bool) -> int:
     from enginehouse.cli.connect import connect
     from enginehouse.cli.ops import finish
 
     frontend = connect()
-    answer = frontend.request("POST", "/api/operations", _wish(kind, name, nodes, more))
+    answer = frontend.request("POST", "/api/operations", wish_of(kind, name, nodes, more))
     return finish(frontend, answer, no_follow=no_follow)
-
-
-@command(
-    "plan",
-    examples=(
-        "enginehouse backends plan llama-cpp",
-        "enginehouse backends plan llama-cpp --upgrade --node attic",
-        "enginehouse backends plan llama-cpp --local",
-    ),
-)
-@click.argument("name")
-@click.option("--node", "nodes", multiple=True, metavar="NODE", help="On this node; repeatable.")
-@click.option("--upgrade", "is_upgrade", is_flag=True, help="Of an upgrade instead of an install.")
-@click.option("--local", "is_local", is_flag=True, help="Of this machine, without a server.")
-@click.option("--name", "directory", metavar="NAME", help="The directory, where NAME is not a gallery's name.")
-@click.option("--sha256", metavar="HEX", default="", help="Of an archive.")
-@local.place
-def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **flags: Any) -> None:
-    """What installing NAME would do on each node; nothing is changed.
-
-    With --local, or where there is no server: what it would fetch, reuse and take on this machine.
-    """
-    from enginehouse.cli.connect import has_server
-
-    directory, sha256 = flags.pop("directory"), flags.pop("sha256")
-    if is_local or flags.get("backends_path") or not has_server():
-        from enginehouse.cli import working
-
-        resolved, reasons = working.chosen(name, directory, flags, sha256=sha256)
-        local.emit_plan(resolved, reasons, flags)
-    else:
-        _plan_fleet(_wish("upgrade" if is_upgrade else "install", name, checked_nodes(nodes), {}))
-
-
-def _plan_fleet(wish: dict[str, object]) -> None:
-    from enginehouse.cli.connect import connect, read
-    from enginehouse.cli.shapes import Plan
-
-    answer = connect().post("/api/operations/plan", wish, timeout_seconds=CHECK_SECONDS)
-    if wants_json():
-        output.emit_json(answer)
-        return
-    plan = read(answer, Plan)
-    rows = [
-        (
-            row.node_name,
-            row.does,
-            row.backend,
-            *_versions((row.installed_version, row.installed_digest), (row.version, row.digest)),
-            output.size(row.download_bytes) if row.download_bytes else "",
-            output.size(row.free_disk_bytes) if row.free_disk_bytes else "",
-            row.node_status,
-            f"{row.capability} {row.platform}".strip(),
-        )
-        for row in plan.nodes
-    ]
-    columns = ("NODE", "DOES", "BUILD", "HAS", "WOULD BE", "FETCHES", "FREE DISK", "STATUS", "MACHINE")
-    # On a screen the last two would only break the lines; a pipe and --json have them.
-    shown = len(columns) - 2 if output.is_terminal(sys.stdout) else len(columns)
-    output.emit_table(columns[:shown], [row[:shown] for row in rows], "no node would do anything")
-    for row in plan.nodes:
-        if row.note:
-            output.remark(f"{row.node_name}: {row.note}")
-    for excluded in plan.excluded:
-        output.remark(f"left out: {excluded.node_name}: {excluded.reason}")
-    if plan.max_parallel:
-        output.remark(f"{plan.max_parallel} at a time")
 
 
 for each in (list_backends, available, install, upgrade, delete, upgrades, plan):

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from enginehouse.cli import output
-from enginehouse.cli.progress import describe, subject
+from enginehouse.cli.progress import describe, next_try, subject, why
 from enginehouse.cli.shapes import Operation, Row
 from enginehouse.core.progress import format_bytes
 
@@ -92,28 +92,41 @@ class Bars:
         if operation is None:
             return self._spinner
         rows = self._visible(operation.rows)
-        table = self._table(rows)
-        parts: list[RenderableType] = [table] if rows else [self._line(self._waiting_text(operation))]
-        if len(operation.rows) > 1:
+        doing = self._said_once(operation.rows)
+        parts = self._lines(rows, doing) if rows else [self._line(self._waiting_text(operation))]
+        if len(operation.rows) > 1 or doing:
             done = sum(not row.is_open for row in operation.rows)
-            parts.append(Text(f"{done} of {len(operation.rows)} done", style="dim"))
+            figures = f"{done} of {len(operation.rows)} done"
+            parts.append(Text(output.printable(f"{doing}: {figures}" if doing else figures), style="dim"))
         if self._trouble:
             seconds = int(time.monotonic() - self._trouble_since)
             parts.append(Text(output.printable(f"{self._trouble}; trying again ({seconds} s)"), style="yellow"))
         return Group(*parts)
 
-    def _table(self, rows: tuple[Row, ...]) -> Table:
+    def _said_once(self, rows: tuple[Row, ...]) -> str:
+        """What all rows do, where there is no room to say it in each of them: then the names of nodes are enough."""
+        doing = {row.action for row in rows}
+        longest = max((len(subject(row)) for row in rows), default=0)
+        return doing.pop() if longest > self._console.size.width // 3 and len(doing) == 1 else ""
+
+    def _lines(self, rows: tuple[Row, ...], doing: str) -> list[RenderableType]:
         # Widths are set here: left alone, rich shrinks the marks and the bars to make room for long reasons.
         screen = self._console.size.width
+        names = [output.printable(row.node_name if doing else subject(row)) for row in rows]
+        name = min(max(len(one) for one in names), screen // 3)
         bar = min(BAR_WIDTH, screen // 5)
-        name = min(max((len(subject(row)) for row in rows), default=0), screen // 3)
         words = max(1, screen - 1 - name - bar - 3)
-        table = Table.grid(padding=(0, 1, 0, 0))
-        for width in (1, name, bar, words):
-            table.add_column(width=width, no_wrap=True, overflow="ellipsis")
-        for row in rows:
-            table.add_row(*self._cells(row))
-        return table
+        lines: list[RenderableType] = []
+        for row, named in zip(rows, names, strict=True):
+            mark, *cells = self._cells(row)
+            # What has no bar has its room for words: a reason is longer than figures.
+            widths = (1, name, bar, words) if len(cells) == 2 else (1, name, bar + 1 + words)
+            line = Table.grid(padding=(0, 1, 0, 0))
+            for width in widths:
+                line.add_column(width=width, no_wrap=True, overflow="ellipsis")
+            line.add_row(mark, Text(named), *cells)
+            lines.append(line)
+        return lines
 
     def _line(self, text: str) -> RenderableType:
         self._spinner.update(text=Text(output.printable(text)))
@@ -130,18 +143,18 @@ class Bars:
         return tuple(sorted(rows, key=lambda row: (row.status == "success", row.status == "queued")))[:room]
 
     def _cells(self, row: Row) -> tuple[RenderableType, ...]:
+        """The mark, the bar where it has one, and the words."""
         style = _STYLES.get(row.status, "")
-        name = Text(output.printable(subject(row)))
         words = Text(output.printable(self._words(row)), style=style)
         match row.status:
             case "success":
-                return Text("✓", style=style), name, self._bar(row, 100.0), words
+                return Text("✓", style=style), self._bar(row, 100.0), words
             case "downloading" | "running_on_worker":
-                return self._moving.render(time.monotonic()), name, self._bar(row, row.percentage), words
+                return self._moving.render(time.monotonic()), self._bar(row, row.percentage), words
             case "queued":
-                return Text("…", style=style), name, Text(""), words
+                return Text("…", style=style), words
             case _:
-                return Text("✗", style=style), name, Text(""), words
+                return Text("✗", style=style), words
 
     def _bar(self, row: Row, percentage: float) -> ProgressBar:
         unknown = row.status != "success" and not row.total_bytes
@@ -152,6 +165,8 @@ class Bars:
         due = row.due_in_seconds
         if due is not None:
             due -= time.monotonic() - self._shown_at
+        if when := next_try(row, due):
+            return f"{when}: {why(row)}"  # what moves comes first: a long reason must not hide it
         text = describe(row, due)
         if row.status != "downloading" or not row.total_bytes:
             return text

@@ -7,13 +7,21 @@ so that no command has to list them. Nothing heavy is imported here: every `--he
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
 
 from enginehouse.core.errors import Invalid
 
+# What shared options mean to a command for which they mean something else; "" for nothing, then its help is silent.
+Meanings = Mapping[str, str]
+_AS_EVERYWHERE: Meanings = {}
+NO_SERVER: Meanings = {"--url": "", "--token": ""}
+NO_ANSWER: Meanings = {**NO_SERVER, "--json": ""}
+JOIN_TOKEN = "The join token; - reads stdin (ENGINEHOUSE_TOKEN)."
+
+_WHOLE_SENTENCE = 1000  # characters: longer than any
 _KEY = "enginehouse.given"
 _SHARED = frozenset({"data", "url", "token", "json"})
 
@@ -56,21 +64,24 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
         context.meta.setdefault(_KEY, {})[parameter.name] = value
 
 
-def _shared_options() -> list[click.Parameter]:
-    def option(*names: str, **attributes: Any) -> click.Option:
-        return click.Option(names, expose_value=False, callback=_remember, **attributes)
+def _shared_options(meanings: Meanings) -> list[click.Parameter]:
+    def option(name: str, help: str, **attributes: Any) -> click.Option:
+        meaning = meanings.get(name, help)
+        return click.Option(
+            [name], expose_value=False, callback=_remember, help=meaning, hidden=not meaning, **attributes
+        )
 
     return [
-        option("--data", metavar="DIR", help="Data directory (ENGINEHOUSE_DATA)."),
-        option("--url", metavar="URL", help="The frontend to talk to (ENGINEHOUSE_URL)."),
-        option("--token", metavar="TOKEN", help="Its token; - reads stdin (ENGINEHOUSE_TOKEN)."),
-        option("--json", is_flag=True, help="Answer in JSON."),
+        option("--data", "Data directory (ENGINEHOUSE_DATA).", metavar="DIR"),
+        option("--url", "The frontend to talk to (ENGINEHOUSE_URL).", metavar="URL"),
+        option("--token", "Its token; - reads stdin (ENGINEHOUSE_TOKEN).", metavar="TOKEN"),
+        option("--json", "Answer in JSON.", is_flag=True),
     ]
 
 
-def _own_first(parameters: Sequence[click.Parameter]) -> list[click.Parameter]:
+def _own_first(parameters: Sequence[click.Parameter], meanings: Meanings) -> list[click.Parameter]:
     taken = {name for parameter in parameters for name in parameter.opts}
-    return [*parameters, *(one for one in _shared_options() if not taken & set(one.opts))]
+    return [*parameters, *(one for one in _shared_options(meanings) if not taken & set(one.opts))]
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
@@ -80,8 +91,10 @@ def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> 
 
 
 class Command(click.Command):
-    def __init__(self, *arguments: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
-        attributes["params"] = _own_first(attributes.get("params") or [])
+    def __init__(
+        self, *arguments: Any, examples: Sequence[str] = (), meanings: Meanings = _AS_EVERYWHERE, **attributes: Any
+    ) -> None:
+        attributes["params"] = _own_first(attributes.get("params") or [], meanings)
         super().__init__(*arguments, **attributes)
         self.examples = tuple(examples)
 
@@ -92,23 +105,34 @@ class Command(click.Command):
 class Group(click.Group):
     command_class = Command
 
-    def __init__(self, *arguments: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
-        attributes["params"] = _own_first(attributes.get("params") or [])
+    def __init__(
+        self, *arguments: Any, examples: Sequence[str] = (), meanings: Meanings = _AS_EVERYWHERE, **attributes: Any
+    ) -> None:
+        attributes["params"] = _own_first(attributes.get("params") or [], meanings)
         super().__init__(*arguments, **attributes)
         self.examples = tuple(examples)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # The default cuts descriptions off where a line ends.
+        rows = [(name, one.get_short_help_str(_WHOLE_SENTENCE)) for name, one in sorted(self.commands.items())]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_examples(formatter, self.examples)
 
 
 def command(
-    name: str, *, examples: Sequence[str], short_help: str | None = None
+    name: str, *, examples: Sequence[str], meanings: Meanings = _AS_EVERYWHERE
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    return click.command(name, cls=Command, examples=examples, short_help=short_help)
+    return click.command(name, cls=Command, examples=examples, meanings=meanings)
 
 
-def group(name: str, *, examples: Sequence[str]) -> Callable[[Callable[..., Any]], Group]:
-    return click.group(name, cls=Group, examples=examples)
+def group(
+    name: str, *, examples: Sequence[str], meanings: Meanings = _AS_EVERYWHERE
+) -> Callable[[Callable[..., Any]], Group]:
+    return click.group(name, cls=Group, examples=examples, meanings=meanings)
 
 
 def setting(field: str, help: str, metavar: str = "TEXT") -> Callable[[Callable[..., Any]], Callable[..., Any]]:

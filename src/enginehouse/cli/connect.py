@@ -57,18 +57,19 @@ class Frontend:
     def request(self, method: str, path: str, body: object = None) -> object:
         """Ask for an operation. Under a key, so that asking again after an answer that got lost is the same wish."""
         key = uuid.uuid4().hex
-        for _ in range(TRIES - 1):
-            try:
-                return self._ask(method, path, body, REQUEST_SECONDS, key)
-            except Unavailable as error:
-                if error.code not in _MAY_HAVE_BEEN_ACCEPTED:
-                    raise
-            time.sleep(PAUSE_SECONDS)
-        return self._ask(method, path, body, REQUEST_SECONDS, key)
-
-    def _ask(self, method: str, path: str, body: object, timeout_seconds: float, key: str = "") -> object:
         with waiting(f"waiting for {self.url}"):
-            return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds, key=key)
+            for _ in range(TRIES - 1):
+                try:
+                    return self.client.request(method, path, body, object, key=key)
+                except Unavailable as error:
+                    if error.code not in _MAY_HAVE_BEEN_ACCEPTED:
+                        raise
+                time.sleep(PAUSE_SECONDS)
+            return self.client.request(method, path, body, object, key=key)
+
+    def _ask(self, method: str, path: str, body: object, timeout_seconds: float) -> object:
+        with waiting(f"waiting for {self.url}"):
+            return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds)
 
 
 def connect() -> Frontend:

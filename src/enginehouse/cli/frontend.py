@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from enginehouse.cli.command import command, given, setting
+from enginehouse.cli.command import NO_ANSWER, command, given, setting
 from enginehouse.cli.sources import allow_host, galleries
 from enginehouse.cli.timings import timings
+from enginehouse.core.errors import Invalid
 
 
 @command(
     "frontend",
+    meanings=NO_ANSWER,
     examples=(
         "enginehouse frontend --nats-url nats://bus:4222",
         "ENGINEHOUSE_DATABASE_URL=postgresql://… enginehouse frontend --host 0.0.0.0",
@@ -36,6 +38,13 @@ def entry(**flags: Any) -> int:
     from enginehouse.settings import FrontendSettings, load
 
     settings = load(FrontendSettings, {**flags, "data": given().data}, os.environ)
+    if not settings.nats_url:
+        raise Invalid(
+            "cannot start a frontend without a NATS server: name it with --nats-url or ENGINEHOUSE_NATS_URL "
+            "(`enginehouse up` brings its own)",
+            code="invalid_setting",
+            param="nats_url",
+        )
     # After the settings: a bad one is told at once, without importing a whole server.
     from enginehouse import run
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from enginehouse.cli import output, sources
-from enginehouse.cli.command import command, group, wants_json
+from enginehouse.cli.command import NO_SERVER, command, group, wants_json
 from enginehouse.cli.names import checked_backend
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 Machine = tuple[str, str, str]  # capability, why, platform
 
 
-@group("gallery", examples=("enginehouse gallery list", "enginehouse gallery resolve llama-cpp --capability nvidia"))
+@group(
+    "gallery",
+    meanings=NO_SERVER,
+    examples=("enginehouse gallery list", "enginehouse gallery resolve llama-cpp --capability nvidia"),
+)
 def entry() -> None:
     """See what the galleries hold, without a server."""
 
@@ -37,7 +41,11 @@ def _machine(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--capability", metavar="WORD", help="For another capability than this machine's.")(function)
 
 
-@command("list", examples=("enginehouse gallery list", "enginehouse gallery list --all --capability nvidia-cuda-12"))
+@command(
+    "list",
+    meanings=NO_SERVER,
+    examples=("enginehouse gallery list", "enginehouse gallery list --all --capability nvidia-cuda-12"),
+)
 @click.option("--all", "everything", is_flag=True, help="Every entry, with the reason where it cannot be installed.")
 @_machine
 def list_entries(
@@ -63,7 +71,11 @@ def list_entries(
     output.remark(f"{len(rows)} shown, {fitting} of {total} entries can be installed here: {about}{more}")
 
 
-@command("show", examples=("enginehouse gallery show llama-cpp", "enginehouse gallery show localai@llama-cpp"))
+@command(
+    "show",
+    meanings=NO_SERVER,
+    examples=("enginehouse gallery show llama-cpp", "enginehouse gallery show localai@llama-cpp"),
+)
 @click.argument("name")
 @_machine
 def show(name: str, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any) -> None:
@@ -91,6 +103,7 @@ def show(name: str, capability: str | None, platform: str | None, chosen: tuple[
 
 @command(
     "resolve",
+    meanings=NO_SERVER,
     examples=(
         "enginehouse gallery resolve llama-cpp",
         "enginehouse gallery resolve localai@llama-cpp --capability nvidia-cuda-12 --platform linux/amd64",

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from enginehouse.cli.command import command, given, setting
+from enginehouse.cli.command import JOIN_TOKEN, command, given, setting
 from enginehouse.cli.sources import installing
 from enginehouse.core.errors import Invalid
 
 
 @command(
     "join",
+    meanings={"--url": "", "--token": JOIN_TOKEN, "--json": ""},
     examples=(
         "enginehouse join http://server:8080 --token - < join.token",
         "ENGINEHOUSE_TOKEN=… enginehouse join http://server:8080 --name attic",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from enginehouse.cli import output, sources
-from enginehouse.cli.command import command, group, setting, wants_json
+from enginehouse.cli.command import NO_SERVER, command, group, setting, wants_json
 
 if TYPE_CHECKING:
     from enginehouse.core.backend import Resolved
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 @group(
     "local",
+    meanings=NO_SERVER,
     examples=(
         "enginehouse local install llama-cpp --backends-path ./backends",
         "enginehouse local list --backends-path ./backends",
@@ -39,6 +40,7 @@ def place(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command(
     "install",
+    meanings=NO_SERVER,
     examples=(
         "enginehouse local install llama-cpp",
         "enginehouse local install quay.io/acme/engine:latest --name my-engine",
@@ -62,7 +64,9 @@ def install(backend: str, name: str | None, alias: str, sha256: str, force: bool
     working.install(resolved, flags, force=force)
 
 
-@command("upgrade", examples=("enginehouse local upgrade llama-cpp", "enginehouse local upgrade --all"))
+@command(
+    "upgrade", meanings=NO_SERVER, examples=("enginehouse local upgrade llama-cpp", "enginehouse local upgrade --all")
+)
 @click.argument("names", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Everything that is installed.")
 @click.option("--check", is_flag=True, help="Only say what could be upgraded.")
@@ -76,7 +80,7 @@ def upgrade(names: tuple[str, ...], everything: bool, check: bool, **flags: Any)
     return working.upgrade(names, flags, check=check)
 
 
-@command("rollback", examples=("enginehouse local rollback llama-cpp",))
+@command("rollback", meanings=NO_SERVER, examples=("enginehouse local rollback llama-cpp",))
 @click.argument("name")
 @place
 def rollback(name: str, **flags: Any) -> None:
@@ -93,7 +97,7 @@ def rollback(name: str, **flags: Any) -> None:
     working.run(work, flags, doing=f"roll {name} back")
 
 
-@command("delete", examples=("enginehouse local delete llama-cpp",))
+@command("delete", meanings=NO_SERVER, examples=("enginehouse local delete llama-cpp",))
 @click.argument("name")
 @place
 def delete(name: str, **flags: Any) -> None:
@@ -110,7 +114,7 @@ def delete(name: str, **flags: Any) -> None:
     working.run(work, flags, doing=f"delete {name}")
 
 
-@command("list", examples=("enginehouse local list", "enginehouse local list --json"))
+@command("list", meanings=NO_SERVER, examples=("enginehouse local list", "enginehouse local list --json"))
 @place
 def list_backends(**flags: Any) -> None:
     """What is installed, what came with the system, meta names, and what is broken."""
@@ -128,7 +132,7 @@ def list_backends(**flags: Any) -> None:
     output.emit_table(columns, output.fit_last(columns, rows), "nothing is installed here")
 
 
-@command("gc", examples=("enginehouse local gc", "enginehouse local gc --cap 2GiB"))
+@command("gc", meanings=NO_SERVER, examples=("enginehouse local gc", "enginehouse local gc --cap 2GiB"))
 @click.option("--cap", metavar="SIZE", help="How much may stay, for example 2GiB.")
 @place
 def collect(cap: str | None, **flags: Any) -> None:

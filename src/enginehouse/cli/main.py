@@ -7,6 +7,7 @@ one-line descriptions stand here and nothing but click is imported for them.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import click
 
 from enginehouse import __version__
 from enginehouse.cli.command import Command, Group
-from enginehouse.core.errors import EnginehouseError, exit_code
+from enginehouse.core.errors import EnginehouseError, Unauthenticated, exit_code
 
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
 
@@ -62,7 +63,9 @@ class Program(Group):
             result = super().main(args, "enginehouse", standalone_mode=False)
             sys.stdout.flush()
         except EnginehouseError as error:
-            _complain(error.message)
+            # The frontend speaks of headers; whoever typed a command has other ways.
+            hint = "; give it with --token - or ENGINEHOUSE_TOKEN" if isinstance(error, Unauthenticated) else ""
+            _complain(error.message + hint)
             return exit_code(error)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
@@ -109,4 +112,8 @@ def program() -> None:
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its number: better than no answer at all.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     program.main()

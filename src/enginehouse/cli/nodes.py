@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from enginehouse.cli import output
 from enginehouse.cli.command import command, group, wants_json
 from enginehouse.core.name import check_name
+
+if TYPE_CHECKING:
+    from enginehouse.core.backend import InstalledBackend
 
 
 @group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
@@ -77,10 +81,7 @@ def show(node: str) -> None:
         ("key", found.fingerprint),
         ("version", found.worker_version),
         ("joined", f"{output.age_of(found.created_at)} ago" if found.created_at else ""),
-        *(
-            ("backend", f"{one.name} {one.version}{' (broken)' if one.is_broken else ''}".strip())
-            for one in found.backends or ()
-        ),
+        *(("backend", _installed(one)) for one in found.backends or ()),
         *(("model", f"{one.model_id}#{one.replica_index}") for one in found.replicas or ()),
     ]
     output.emit_facts(facts)
@@ -126,7 +127,7 @@ def resume(node: str) -> None:
     if wants_json():
         output.emit_json(answer)
     else:
-        output.say(f"{node} takes work again")
+        output.say(f"resumed {node}")
 
 
 @command("remove", examples=("enginehouse nodes remove attic",))
@@ -140,6 +141,13 @@ def remove(node: str) -> None:
         output.emit_json(answer)
     else:
         output.say(f"removed {node}")
+
+
+def _installed(backend: InstalledBackend) -> str:
+    """Its name, and its version or the build that it stands for."""
+    version = backend.version or backend.digest.removeprefix("sha256:")[:12]
+    what = f"({backend.meta_backend_for})" if backend.meta_backend_for else version
+    return f"{backend.name} {what}{' (broken)' if backend.is_broken else ''}".strip()
 
 
 def heard(age_seconds: float | None) -> str:

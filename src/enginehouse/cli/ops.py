@@ -27,7 +27,14 @@ def entry() -> None:
 
 @command("list", examples=("enginehouse ops list", "enginehouse ops list --open"))
 @click.option("--open", "only_open", is_flag=True, help="Only what is under way or failed.")
-@click.option("--limit", type=click.IntRange(1, SEARCHED), default=50, show_default=True, metavar="NUMBER")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, SEARCHED),
+    default=50,
+    show_default=True,
+    metavar="NUMBER",
+    help="How many at most.",
+)
 def list_operations(only_open: bool, limit: int) -> None:
     """The latest operations, newest first."""
     from enginehouse.cli.connect import connect, read
@@ -48,12 +55,13 @@ def list_operations(only_open: bool, limit: int) -> None:
             _nodes_done(one),
             output.age_of(one.created_at),
             one.author,
-            one.error,
+            output.shortened(one.error),
         )
         for one in operations
     ]
     columns = ("ID", "WHAT", "STATUS", "NODES", "AGE", "BY", "ERROR")
-    output.emit_table(columns, rows, "nothing was asked for yet")
+    nothing = "nothing is under way, and nothing failed" if only_open else "nothing was asked for yet"
+    output.emit_table(columns, output.fit_last(columns, rows), nothing)
 
 
 @command("show", examples=("enginehouse ops show 3f2a", "enginehouse ops show 3f2a --json"))
@@ -98,7 +106,10 @@ def cancel(operation_id: str, node: str | None) -> None:
         describe(answer.get("operation") if isinstance(answer, dict) else answer)
 
 
-@command("retry", examples=("enginehouse ops retry 3f2a", "enginehouse ops retry 3f2a --node attic"))
+@command(
+    "retry",
+    examples=("enginehouse ops retry 3f2a", "enginehouse ops retry 3f2a --node attic"),
+)
 @click.argument("operation_id", metavar="ID")
 @_NODE
 @click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")

@@ -33,6 +33,8 @@ _STYLES = {
     "failed": "red",
     "broken": "red",
 }
+UNBROKEN = 24  # a word that is at most so long is never broken: names and ids are read and copied whole
+_DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -40,6 +42,11 @@ def printable(text: str, *, lines: bool = False) -> str:
     """`text` without what could move a cursor; newlines and tabs stay only where `lines` says so."""
     text = _CONTROL.sub("", text)
     return text if lines else re.sub(r"[\t\n]+", " ", text)
+
+
+def shortened(text: str) -> str:
+    """`text` with the digests in it as short as everywhere else; `--json` has them whole."""
+    return _DIGEST.sub(r"\1", text)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -104,17 +111,36 @@ def fit_last(columns: Sequence[str], rows: Sequence[Sequence[str]], least: int =
 
 
 def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    least = -2
+    for column, *cells in zip(columns, *rows, strict=True):
+        longest = max((cell_len(word) for cell in (column, *cells) for word in cell.split()), default=0)
+        width = min(UNBROKEN, longest)
+        table.add_column(column, overflow="fold", min_width=width)
+        least += width + 2
+    if least > console.width:
+        _draw_wide((columns, *rows))
+        return
     for row in rows:
         # Text, not str: brackets in a name are not markup.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console(soft_wrap=False).print(table)
+    console.print(table)
+
+
+def _draw_wide(rows: Sequence[Sequence[str]]) -> None:
+    """On a screen that is too narrow for whole words, lines run on into the next: better than words in pieces."""
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(padded).rstrip())
 
 
 def emit_facts(facts: Sequence[tuple[str, str]]) -> None:

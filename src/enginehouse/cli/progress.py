@@ -18,6 +18,8 @@ from enginehouse.core.progress import format_bytes
 
 LINE_SECONDS = 2.0
 
+# What workers remark on a success that not everybody would expect.
+_NOTES = {"already_absent": " (it was not there)"}
 _PHASES = {"": "working", "resolving": "looking up", "extracting": "unpacking"}
 
 
@@ -38,7 +40,8 @@ class View(Protocol):
 def choose_view(*, as_json: bool) -> View:
     if as_json:
         return JsonLines()
-    if output.is_terminal(sys.stderr):
+    # A terminal that cannot show them would get lines that are longer than they were made to be, and be flooded.
+    if output.is_terminal(sys.stderr) and output.can_show("✓✗…⠋━", sys.stderr):
         from enginehouse.cli.bars import Bars
 
         return Bars()
@@ -50,7 +53,20 @@ def phase_words(row: Row) -> str:
     is_fetched = row.action.partition(" ")[0] in ("install", "upgrade", "place")
     phase = "" if row.phase == "resolving" and not is_fetched else row.phase
     words = _PHASES.get(phase, phase)
-    return f"{words} {row.file_name}" if row.file_name else words
+    return f"{words} {output.shortened(row.file_name)}" if row.file_name else words
+
+
+def next_try(row: Row, due_in_seconds: float | None) -> str:
+    """When a row that failed for the moment is tried again; "" for any other."""
+    if row.status != "queued" or row.reason in (NODE_AWAY, DRAINING) or not (row.error or row.reason):
+        return ""
+    # A wait that is due is about to be tried: a countdown must not stop at zero and say nothing.
+    soon = due_in_seconds is None or due_in_seconds < 1
+    return "trying again" if soon else f"next try in {output.duration(due_in_seconds or 0)}"
+
+
+def why(row: Row) -> str:
+    return output.shortened(row.error or row.reason)
 
 
 def describe(row: Row, due_in_seconds: float | None) -> str:
@@ -63,10 +79,7 @@ def describe(row: Row, due_in_seconds: float | None) -> str:
         case "queued" if row.reason == DRAINING:
             return f"queued: {row.node_name} is drained"
         case "queued" if row.error or row.reason:
-            # A wait that is due is about to be tried: a countdown must not stop at zero and say nothing.
-            soon = due_in_seconds is None or due_in_seconds < 1
-            next_try = "trying again" if soon else f"next try in {output.duration(due_in_seconds or 0)}"
-            return f"waiting: {row.error or row.reason}; {next_try}"
+            return f"waiting: {why(row)}; {next_try(row, due_in_seconds)}"
         case "queued":
             return "queued"
         case "downloading":
@@ -74,9 +87,9 @@ def describe(row: Row, due_in_seconds: float | None) -> str:
         case "running_on_worker":
             return "still running on the worker, which has been silent for a while"
         case "error":
-            return row.error or row.reason or "failed without a reason"
+            return why(row) or "failed without a reason"
         case "cancelled" | "superseded":
-            return row.error or row.status
+            return output.shortened(row.error) or row.status
         case _:
             return row.status
 
@@ -103,7 +116,7 @@ def ending_lines(operation: Operation) -> Iterator[str]:
         yield f"{'✓' if fancy else 'ok'} {operation.kind.replace('_', ' ')} {operation.name}"
     for row in operation.rows:
         mark = marks.get(row.status, "…") if fancy else plain.get(row.status, "...")
-        end = "" if row.status == "success" else f": {describe(row, row.due_in_seconds)}"
+        end = _NOTES.get(row.note, "") if row.status == "success" else f": {describe(row, row.due_in_seconds)}"
         yield f"{mark} {subject(row)}{end}"
     for excluded in operation.excluded or ():
         yield f"- {excluded.node_name}: left out: {excluded.reason}"

@@ -27,6 +27,7 @@ class Row(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     reason: str = ""
     error: str = ""
+    note: str = ""
     due_in_seconds: float | None = None
 
     @property
@@ -105,6 +106,7 @@ class BackendOnNode(Struct, frozen=True, kw_only=True):
     node_status: str = ""
     version: str = ""
     digest: str = ""
+    meta_backend_for: str = ""
     installed_at: str = ""
     is_broken: bool = False
     report_age_seconds: float | None = None
@@ -152,17 +154,25 @@ class Backend(Struct, frozen=True, kw_only=True):
     drift: tuple[BackendOnNode, ...] | None = None
 
 
+class GalleryName(Struct, frozen=True):
+    name: str = ""
+
+
 class AvailableBackend(Struct, frozen=True, kw_only=True):
     name: str
     description: str = ""
     license: str = ""
     version: str = ""
-    gallery: str = ""
+    gallery: GalleryName | str = ""  # a text in answers of older frontends
     installed: bool = False
     is_development: bool = False
     is_variant: bool = False
     fits: bool = True
     stale: bool = False
+
+    @property
+    def gallery_name(self) -> str:
+        return self.gallery if isinstance(self.gallery, str) else self.gallery.name
 
 
 class ModelOptions(Struct, frozen=True, kw_only=True):

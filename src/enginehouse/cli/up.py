@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from enginehouse.cli import output
-from enginehouse.cli.command import command, given, setting, wants_json
+from enginehouse.cli.command import NO_SERVER, command, given, setting, wants_json
 from enginehouse.cli.sources import galleries, installing
 from enginehouse.cli.timings import timings
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 @command(
     "up",
+    meanings=NO_SERVER,
     examples=(
         "enginehouse up",
         "enginehouse up --host 0.0.0.0        # open to other machines, with credentials",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enginehouse import __version__
-from enginehouse.cli.command import command, wants_json
+from enginehouse.cli.command import NO_SERVER, command, wants_json
 from enginehouse.cli.output import emit_json, say
 
 
-@command("version", examples=("enginehouse version", "enginehouse version --json"))
+@command("version", meanings=NO_SERVER, examples=("enginehouse version", "enginehouse version --json"))
 def entry() -> None:
     """Show the version."""
     import platform

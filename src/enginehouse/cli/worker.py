@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from enginehouse.cli.command import command, given, setting
+from enginehouse.cli.command import JOIN_TOKEN, command, given, setting
 from enginehouse.cli.sources import installing
 
 
 @command(
     "worker",
+    meanings={
+        "--url": "The frontend to join, or several with commas (ENGINEHOUSE_URL).",
+        "--token": JOIN_TOKEN,
+        "--json": "",
+    },
     examples=(
         "enginehouse worker --url http://server:8080 --token - < join.token",
         "ENGINEHOUSE_URL=http://server:8080 ENGINEHOUSE_TOKEN=… enginehouse worker --name attic",

@@ -114,6 +114,11 @@ class Catalogue:
 
     def _unknown(self, name: str) -> NotFound | Unavailable:
         chosen = name.rpartition("@")[0]
+        names = [one.name for one in self.galleries]
+        if chosen and chosen not in names:
+            return NotFound(
+                f"cannot find a gallery named {chosen!r}: there is {', '.join(names)}", code="not_found", param="backend"
+            )
         missing = [one for one in self.galleries if one.problem and chosen in ("", one.name)]
         expected = [one.name for one in missing if one.is_expected]
         if expected:

@@ -12,7 +12,9 @@ from typing import Literal
 from msgspec import Struct
 
 from enginehouse.core.action import RemoveModel, StopReplica
+from enginehouse.core.errors import NotFound
 from enginehouse.core.intent import NODE_AWAY, Intent
+from enginehouse.core.name import shown
 from enginehouse.core.progress import Progress
 
 OperationKind = Literal["install", "upgrade", "delete", "load", "unload", "delete_model", "drain"]
@@ -144,3 +146,11 @@ def percentage_of(intent: Intent, live: Progress | None) -> float:
         return 100.0
     known = live or intent.progress
     return known.percentage if known else 0.0
+
+
+def unknown_operation(operation_id: str) -> NotFound:
+    return NotFound(
+        f"cannot find an operation with the id {shown(operation_id)}: `enginehouse ops list` shows them; those that "
+        "ended long ago are forgotten",
+        param="id",
+    )

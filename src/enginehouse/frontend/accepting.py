@@ -16,7 +16,7 @@ from msgspec import Struct
 from enginehouse.core.action import Action
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.intent import Intent
-from enginehouse.core.operation import Asked, Excluded, Operation, OperationKind
+from enginehouse.core.operation import Asked, Excluded, Operation, OperationKind, unknown_operation
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.nodes import find_node
 from enginehouse.store import db, idempotency, operations
@@ -109,7 +109,7 @@ def with_intents(connection: Connection, operation_id: str, node: str | None) ->
     """An operation and its intents, on one node or all."""
     operation = operations.get(connection, operation_id)
     if operation is None:
-        raise NotFound(f"cannot find an operation with the id {operation_id!r}", code="not_found")
+        raise unknown_operation(operation_id)
     intents = operations.intents_of(connection, [operation_id])[operation_id]
     if node is None:
         return operation, intents

@@ -20,7 +20,7 @@ from msgspec import Struct
 from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Operation, status_of
+from enginehouse.core.operation import Operation, status_of, unknown_operation
 from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.views import (
@@ -101,7 +101,7 @@ class Board:
     async def view(self, operation_id: str) -> OperationView:
         snapshots = await self._store.transaction(lambda connection: self._read(connection, [operation_id]))
         if not snapshots:
-            raise NotFound(f"cannot find an operation with the id {operation_id!r}", code="not_found")
+            raise unknown_operation(operation_id)
         return self._render(snapshots[0])
 
     async def unfinished(self, limit: int) -> list[OperationView]:

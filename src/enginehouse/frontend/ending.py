@@ -7,7 +7,7 @@ ended long ago.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from enginehouse.core.action import Foreign, InstallBackend, RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
@@ -97,7 +97,8 @@ class Endings:
                 raise Conflict(f"cannot retry operation {operation_id}: its nodes are gone", code="conflict")
             kept = Kept(targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id)
             operation = new_operation(connection, before.kind, before.name, request.author, kept)
-            operations.dismiss(connection, before.id, db.now(connection))
+            if not _left_behind(connection, before.id, {intent.id for intent in again}):
+                operations.dismiss(connection, before.id, db.now(connection))
             fleet = sum(one.is_target for one in nodes.every(connection))
             width = width_of(before.kind, before.asked.max_parallel, fleet)
             actions = [(intent.node_id, intent.action) for intent in again]
@@ -180,6 +181,13 @@ def _locked(connection: Connection, intents: Iterable[Intent]) -> list[Intent]:
     """Which of these are open, as they are now: one that is being claimed or settled at this moment is waited for."""
     open_ones = [intent.id for intent in intents if intent.is_open]
     return [intent for intent in operations.lock_intents(connection, open_ones).values() if intent.is_open]
+
+
+def _left_behind(connection: Connection, operation_id: str, again: Collection[str]) -> bool:
+    """Whether something failed of an operation that is not done again: then it is still to be seen."""
+    every = operations.intents_of(connection, [operation_id])[operation_id]
+    newest = {(intent.node_id, intent.subject): intent for intent in every}
+    return any(intent.state == "failed" and intent.id not in again for intent in newest.values())
 
 
 def cancel_all(connection: Connection, intents: Iterable[Intent], reason: str, message: str) -> list[Intent]:

@@ -49,10 +49,11 @@ class Registered(Struct, frozen=True):
 
 def find_node(connection: Connection, name_or_id: str) -> Node:
     """By id, else by name; a name that two machines have must be told apart by id."""
-    node = nodes.get(connection, name_or_id)
+    is_name = "\x00" not in name_or_id  # PostgreSQL cannot even be asked for one
+    node = nodes.get(connection, name_or_id) if is_name else None
     if node is not None:
         return node
-    named = nodes.by_name(connection, name_or_id)
+    named = nodes.by_name(connection, name_or_id) if is_name else []
     if len(named) > 1:
         ids = ", ".join(f"{one.id} ({one.status})" for one in named)
         raise Conflict(f"cannot tell which {shown(name_or_id)} is meant: use one of the ids {ids}", code="conflict")
@@ -125,6 +126,9 @@ class Nodes:
             else:
                 nodes.save(connection, node)
                 nodes.set_token(connection, node.id, token_hash(token))
+                if not node.approved:
+                    # Whoever is to approve it sees that it is there: until then it has no other way to say so.
+                    nodes.set_heartbeat(connection, node.id, node.capacity, now)
                 if node.approved and not known.approved:
                     nodes.set_approved(connection, node.id, now)
             return Registered(node, token, now)

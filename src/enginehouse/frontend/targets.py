@@ -294,7 +294,11 @@ def _as_installed(wish: BackendWish, build: Resolved, node: Node) -> Resolved:
 
 
 def _nothing_to_do(wish: BackendWish, excluded: Sequence[Excluded]) -> EnginehouseError:
-    reasons = "; ".join(f"{one.node_name}: {one.reason}" for one in excluded)
+    names: dict[str, list[str]] = {}
+    for one in excluded:
+        names.setdefault(one.reason, []).append(one.node_name)
+    # Once for all nodes that have it: on a large fleet the same sentence a hundred times hides what else there is.
+    reasons = "; ".join(f"{', '.join(who)}: {reason}" for reason, who in names.items())
     if wish.kind == "upgrade":
         return NotFound(f"cannot upgrade {wish.name}: no node has it ({reasons})", code="not_found", param="name")
     return Conflict(f"cannot {wish.kind} {wish.name}: no node can take it ({reasons})", code="unsupported")
