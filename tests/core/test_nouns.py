@@ -77,6 +77,13 @@ def test_progress_of_an_older_attempt_or_number_is_no_news() -> None:
     assert not progress.is_newer(known, known)
 
 
+def test_less_of_the_same_attempt_is_no_news_whatever_its_number() -> None:
+    known = Progress(attempt=2, sequence=3, done_bytes=800)
+    assert not progress.is_newer(Progress(attempt=2, sequence=4, done_bytes=600), known)
+    assert progress.is_newer(Progress(attempt=2, sequence=4, done_bytes=800), known)
+    assert progress.is_newer(Progress(attempt=3, sequence=1), known)
+
+
 def test_a_process_key_splits_at_the_last_sign() -> None:
     assert parse_process_key(process_key("a#b/c", 3)) == ("a#b/c", 3)
     for bad in ("a", "#1", "a#", "a#x", "a#-1", "a#" + "9" * 5000, "a#\u0661"):

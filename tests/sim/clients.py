@@ -52,6 +52,7 @@ class Clients:
         self.keyed: list[str] = []  # authors who asked under a key
         self._by_wish: dict[int, Accepted] = {}
         self._told: set[str] = set()
+        self._unheard: set[str] = set()  # authors who were left without an answer
 
     async def ask(self, wish: Wish) -> None:
         await asyncio.sleep(wish.at)
@@ -173,7 +174,9 @@ class Clients:
             operation_id = await frontend.call(ask, ANSWER_SECONDS)
         except EnginehouseError as error:
             world.trace.note(author, f"hears {error.code}")
-            if error.code not in LOST:
+            if error.code in LOST:
+                self._unheard.add(author)
+            else:
                 self._judge_refusal(author, error)
             return ""
         world.trace.note(author, f"is told {operation_id[:8]}")
@@ -183,11 +186,14 @@ class Clients:
         return operation_id
 
     def _judge_refusal(self, author: str, error: EnginehouseError) -> None:
-        """G1: not accepted means no effect at all. A commit that the store itself did not confirm is nobody's lie."""
+        """G1: not accepted means no effect at all. A commit that the store itself did not confirm is nobody's lie, and
+        that the store cannot be asked now says nothing of a try whose answer got lost.
+        """
         world = self._world
         if author in self._told:
             return
-        if author in world.confirmed:
+        says_nothing = error.code == "store_unavailable" and author in self._unheard
+        if author in world.confirmed and not says_nothing:
             self._fail("G1", f"{author} was refused ({error.code}), yet operation {world.confirmed[author]} is there")
         if error.code != "store_unavailable":
             self.refused.append(author)

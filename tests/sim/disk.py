@@ -3,8 +3,8 @@
 A tree is there as a whole or not at all. One that was put in place and not synced yet is gone after a power cut, and
 the one before is back, as where the sync itself fails; a kill of the worker loses nothing that was written. The
 journal's lines are synced one by one, so only the line being written can be torn. Any write and any sync may meet a
-full disk or an I/O error. The engine processes of the machine are here too: they live on no disk, and no longer than
-their worker.
+full disk or an I/O error, any read an I/O error. The engine processes of the machine are here too: they live on no
+disk, and no longer than their worker.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ENDED: ContextVar[list[str]] = ContextVar("ended")  # the engines that were stop
 class DiskWeather(Struct):
     full_rate: float = 0.0
     error_rate: float = 0.0
+    read_error_rate: float = 0.0
 
 
 class Tree(Struct, frozen=True):
@@ -72,8 +73,13 @@ class Disk:
     # Trees ----------------------------------------------------------------------------------------
 
     def list_installed(self) -> tuple[InstalledBackend, ...]:
+        """A tree that cannot be read is there all the same, and called broken; the directory is read or it is not."""
+        self.check_read("the backends")
         found: list[InstalledBackend] = []
         for directory, tree in sorted(self.trees.items()):
+            if not self.is_readable(directory):
+                found.append(InstalledBackend(name=directory, is_system=False, is_meta=False, is_broken=True))
+                continue
             found.append(
                 InstalledBackend(
                     name=directory, is_system=False, is_meta=False, digest=tree.digest, generation=tree.generation
@@ -130,6 +136,7 @@ class Disk:
     def recover(self) -> None:
         """What a killed worker left in place is made to last, or undone."""
         for directory in self._unsynced():
+            self.check_read(f"how far {directory} is")
             try:
                 self.sync(directory)
             except OSError:
@@ -155,6 +162,18 @@ class Disk:
         """Before any change: nothing of it is done where it fails."""
         if self.weather.error_rate and self.chance.random() < self.weather.error_rate:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def check_read(self, what: str) -> None:
+        """Before a read that is not survived by guessing: whoever asked must say so."""
+        if not self.is_readable(what):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def is_readable(self, what: str) -> bool:
+        rate = self.weather.read_error_rate
+        if rate and self.chance.random() < rate:
+            self.trace.note(self.name, f"disk: cannot read {what}")
+            return False
+        return True
 
     # Models and engines ---------------------------------------------------------------------------
 
@@ -240,6 +259,7 @@ class JournalFile:
         self._disk = disk
 
     def read_bytes(self) -> bytes:
+        self._disk.check_read("the journal")
         return self._disk.journal
 
     def replace(self, content: bytes) -> None:

@@ -67,7 +67,7 @@ class SimSupervisor:
 
     async def _start(self, wish: StartWish) -> Started:
         disk, key = self._disk, wish.process_key
-        inode = await in_thread(disk.inode_of, wish.directory)
+        inode = await in_thread(disk.inode_of, wish.directory) if disk.is_readable(wish.directory) else None
         current = disk.engines.get(key)
         if current is not None and inode is not None and _serves(current, wish, inode):
             current.wish = wish
@@ -76,7 +76,7 @@ class SimSupervisor:
             await self._end(key)
         if inode is None:
             raise Unavailable(f"cannot start {key}: {wish.directory} is not installed", code="not_found")
-        if wish.model.name not in disk.models:
+        if wish.model.name not in disk.models or not disk.is_readable(wish.model.name):
             raise Hopeless(f"cannot start {key}: its files are not on this node", code="not_found")
         await asyncio.sleep(disk.chance.choice(START_SECONDS))
         engine = disk.begin_engine(wish, inode)

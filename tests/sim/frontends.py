@@ -25,7 +25,7 @@ from enginehouse.core.gallery import Entry, Gallery
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.accepting import Acceptance
 from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
-from enginehouse.frontend.collector import Collector
+from enginehouse.frontend.collector import LATE_SECONDS, Collector
 from enginehouse.frontend.dispatcher import Dispatcher
 from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.events import Events
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 T = TypeVar("T")
-# Short, so that leases and silences end within a run; the relations are those of the defaults.
+# Short, so that silences end within a run; the relations are those of the defaults.
 STALE_SECONDS = 7.5
-LEASE_SECONDS = 7.5
 HEARTBEAT_SECONDS = 2.5
 HEALTH_SECONDS = 2.0
 # Whatever can be sent wakes the dispatcher; its interval is only the clock of waits, and a fifth of a run's cost.
@@ -91,7 +90,7 @@ class SimFrontend:
         self.name = f"frontend-{number}"
         self.process: Process | None = None
         self.objects: Objects | None = None  # while it serves
-        self._calls: set[asyncio.Future[Any]] = set()
+        self._calls: dict[asyncio.Future[Any], None] = {}  # in their order: a set would have one of its own
 
     def start(self) -> None:
         self.process = self._world.loop.new_process(self.name)
@@ -142,7 +141,7 @@ class SimFrontend:
             wake()
             loops["load"].wake()
 
-        owner = str(uuid.uuid4())
+        owner, lease = str(uuid.uuid4()), world.options.lease_seconds
         events = Events()
         board = Board(store, events, clock, PATIENCE)
         keys = [machine.public_key for machine in world.machines if machine.public_key]
@@ -154,9 +153,9 @@ class SimFrontend:
         acceptance = Acceptance(store, board, wake)
         collector = Collector(store, board, nodes, clock, owner)
         collector.on_settled(wake_all)
-        loader = Loader(store, board, galleries, owner=owner, lease_seconds=LEASE_SECONDS)
+        loader = Loader(store, board, galleries, owner=owner, lease_seconds=lease)
         loader.on_step(wake_all)
-        dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=LEASE_SECONDS)
+        dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease)
         collector.on_old_worker(dispatcher.send_forced)
         dispatcher.on_more(wake)
         objects = Objects(
@@ -165,15 +164,16 @@ class SimFrontend:
             board=board,
             nodes=nodes,
             operations=Operations(acceptance, Targets(galleries, versions), versions),
-            endings=Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=LEASE_SECONDS),
+            endings=Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=lease),
             collector=collector,
             loader=loader,
-            poller=Poller(store, collector, PATIENCE, owner=owner, lease_seconds=LEASE_SECONDS),
+            poller=Poller(store, collector, PATIENCE, owner=owner, lease_seconds=lease),
         )
         for loop in (
             Loop("dispatch", self._while_open(dispatcher.step), DISPATCH_SECONDS),
-            Loop("renew", self._while_open(dispatcher.renew_step), LEASE_SECONDS / 6),
+            Loop("renew", self._while_open(dispatcher.renew_step), lease / 6),
             Loop("collect", collector.replies_step, 0.0),
+            Loop("late-replies", collector.late_step, LATE_SECONDS),
             Loop("write-progress", collector.write_progress_step, WRITE_SECONDS),
             Loop("health", nodes.step, HEALTH_SECONDS),
             Loop("tell", board.step, PUBLISH_SECONDS),
@@ -255,7 +255,7 @@ class SimFrontend:
             else:
                 loop.call_later(self._on_the_way(), send, result, None, context=caller.context)
 
-        self._calls.add(answer)
+        self._calls[answer] = None
         try:
             self.process.spawn(serve())
             async with asyncio.timeout(limit_seconds):
@@ -263,7 +263,7 @@ class SimFrontend:
         except TimeoutError as error:
             raise Unavailable("cannot get an answer from the frontend in time", code="connection_lost") from error
         finally:
-            self._calls.discard(answer)
+            del self._calls[answer]
 
     def _on_the_way(self) -> float:
         chance, late_rate = self._world.chance("link"), self._world.late_link_rate

@@ -7,17 +7,18 @@ Each is the removal of one rule, or its neglect. Where a rule is for a rare hist
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from random import Random
 
 import msgspec
 from sqlalchemy import literal, select
 from tests.sim.mutation import Mutant, Patch
-from tests.sim.options import BACKENDS, Fault, Wish, WishKind
+from tests.sim.options import BACKENDS, LEASE_SECONDS, Fault, Wish, WishKind
+from tests.sim.parts import SimModels
 
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
 from enginehouse.frontend import collector, ending, operations
 from enginehouse.frontend.collector import Collector
@@ -43,11 +44,9 @@ def wish(number: int, at: float, kind: WishKind, name: str, max_parallel: int = 
 def _old_reports_count() -> list[Patch]:
     real = Collector._evidence
 
-    def _evidence(
-        self: Collector, report: Report, intent: Intent, busy: Collection[str], now: float, *, is_shadowed: bool
-    ) -> Change | None:
+    def _evidence(self: Collector, report: Report, intent: Intent, now: float, *, is_shadowed: bool) -> Change | None:
         younger = msgspec.structs.replace(report, mark=max(report.mark, intent.created_at))
-        return real(self, younger, intent, busy, now, is_shadowed=is_shadowed)
+        return real(self, younger, intent, now, is_shadowed=is_shadowed)
 
     return [(Collector, "_evidence", _evidence)]
 
@@ -68,7 +67,7 @@ def _older_commands_never_arrive() -> list[Patch]:
     return [(store_intents, "shadowed", lambda connection, node_id, subjects: {})]
 
 
-def _delete_at_once(chance: Random) -> tuple[Wish, ...]:
+def delete_at_once(chance: Random) -> tuple[Wish, ...]:
     """An install whose message is long under way, and a delete that replaces it."""
     wishes: list[Wish] = []
     for name in BACKENDS:
@@ -144,6 +143,18 @@ def _old_workers_get_no_install() -> list[Patch]:
     return [(Collector, "on_old_worker", lambda self, send_forced: None)]
 
 
+def _unreadable_is_absent() -> list[Patch]:
+    real = SimModels.held_models
+
+    def held_models(self: SimModels) -> tuple[HeldModel, ...]:
+        try:
+            return real(self)
+        except OSError:
+            return ()
+
+    return [(SimModels, "held_models", held_models)]
+
+
 def _files_are_removed_first() -> list[Patch]:
     async def _remove(self: Acting, action: RemoveBackend, current: UnderWay) -> Outcome:
         current.can_return = False
@@ -169,6 +180,11 @@ def _load_and_delete(chance: Random) -> tuple[Wish, ...]:
     return (wish(0, 0.5, "load", "small"), wish(1, chance.uniform(5.0, 8.0), "delete", "alpha"))
 
 
+def _load_and_delete_model(chance: Random) -> tuple[Wish, ...]:
+    """The word to delete comes while the worker is cut off, so that reports speak before it is heard."""
+    return (wish(0, 2.5, "load", "small"), wish(1, 6.0, "delete_model", "small"))
+
+
 def _load(chance: Random) -> tuple[Wish, ...]:
     return (wish(0, 0.5, "load", "small"),)
 
@@ -179,7 +195,7 @@ QUICK: dict[str, float] = {
 LATE: dict[str, float] = {
     **QUICK,
     **{"nodes": 1, "late_rate": 0.5, "late_seconds": 12.0, "drop_rate": 0.3, "reorder_rate": 0.5},
-    **{"install_seconds": 10.0, "safety_seconds": 12.0},
+    **{"install_seconds": 10.0, "safety_seconds": 12.0, "lease_seconds": LEASE_SECONDS, "read_error_rate": 0.0},
 }
 FLEET: dict[str, float] = {**QUICK, "nodes": 3}
 LAPSES = (
@@ -196,7 +212,7 @@ LAPSES = (
         (),
     ),
     Mutant(
-        "a report settles what its worker never saw", ("G2",), _older_commands_never_arrive, LATE, _delete_at_once, ()
+        "a report settles what its worker never saw", ("G2",), _older_commands_never_arrive, LATE, delete_at_once, ()
     ),
     Mutant(
         "what was given up is forgotten",
@@ -217,6 +233,19 @@ LAPSES = (
         {**QUICK, "nodes": 1, "old_nodes": 1, "drop_rate": 0.0, "safety_seconds": 7.0},
         _upgrade_of_all,
         (),
+    ),
+    Mutant(
+        "files that cannot be read are called absent",
+        ("G10",),
+        _unreadable_is_absent,
+        {
+            **QUICK,
+            **{"nodes": 1, "safety_seconds": 13.0, "drop_rate": 0.0, "late_rate": 0.0},
+            **{"full_disk_rate": 0.0, "disk_error_rate": 0.0, "read_error_rate": 0.15},
+        },
+        _load_and_delete_model,
+        # Not for so long that the worker notices, and sends no reports.
+        (Fault(at=5.95, seconds=1.9, kind="cut_bus_of_worker", target=0),),
     ),
     Mutant("files are removed under an engine", ("G6",), _files_are_removed_first, QUICK, _load_and_delete, ()),
     Mutant("engines are stopped in silence", ("G13",), _stopped_engines_are_not_told, QUICK, _load_and_delete, ()),

@@ -53,6 +53,7 @@ class StoreChecks:
         self.steered: set[str] = set()  # loads under way
         self.steered_until: dict[str, float] = {}
         self.open_count = 0  # intents that have not ended
+        self.take_overs = 0
 
     def committed(self, changes: list[Changed]) -> None:
         made = [one.after.id for one in changes if isinstance(one.after, OperationRow) and one.before is None]
@@ -82,6 +83,7 @@ class StoreChecks:
             self._judge("G3", lease_is_respected(before, after, self._now()))
             self._judge("G4", attempts_count_up(before, after))
             self._judge("G9", stored_progress_does_not_fall(before, after))
+            self.take_overs += before.state == after.state == "running" and before.owner != after.owner
             if before.state != "running" and after.state == "running":
                 self._judge("G2", older_is_never_claimed(after, self._newest.get(place, 0)))
         self.intents[after.id] = after

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import select
-from tests.sim.lapses import LAPSES, wish
+from tests.sim.lapses import LAPSES, QUICK, delete_at_once, wish
 from tests.sim.mutation import Mutant, Patch
 from tests.sim.options import Wish
 
@@ -32,8 +32,19 @@ from enginehouse.worker.journal import Journal
 from enginehouse.worker.locks import Locks
 
 BAD_BUS: dict[str, float] = {"late_rate": 0.3, "reorder_rate": 0.5, "duplicate_rate": 0.3}
-CROWD: dict[str, float] = {**BAD_BUS, "frontends": 3, "nodes": 2, "old_nodes": 0, "install_seconds": 5.0}
+CROWD: dict[str, float] = {
+    **BAD_BUS,
+    "reorder_rate": 0.9,
+    "frontends": 3,
+    "nodes": 2,
+    "old_nodes": 0,
+    "install_seconds": 5.0,
+}
 SLOW: dict[str, float] = {"nodes": 2, "install_seconds": 10.0, "safety_seconds": 12.0}
+DOUBLED: dict[str, float] = {
+    **{**QUICK, "nodes": 8, "install_seconds": 10.0, "safety_seconds": 12.0},
+    **{"duplicate_rate": 0.6, "late_rate": 0.9, "late_seconds": 12.0, "reorder_rate": 0.9, "drop_rate": 0.3},
+}
 BAD_STORE: dict[str, float] = {"unknown_rate": 0.1}
 
 
@@ -147,6 +158,10 @@ def _several(chance: Random) -> tuple[Wish, ...]:
     return tuple(wish(number, chance.uniform(1.0, 2.0), "install", f"one@{name}") for number, name in enumerate(names))
 
 
+def _several_with_keys(chance: Random) -> tuple[Wish, ...]:
+    return tuple(msgspec.structs.replace(one, is_keyed=True) for one in _several(chance))
+
+
 def _lost_is_never_noticed() -> list[Patch]:
     return [(report, "lost", lambda said, intent: False)]
 
@@ -156,6 +171,13 @@ def _lost_is_never_noticed() -> list[Patch]:
 
 def _progress_without_order() -> list[Patch]:
     return [(board, "is_newer", lambda candidate, known: True)]
+
+
+def _less_is_newer() -> list[Patch]:
+    def is_newer(candidate: Progress, known: Progress | None) -> bool:
+        return known is None or (candidate.attempt, candidate.sequence) > (known.attempt, known.sequence)
+
+    return [(board, "is_newer", is_newer), (store_intents, "is_newer", is_newer)]
 
 
 def _row_without_order() -> list[Patch]:
@@ -181,17 +203,18 @@ MUTANTS = (
     Mutant("a request is accepted in memory", ("G1",), _accepted_in_memory, BAD_STORE),
     Mutant("a stored request is refused", ("G1",), _told_after_the_commit, BAD_STORE),
     Mutant("a late reply overwrites the end", ("G1",), _late_reply_overwrites),
-    Mutant("the journal does not compare fences", ("G2",), _no_fence_check, BAD_BUS),
+    Mutant("the journal does not compare fences", ("G2",), _no_fence_check, {**QUICK, **BAD_BUS}, delete_at_once, ()),
     Mutant("a newer wish leaves the older open", ("G2",), _nothing_is_superseded),
     Mutant("a failure is taken for success", ("G2", "G10"), _failure_is_success, {"failing_rate": 0.5}),
     Mutant("a lease is taken before it ends", ("G3",), _lease_is_ignored),
     Mutant("a subject has no lock", ("G3", "G2"), _no_lock),
     Mutant("results are forgotten", ("G4",), _results_are_forgotten, BAD_BUS),
-    Mutant("an idempotency key is ignored", ("G4",), _key_is_ignored, BAD_STORE),
+    Mutant("an idempotency key is ignored", ("G4",), _key_is_ignored, BAD_STORE, _several_with_keys),
     Mutant("all subjects share one lock", ("G5",), _one_lock_for_all, SLOW, _several),
     Mutant("one node waits for another", ("G5",), _one_at_a_time, SLOW, _several),
     Mutant("a lost command is never noticed", ("end",), _lost_is_never_noticed),
-    Mutant("progress is taken in any order", ("G9",), _progress_without_order, BAD_BUS),
+    Mutant("progress is taken in any order", ("G9",), _progress_without_order, CROWD, _several),
+    Mutant("progress is ordered by its number alone", ("G9",), _less_is_newer, DOUBLED, _several, ()),
     Mutant("progress is stored in any order", ("G9",), _row_without_order, CROWD, _several),
     Mutant("a frontend tells only what it did itself", ("G9",), _nothing_is_caught_up, BAD_BUS),
     *LAPSES,

@@ -44,6 +44,11 @@ FAULTS: tuple[FaultKind, ...] = (
     "store_slow",
 )
 ENDS_OF_A_LEASE: tuple[FaultKind, ...] = ("kill_frontend", "pause_frontend", "store_away_for_one")
+# The usual one has the relations of the defaults. Short ones end often enough within a run that is not long.
+LEASE_SECONDS = 7.5
+SHORT_LEASES = (2.0, 3.0)
+SHORT_LEASE_RATE = 0.42  # of the runs that do not outlive a usual one: a quarter of all runs then have a take-over
+READ_ERROR_RATES = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.03, 0.15)
 BACKENDS = ("alpha", "beta", "gamma")
 GALLERIES = ("one", "two")  # both have every backend, each its own version of it
 MODELS = ("small", "large")  # of the first and the second backend
@@ -92,6 +97,7 @@ class Options(Struct, frozen=True, kw_only=True):
     old_nodes: int  # of these so many are LocalAI's
     frontends: int
     safety_seconds: float
+    lease_seconds: float = LEASE_SECONDS
     shuffle: float
     drop_rate: float
     duplicate_rate: float
@@ -107,6 +113,7 @@ class Options(Struct, frozen=True, kw_only=True):
     stalling_rate: float
     full_disk_rate: float
     disk_error_rate: float
+    read_error_rate: float = 0.0
     wishes: tuple[Wish, ...]
     faults: tuple[Fault, ...]
 
@@ -146,7 +153,16 @@ def expand(seed: int) -> Options:
         wishes=(*(FIRST_LOAD if has_models else ()), *_wishes(chance, nodes, frontends, safety, more)),
         faults=() if is_calm else _faults(chance, nodes, frontends, safety, has_models),
     )
-    return _outliving(chance, options) if outlives_lease else options
+    if outlives_lease:
+        return _outliving(chance, options)
+    # Sources of their own: what is drawn for these runs makes no other one different.
+    if not is_calm:
+        rate = Random(f"{seed}/reads").choice(READ_ERROR_RATES)
+        options = msgspec.structs.replace(options, read_error_rate=rate)
+    of_lease = Random(f"{seed}/lease")
+    if not is_calm and of_lease.random() < SHORT_LEASE_RATE:
+        return _outliving(of_lease, msgspec.structs.replace(options, lease_seconds=of_lease.choice(SHORT_LEASES)))
+    return options
 
 
 def _wishes(chance: Random, nodes: int, frontends: int, safety: float, more: tuple[WishKind, ...]) -> tuple[Wish, ...]:
@@ -202,13 +218,22 @@ def _faults(chance: Random, nodes: int, frontends: int, safety: float, has_model
 
 def _outliving(chance: Random, options: Options) -> Options:
     """The same, with a frontend that is away for longer than its leases last while what it sent is under way."""
-    first = min((wish.at for wish in options.wishes if wish.kind in ("install", "load")), default=1.0)
-    at = min(first + chance.uniform(0.05, 2.0), options.safety_seconds / 3)
-    seconds = chance.uniform(8.5, 11.0)  # a lease, and what a look at it may take
-    asked = [wish.frontend for wish in options.wishes if wish.at <= at]
-    away = Fault(at=at, seconds=seconds, kind=chance.choice(ENDS_OF_A_LEASE), target=chance.choice(asked or [0]))
-    return msgspec.structs.replace(
+    lease, replace = options.lease_seconds, msgspec.structs.replace
+    sent = [wish for wish in options.wishes if wish.kind == "install" and wish.at < options.safety_seconds / 2]
+    if not sent:
+        at = chance.uniform(0.8, 2.0)
+        name = f"{chance.choice(GALLERIES)}@{chance.choice(BACKENDS)}"
+        sent = [Wish(number=200, at=at, kind="install", name=name, frontend=chance.randrange(options.frontends))]
+        options = replace(options, wishes=tuple(sorted((*options.wishes, *sent), key=lambda wish: wish.at)))
+    wish = chance.choice(sent)
+    at = max(wish.at, 0.7) + chance.uniform(0.05, 0.8)
+    seconds = lease * chance.uniform(1.2, 1.5) + 0.3  # and what a look at it may take
+    # A lone frontend that wakes keeps what it had; one that is started again is somebody else.
+    kind = chance.choice(ENDS_OF_A_LEASE) if options.frontends > 1 else "kill_frontend"
+    away = Fault(at=at, seconds=seconds, kind=kind, target=wish.frontend)
+    return replace(
         options,
-        install_seconds=chance.choice((12.0, 20.0)),
+        safety_seconds=max(options.safety_seconds, at + seconds),
+        install_seconds=chance.choice((1.8, 2.5, 4.0)) * lease,
         faults=tuple(sorted((*options.faults, away), key=lambda fault: fault.at)),
     )

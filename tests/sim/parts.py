@@ -52,7 +52,7 @@ class SimInstaller:
     async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> Installed:
         resolved, disk = wish.resolved, self._disk
         with disk.working(f"backend:{resolved.directory}"):
-            known = disk.trees.get(resolved.directory)
+            known = disk.trees.get(resolved.directory) if disk.is_readable(resolved.directory) else None
             if known is not None and known.digest == resolved.digest and not wish.force:
                 await in_thread(disk.note_generation, resolved.directory, wish.generation)
                 return Installed(digest=known.digest, changed=False)
@@ -83,6 +83,7 @@ class SimInstaller:
         bad_piece = chance.randrange(pieces)
         luck = chance.random()
         for piece in range(pieces):
+            self._disk.check_read("a layer")
             await asyncio.sleep(weather.seconds / pieces * chance.uniform(0.5, 1.5))
             if piece == bad_piece:
                 if luck < weather.failing_rate:
@@ -121,7 +122,7 @@ class SimTrees:
         return self._disk.list_installed()
 
     def inode_of(self, directory: str) -> int | None:
-        return self._disk.inode_of(directory)
+        return self._disk.inode_of(directory) if self._disk.is_readable(directory) else None
 
     def metadata_of(self, directory: str) -> None:
         self._disk.metadata_of(directory)
@@ -138,7 +139,9 @@ class SimModels:
         """Nothing is ever half there."""
 
     def held_models(self) -> tuple[HeldModel, ...]:
-        return tuple(self._disk.models.values())
+        self._disk.check_read("the models")
+        held = self._disk.models.values()
+        return tuple(one if self._disk.is_readable(one.name) else HeldModel(one.name, ()) for one in held)
 
     async def pull(self, model: Model, generation: int | None, report: Report) -> None:
         with self._disk.working(f"model:{model.name}"):
@@ -148,7 +151,7 @@ class SimModels:
             await self._changed(self._disk.hold_model, held, f"place the files of {model.name}")
 
     async def restore(self, model: Model, report: Report) -> None:
-        if model.name not in self._disk.models:
+        if model.name not in self._disk.models or not self._disk.is_readable(model.name):
             await self.pull(model, None, report)
 
     async def remove(self, name: str) -> bool:

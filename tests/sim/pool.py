@@ -18,6 +18,7 @@ from tests.sim.mutants import MUTANTS
 from tests.sim.mutation import SEEDS, in_place
 from tests.sim.options import Options, expand
 from tests.sim.run import Result, run
+from tests.sim.store import database
 
 CHUNK = 25  # seeds per task: a few seconds, so that no core waits long for another at the end
 HASH_SEED = "0"
@@ -42,6 +43,16 @@ def run_seeds(seeds: Sequence[int]) -> list[Result]:
     """In a child."""
     gc.freeze()  # the program itself: looking through it again and again costs more than what a run leaves
     return [run(expand(seed)) for seed in seeds]
+
+
+def run_on_library(seeds: Sequence[int]) -> list[Result]:
+    """The same without the shortcut. In a child."""
+    source = database()
+    shortcut, source.held = source.held, source.library
+    try:
+        return run_seeds(seeds)
+    finally:
+        source.held = shortcut
 
 
 class Caught(Struct, frozen=True):

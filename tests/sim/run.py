@@ -43,6 +43,7 @@ class Result(Struct, frozen=True):
     steps: int
     virtual_seconds: float
     operations: int
+    take_overs: int
     violation: str = ""  # empty when every guarantee held
     guarantee: str = ""
     lines: tuple[str, ...] = ()
@@ -79,6 +80,7 @@ def run(options: Options) -> Result:
         steps=steps,
         virtual_seconds=seconds,
         operations=len(world.checks.operations),
+        take_overs=world.checks.take_overs,
         violation=f"{violation or type(violation).__name__}\n{trace_back}".strip() if violation else "",
         guarantee=_guarantee(violation),
         lines=lines if violation else (),

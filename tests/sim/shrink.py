@@ -26,6 +26,7 @@ _RATES = (
     "stalling_rate",
     "full_disk_rate",
     "disk_error_rate",
+    "read_error_rate",
 )
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 from tests.sim.loop import PROCESS, SimLoop
 from tests.sim.rows import Changed, Changes, add_triggers
+from tests.sim.shortcut import Shortcut
 
 from enginehouse.store import db
 from enginehouse.store.db import Connection, Store
@@ -53,9 +54,10 @@ class Database:
         self._template = sqlite3.connect(":memory:")
         self.connection.backup(self._template)
         self.changes.watch(self.connection)
-        self.held: Connection = self.engine.connect()
-        self.held.begin()
+        self.library: Connection = self.engine.connect()
+        self.library.begin()
         self.connection.execute("commit")
+        self.held: Connection = cast(Connection, Shortcut(self.library, self.connection))
 
     def begin_run(self) -> None:
         self._template.backup(self.connection)

@@ -119,6 +119,33 @@ def test_waiting_for_nothing_is_an_end_and_not_a_hang() -> None:
         run(wait(), SimLoop(Random(1)))
 
 
+def test_a_group_cancels_its_tasks_in_an_order_that_no_address_decides() -> None:
+    def ended() -> list[int]:
+        loop = SimLoop(Random(1))
+        done: list[int] = []
+
+        async def wait(number: int) -> None:
+            try:
+                await asyncio.sleep(100)
+            finally:
+                done.append(number)
+
+        async def fail() -> None:
+            async with asyncio.TaskGroup() as group:
+                for number in range(20):
+                    group.create_task(wait(number))
+                await asyncio.sleep(1)
+                raise ZeroDivisionError
+
+        with pytest.raises(ExceptionGroup):
+            run(fail(), loop)
+        return done
+
+    before, between = ended(), [object() for _ in range(1000)]
+    assert before == ended() == list(range(20))
+    assert between
+
+
 def order(seed: int) -> list[str]:
     loop = SimLoop(Random(seed), shuffle=0.5)
     done: list[str] = []

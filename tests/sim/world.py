@@ -38,7 +38,7 @@ class World:
         self.bus_weather = BusWeather(
             options.drop_rate, options.duplicate_rate, options.late_rate, options.late_seconds, options.reorder_rate, {}
         )
-        self.disk_weather = DiskWeather(options.full_disk_rate, options.disk_error_rate)
+        self.disk_weather = DiskWeather(options.full_disk_rate, options.disk_error_rate, options.read_error_rate)
         self.install_weather = InstallWeather(
             options.install_seconds, options.failing_rate, options.hopeless_rate, options.stalling_rate
         )
@@ -181,7 +181,8 @@ class World:
         self.store_weather.collision_rate = self.store_weather.unknown_rate = 0.0
         weather = self.bus_weather
         weather.drop_rate = weather.duplicate_rate = weather.late_rate = weather.reorder_rate = 0.0
-        self.disk_weather.full_rate = self.disk_weather.error_rate = 0.0
+        disk = self.disk_weather
+        disk.full_rate = disk.error_rate = disk.read_error_rate = 0.0
         self.late_link_rate = 0.0
         install = self.install_weather
         install.failing_rate = install.hopeless_rate = install.stalling_rate = 0.0

@@ -117,7 +117,9 @@ class Catalogue:
         names = [one.name for one in self.galleries]
         if chosen and chosen not in names:
             return NotFound(
-                f"cannot find a gallery named {chosen!r}: there is {', '.join(names)}", code="not_found", param="backend"
+                f"cannot find a gallery named {chosen!r}: there is {', '.join(names)}",
+                code="not_found",
+                param="backend",
             )
         missing = [one for one in self.galleries if one.problem and chosen in ("", one.name)]
         expected = [one.name for one in missing if one.is_expected]

@@ -62,7 +62,12 @@ def continued(progress: Progress, known: Progress) -> Progress:
 
 
 def is_newer(candidate: Progress, known: Progress | None) -> bool:
-    return known is None or (candidate.attempt, candidate.sequence) > (known.attempt, known.sequence)
+    if known is None:
+        return True
+    if candidate.attempt == known.attempt and candidate.done_bytes < known.done_bytes:
+        # A command that came twice is told of twice, each time counted from one.
+        return False
+    return (candidate.attempt, candidate.sequence) > (known.attempt, known.sequence)
 
 
 def format_bytes(count: int) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
@@ -220,14 +220,13 @@ class Collector:
         now = db.now(connection)
         report = reports.believed(report, now)
         settled: list[Intent] = []
-        # What is being worked on proves nothing yet, for a newer wish about the same thing neither.
-        busy = intents.subjects_of(connection, node_id, report.running[:MAX_RUNNING])
         open_ones = operations.open_on(connection, node_id)
-        # Nor does what is so, while an older command about it may still arrive: the newer one has to be seen first.
+        # What is so proves nothing while an older command about it is at work, or may still arrive: the newer one has
+        # to be seen first.
         shadowed = intents.shadowed(connection, node_id, {intent.subject for intent in open_ones})
         for intent in open_ones:
             is_shadowed = shadowed.get(intent.subject, 0) > 0 and report.is_whole
-            change = self._evidence(report, intent, busy, now, is_shadowed=is_shadowed)
+            change = self._evidence(report, intent, now, is_shadowed=is_shadowed)
             if change is not None:
                 settled += _applied(connection, intent, change)
         gone = _forget_gone_replicas(connection, node_id, report)
@@ -237,15 +236,13 @@ class Collector:
         ended = intents.ended_among(connection, node_id, report.running[:MAX_RUNNING])
         return Reported(settled, changed, ended)
 
-    def _evidence(
-        self, report: Report, intent: Intent, busy: Collection[str], now: float, *, is_shadowed: bool
-    ) -> Change | None:
+    def _evidence(self, report: Report, intent: Intent, now: float, *, is_shadowed: bool) -> Change | None:
         """What a report proves about an open intent; None when it proves nothing."""
         result = reports.result_for(report, intent)
         # Also of one that waits for its node to come back: what was done while nobody heard is not sent again.
         if result is not None and (intent.state == "running" or result.succeeded):
             return intents_core.after_outcome(intent, intents_core.bounded(result), now, self._clock.random())
-        if intent.id in report.running or intent.subject in busy or report.mark < intent.created_at:
+        if intent.id in report.running or report.mark < intent.created_at:
             return None
         shown = reports.shows(report, intent)
         if shown is not None and (not is_shadowed or reports.has_applied(report, intent)):

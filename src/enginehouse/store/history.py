@@ -25,9 +25,13 @@ def _with_intents(*conditions: object, is_wanted: bool = True) -> Select[tuple[s
     return query.where(*conditions)  # type: ignore[arg-type]  # column expressions, whose type is not exported
 
 
+_SERVED = _with_intents(intents.c.state.in_(sorted(OPEN))).distinct()
+_STEERED = select(operations.c.id).where(operations.c.is_steered)
+
+
 def open_ids(connection: Connection) -> list[str]:
-    served = connection.execute(_with_intents(intents.c.state.in_(OPEN)).distinct()).scalars()
-    steered = connection.execute(select(operations.c.id).where(operations.c.is_steered)).scalars()
+    served = connection.execute(_SERVED).scalars()
+    steered = connection.execute(_STEERED).scalars()
     return list(dict.fromkeys([*served, *steered]))
 
 

@@ -5,25 +5,27 @@ Written in the transaction that accepts the operation, so a caller that did not 
 
 from __future__ import annotations
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 
 from enginehouse.core.errors import Invalid
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import idempotency_keys
 
 KEPT_SECONDS = 24 * 3600.0
+_UNDER = (idempotency_keys.c.author == bindparam("by"), idempotency_keys.c.key == bindparam("under"))
+_KNOWN = select(idempotency_keys).where(*_UNDER)
+_FORGET = delete(idempotency_keys).where(*_UNDER)
+_REMEMBER = idempotency_keys.insert()
 
 
 def known(connection: Connection, author: str, key: str, body_hash: str, now: float) -> str | None:
     """The operation that was asked for under this key; `Invalid` where it was another request."""
-    query = select(idempotency_keys).where(idempotency_keys.c.author == author, idempotency_keys.c.key == key)
-    row = connection.execute(query).one_or_none()
+    under = {"by": author, "under": key}
+    row = connection.execute(_KNOWN, under).one_or_none()
     if row is None:
         return None
     if row.created_at < now - KEPT_SECONDS:
-        connection.execute(
-            delete(idempotency_keys).where(idempotency_keys.c.author == author, idempotency_keys.c.key == key)
-        )
+        connection.execute(_FORGET, under)
         return None
     if row.body_hash != body_hash:
         raise Invalid(
@@ -35,11 +37,8 @@ def known(connection: Connection, author: str, key: str, body_hash: str, now: fl
 
 
 def remember(connection: Connection, author: str, key: str, body_hash: str, operation_id: str, now: float) -> None:
-    connection.execute(
-        idempotency_keys.insert().values(
-            author=author, key=key, body_hash=body_hash, operation_id=operation_id, created_at=now
-        )
-    )
+    columns = {"author": author, "key": key, "body_hash": body_hash, "operation_id": operation_id, "created_at": now}
+    connection.execute(_REMEMBER, columns)
 
 
 def prune(connection: Connection, now: float) -> None:

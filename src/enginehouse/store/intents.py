@@ -13,26 +13,19 @@ from enginehouse.store.db import Connection
 from enginehouse.store.rows import intent_of, slices, text_of
 from enginehouse.store.schema import intents
 
+_OPEN = select(intents).where(intents.c.state.in_(sorted(OPEN)))
+_OPEN_ON_OTHERS = _OPEN.where(intents.c.node_id.not_in(bindparam("node_ids", expanding=True)))
+_NAMELESS = _OPEN.where(intents.c.subject == "backend:")
+
 
 def open_on_others(connection: Connection, node_ids: Iterable[str]) -> list[Intent]:
     """Open intents of any node but these."""
-    query = select(intents).where(intents.c.state.in_(OPEN), intents.c.node_id.not_in(list(node_ids)))
-    return [intent_of(row) for row in connection.execute(query)]
+    return [intent_of(row) for row in connection.execute(_OPEN_ON_OTHERS, {"node_ids": list(node_ids)})]
 
 
 def nameless(connection: Connection) -> list[Intent]:
     """Open intents about a backend without a name."""
-    query = select(intents).where(intents.c.state.in_(OPEN), intents.c.subject == "backend:")
-    return [intent_of(row) for row in connection.execute(query)]
-
-
-def subjects_of(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> set[str]:
-    """What these intents of the node are about."""
-    found: set[str] = set()
-    for some in slices(intent_ids):
-        query = select(intents.c.subject).where(intents.c.node_id == node_id, intents.c.id.in_(some))
-        found |= set(connection.execute(query).scalars())
-    return found
+    return [intent_of(row) for row in connection.execute(_NAMELESS)]
 
 
 def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> dict[str, int]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 
 from enginehouse.core.model import Model
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import models
 
+_DEFINITION = select(models.c.definition).where(models.c.name == bindparam("named"))
+_LOCKED_DEFINITION = _DEFINITION.with_for_update()
+_MODEL = msgspec.json.Decoder(Model)
+
 
 def get(connection: Connection, name: str, *, lock: bool = False) -> Model | None:
     """With `lock`, the row is held until the transaction ends: two frontends that decide about one model take turns."""
-    query = select(models.c.definition).where(models.c.name == name)
-    definition = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
-    return None if definition is None else msgspec.json.decode(definition, type=Model)
+    query = _LOCKED_DEFINITION if lock else _DEFINITION
+    definition = connection.execute(query, {"named": name}).scalar_one_or_none()
+    return None if definition is None else _MODEL.decode(definition)
 
 
 def insert(connection: Connection, model: Model, now: float) -> None:
@@ -30,4 +34,4 @@ def remove(connection: Connection, name: str) -> bool:
 
 def every(connection: Connection) -> list[tuple[Model, float]]:
     rows = connection.execute(select(models).order_by(models.c.name))
-    return [(msgspec.json.decode(row.definition, type=Model), row.created_at) for row in rows]
+    return [(_MODEL.decode(row.definition), row.created_at) for row in rows]

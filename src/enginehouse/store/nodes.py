@@ -14,6 +14,11 @@ from enginehouse.store.db import Connection
 from enginehouse.store.rows import slices
 from enginehouse.store.schema import nodes
 
+# Made once: to find out what a type is made of costs more than to decode one.
+_LABELS = msgspec.json.Decoder(dict[str, str])
+_CAPACITY = msgspec.json.Decoder(Capacity)
+_REPORT = msgspec.json.Decoder(Report)
+
 
 def _node(row: Row[Any]) -> Node:
     return Node(
@@ -28,13 +33,13 @@ def _node(row: Row[Any]) -> Node:
         http_address=row.http_address,
         capability=row.capability,
         platform=row.platform,
-        labels=msgspec.json.decode(row.labels, type=dict[str, str]),
+        labels=_LABELS.decode(row.labels),
         max_replicas_per_model=row.max_replicas_per_model,
-        capacity=msgspec.json.decode(row.capacity, type=Capacity),
+        capacity=_CAPACITY.decode(row.capacity),
         created_at=row.created_at,
         updated_at=row.updated_at,
         last_heartbeat=row.last_heartbeat,
-        report=msgspec.json.decode(row.report, type=Report),
+        report=_REPORT.decode(row.report),
     )
 
 
@@ -52,7 +57,7 @@ def _columns(node: Node) -> dict[str, object]:
 
 
 def insert(connection: Connection, node: Node, token_hash: str) -> None:
-    connection.execute(nodes.insert().values(**_columns(node), token_hash=token_hash))
+    connection.execute(_ADD, {**_columns(node), "token_hash": token_hash})
 
 
 def save(connection: Connection, node: Node) -> None:
@@ -65,7 +70,7 @@ def save(connection: Connection, node: Node) -> None:
 
 
 def set_token(connection: Connection, node_id: str, token_hash: str) -> None:
-    connection.execute(update(nodes).where(nodes.c.id == node_id).values(token_hash=token_hash))
+    connection.execute(_SET_TOKEN, {"node_id": node_id, "now_is": token_hash})
 
 
 def token_hashes(connection: Connection) -> list[tuple[str, str, str]]:
@@ -104,13 +109,18 @@ def set_report(connection: Connection, node_id: str, report: Report, changed_at:
         connection.execute(_SET_NEWS, {**values, "at": changed_at})
 
 
+_ADD = nodes.insert()
 _UPDATES = select(nodes.c.id, nodes.c.updated_at)
+_TYPES = select(nodes.c.id, nodes.c.node_type)
+_OF_NAME = select(nodes).where(nodes.c.name == bindparam("named"))
+_OF_IDENTITY = _OF_NAME.where(nodes.c.public_key == bindparam("with_key"))
 _ONE = select(nodes).where(nodes.c.id == bindparam("node_id"))
 _EVERY = select(nodes).order_by(nodes.c.name, nodes.c.created_at)
 _OF_ONE = update(nodes).where(nodes.c.id == bindparam("node_id"))
 _SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
     health=bindparam("now_is"), updated_at=bindparam("at")
 )
+_SET_TOKEN = _OF_ONE.values(token_hash=bindparam("now_is"))
 _SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
 _SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"))
 _HEALTH = select(nodes.c.id, nodes.c.name, nodes.c.health)
@@ -127,12 +137,12 @@ def get(connection: Connection, node_id: str) -> Node | None:
 
 
 def by_identity(connection: Connection, name: str, public_key: str) -> Node | None:
-    row = connection.execute(select(nodes).where(nodes.c.name == name, nodes.c.public_key == public_key)).one_or_none()
+    row = connection.execute(_OF_IDENTITY, {"named": name, "with_key": public_key}).one_or_none()
     return None if row is None else _node(row)
 
 
 def by_name(connection: Connection, name: str) -> list[Node]:
-    return [_node(row) for row in connection.execute(select(nodes).where(nodes.c.name == name))]
+    return [_node(row) for row in connection.execute(_OF_NAME, {"named": name})]
 
 
 def every(connection: Connection) -> list[Node]:
@@ -162,7 +172,7 @@ def updates(connection: Connection) -> dict[str, float]:
 
 
 def types(connection: Connection) -> dict[str, str]:
-    return {row.id: row.node_type for row in connection.execute(select(nodes.c.id, nodes.c.node_type))}
+    return {row.id: row.node_type for row in connection.execute(_TYPES)}
 
 
 def changed_since(connection: Connection, since: float) -> dict[str, float]:

@@ -13,11 +13,13 @@ import msgspec
 from sqlalchemy import BindParameter, Select, and_, bindparam, or_, select, update
 
 from enginehouse.core import intent as intents_core
+from enginehouse.core.action import Foreign
 from enginehouse.core.errors import Conflict
 from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.core.operation import ENDED, Operation, status_of
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import (
+    STRUCTURED,
     intent_columns,
     intent_of,
     operation_columns,
@@ -29,6 +31,15 @@ from enginehouse.store.schema import intents, operation_intents, operations
 
 # What is asked many times a second is put together once.
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+_ADD = operations.insert()
+_STEERED = select(operations).where(operations.c.is_steered.is_(True)).order_by(operations.c.created_at)
+_STEERED_OF = _STEERED.where(operations.c.name == bindparam("of"))
+_IS_STEERED = select(operations.c.is_steered).where(operations.c.id == bindparam("row_id"))
+_END_STEERING = (
+    update(operations)
+    .where(operations.c.id == bindparam("row_id"))
+    .values(is_steered=False, error_code=bindparam("code"), error_message=bindparam("text"))
+)
 _MANY = select(operations).where(operations.c.id.in_(_IDS))
 _OF_INTENTS = select(operation_intents.c.operation_id).where(operation_intents.c.intent_id.in_(_IDS)).distinct()
 _INTENTS_OF = (
@@ -57,7 +68,7 @@ _OPEN_ON = (
 
 
 def insert(connection: Connection, operation: Operation) -> None:
-    connection.execute(operations.insert().values(operation_columns(operation)))
+    connection.execute(_ADD, operation_columns(operation))
 
 
 def get(connection: Connection, operation_id: str) -> Operation | None:
@@ -93,12 +104,12 @@ def recent(
 
 def steered(connection: Connection, name: str | None = None) -> list[Operation]:
     """Loads under way; with `name`, those of one model."""
-    query = select(operations).where(operations.c.is_steered.is_(True)).order_by(operations.c.created_at)
-    return select_operations(connection, query if name is None else query.where(operations.c.name == name))
+    found = connection.execute(_STEERED) if name is None else connection.execute(_STEERED_OF, {"of": name})
+    return [operation_of(row) for row in found]
 
 
 def is_steered(connection: Connection, operation_id: str) -> bool:
-    return bool(connection.execute(select(operations.c.is_steered).where(operations.c.id == operation_id)).scalar())
+    return bool(connection.execute(_IS_STEERED, {"row_id": operation_id}).scalar_one_or_none())
 
 
 def last_of(connection: Connection, kind: str, name: str, targets: tuple[str, ...] | None = None) -> Operation | None:
@@ -111,11 +122,7 @@ def last_of(connection: Connection, kind: str, name: str, targets: tuple[str, ..
 
 
 def end_steering(connection: Connection, operation_id: str, code: str = "", message: str = "") -> None:
-    connection.execute(
-        update(operations)
-        .where(operations.c.id == operation_id)
-        .values(is_steered=False, error_code=code, error_message=message)
-    )
+    connection.execute(_END_STEERING, {"row_id": operation_id, "code": code, "text": message})
     end_of(connection, operation_id)
 
 
@@ -181,12 +188,9 @@ def open_on(connection: Connection, node_id: str) -> list[Intent]:
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     """Apply a change by the table and write it; `Conflict` when the row has moved on since `before` was read."""
     after = intents_core.apply(before, change)
-    # Of a row that a newer version wrote not every column is known, so this one is put together anew.
-    written = connection.execute(
-        update(intents)
-        .where(intents.c.id == before.id, intents.c.version == before.version)
-        .values(intent_columns(after))
-    )
+    columns = {**intent_columns(after), "row_id": before.id, "row_version": before.version}
+    # Of a row that a newer version wrote not every column is known.
+    written = connection.execute(_WRITE_KNOWN if isinstance(after.action, Foreign) else _WRITE, columns)
     if written.rowcount != 1:
         raise Conflict(f"cannot change intent {before.id}: it changed at the same time", code="conflict")
     return after
@@ -262,9 +266,9 @@ def apply_all(connection: Connection, changes: Iterable[tuple[Intent, Change]]) 
     return after
 
 
-# Nobody else can change a row in between: it is locked, or this is the only transaction.
-_WRITE = (
-    update(intents)
-    .where(intents.c.id == bindparam("row_id"), intents.c.version == bindparam("row_version"))
-    .values({name: bindparam(name) for name in (*Intent.__struct_fields__, "kind") if name != "id"})
+# The version is what makes it a compare-and-set; a row that is locked has the one that was read.
+_OF_VERSION = update(intents).where(intents.c.id == bindparam("row_id"), intents.c.version == bindparam("row_version"))
+_WRITE = _OF_VERSION.values({name: bindparam(name) for name in (*Intent.__struct_fields__, "kind") if name != "id"})
+_WRITE_KNOWN = _OF_VERSION.values(
+    {name: bindparam(name) for name in Intent.__struct_fields__ if name not in ("id", *STRUCTURED)}
 )

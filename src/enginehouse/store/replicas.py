@@ -12,6 +12,10 @@ from enginehouse.store.schema import replicas
 
 _EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
 _OF_MODEL = _EVERY.where(replicas.c.model == bindparam("of"))
+_ADD = replicas.insert()
+_REMOVE_ON = delete(replicas).where(replicas.c.node_id == bindparam("at_node"))
+_REMOVE_OF_MODEL = _REMOVE_ON.where(replicas.c.model == bindparam("of"))
+_REMOVE = _REMOVE_OF_MODEL.where(replicas.c.slot == bindparam("at_slot"))
 _ON_NODE = select(replicas).where(replicas.c.node_id == bindparam("at_node"))
 
 
@@ -23,21 +27,19 @@ def put(connection: Connection, replica: Replica, now: float) -> None:
     """Record a ready replica in place of whatever had its slot."""
     remove(connection, replica.node_id, replica.model, replica.slot)
     columns = {field: getattr(replica, field) for field in Replica.__struct_fields__}
-    connection.execute(replicas.insert().values(**columns, created_at=now))
+    connection.execute(_ADD, {**columns, "created_at": now})
 
 
 def remove(connection: Connection, node_id: str, model: str, slot: int) -> None:
-    connection.execute(
-        delete(replicas).where(replicas.c.node_id == node_id, replicas.c.model == model, replicas.c.slot == slot)
-    )
+    connection.execute(_REMOVE, {"at_node": node_id, "of": model, "at_slot": slot})
 
 
 def remove_of_model(connection: Connection, node_id: str, model: str) -> None:
-    connection.execute(delete(replicas).where(replicas.c.node_id == node_id, replicas.c.model == model))
+    connection.execute(_REMOVE_OF_MODEL, {"at_node": node_id, "of": model})
 
 
 def remove_all_on(connection: Connection, node_id: str) -> int:
-    return connection.execute(delete(replicas).where(replicas.c.node_id == node_id)).rowcount
+    return connection.execute(_REMOVE_ON, {"at_node": node_id}).rowcount
 
 
 def on_node(connection: Connection, node_id: str) -> list[tuple[Replica, float]]:

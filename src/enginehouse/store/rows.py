@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any, get_args
 
 import msgspec
@@ -14,6 +15,16 @@ from enginehouse.core.operation import Asked, Excluded, Operation
 from enginehouse.core.progress import Progress
 
 _AT_ONCE = 1000  # ids in one query; both databases have an upper limit, and a fleet may have more waiting
+# Made once: to find out what a type is made of costs more than to decode one.
+_TARGETS = msgspec.json.Decoder(tuple[str, ...])
+_EXCLUDED = msgspec.json.Decoder(tuple[Excluded, ...])
+_ASKED = msgspec.json.Decoder(Asked)
+_ACTION: msgspec.json.Decoder[Action] = msgspec.json.Decoder(Action)
+_PROGRESS = msgspec.json.Decoder(Progress)
+_OUTCOME = msgspec.json.Decoder(Outcome)
+STRUCTURED = ("action", "progress", "outcome")
+_PLAIN = tuple(field for field in Intent.__struct_fields__ if field not in STRUCTURED)
+_plain_of = attrgetter(*_PLAIN)
 
 
 def text_of(value: object) -> str:
@@ -27,12 +38,12 @@ def operation_of(row: Row[Any]) -> Operation:
         name=row.name,
         author=row.author,
         created_at=row.created_at,
-        targets=msgspec.json.decode(row.targets, type=tuple[str, ...]),
-        excluded=msgspec.json.decode(row.excluded, type=tuple[Excluded, ...]),
+        targets=_TARGETS.decode(row.targets),
+        excluded=_EXCLUDED.decode(row.excluded),
         is_steered=row.is_steered,
         error_code=row.error_code,
         error_message=row.error_message,
-        asked=msgspec.json.decode(row.asked, type=Asked),
+        asked=_ASKED.decode(row.asked),
         retry_of=row.retry_of,
         dismissed=row.dismissed,
     )
@@ -45,23 +56,17 @@ def operation_columns(operation: Operation) -> dict[str, object]:
 
 
 def intent_of(row: Row[Any]) -> Intent:
-    plain = {
-        field: getattr(row, field)
-        for field in Intent.__struct_fields__
-        if field not in ("action", "progress", "outcome")
-    }
     return Intent(
-        **plain,
+        **dict(zip(_PLAIN, _plain_of(row), strict=True)),
         action=_action_of(row.action, row.subject),
-        progress=None if row.progress is None else msgspec.json.decode(row.progress, type=Progress),
-        outcome=None if row.outcome is None else msgspec.json.decode(row.outcome, type=Outcome),
+        progress=None if row.progress is None else _PROGRESS.decode(row.progress),
+        outcome=None if row.outcome is None else _OUTCOME.decode(row.outcome),
     )
 
 
 def _action_of(text: str, subject: str) -> Action:
     try:
-        known: Action = msgspec.json.decode(text, type=Action)
-        return known
+        return _ACTION.decode(text)
     except msgspec.ValidationError:
         return Foreign(text=text, subject=subject)
 
@@ -78,7 +83,7 @@ def intent_columns(intent: Intent) -> dict[str, object]:
     plain = {field: getattr(intent, field) for field in Intent.__struct_fields__}
     if isinstance(intent.action, Foreign):
         # As the newer version wrote it.
-        return {key: value for key, value in plain.items() if key not in ("action", "progress", "outcome")}
+        return {key: value for key, value in plain.items() if key not in STRUCTURED}
     return plain | {
         "action": text_of(intent.action),
         "kind": kind_of(intent.action),

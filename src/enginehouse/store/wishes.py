@@ -7,6 +7,7 @@ many nodes a wish is for, it costs a handful of statements.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
@@ -25,6 +26,8 @@ _Place = tuple[str, str]  # a node and a subject
 _AT = (subjects.c.node_id == bindparam("at_node"), subjects.c.subject == bindparam("about"))
 _GENERATION = select(subjects.c.generation).where(*_AT)
 _SET_GENERATION = update(subjects).where(*_AT).values(generation=bindparam("newest"))
+_ADD = intents.insert()
+_COUNT = select(func.count()).where(operation_intents.c.operation_id == bindparam("of"))
 _OPEN_AT = (
     select(intents)
     .where(
@@ -37,6 +40,25 @@ _OPEN_AT = (
     # Another frontend may be claiming or settling one of them: whoever comes second waits and sees the result.
     .with_for_update()
 )
+
+
+def _locking(insert: Any) -> Any:
+    return (
+        insert(subjects)
+        .on_conflict_do_update(
+            index_elements=[subjects.c.node_id, subjects.c.subject],
+            # Writing the value it has is what takes the lock.
+            set_={"generation": subjects.c.generation},
+        )
+        .returning(subjects.c.node_id, subjects.c.subject, subjects.c.generation)
+    )
+
+
+_LOCK = {"postgresql": _locking(postgresql.insert), "sqlite": _locking(sqlite.insert)}
+_LINK = {
+    "postgresql": postgresql.insert(operation_intents).on_conflict_do_nothing(),
+    "sqlite": sqlite.insert(operation_intents).on_conflict_do_nothing(),
+}
 
 
 class Wanted(Struct, frozen=True):
@@ -110,7 +132,7 @@ def _add_some(
         chosen.append(intent)
         made.append(intent)
     if made:
-        connection.execute(intents.insert(), [intent_columns(intent) for intent in made])
+        connection.execute(_ADD, [intent_columns(intent) for intent in made])
         connection.execute(
             _SET_GENERATION,
             [{"at_node": one.node_id, "about": one.subject, "newest": one.generation} for one in made],
@@ -126,18 +148,9 @@ def generation_at(connection: Connection, node_id: str, subject: str) -> int:
 
 def _lock_subjects(connection: Connection, places: list[_Place]) -> dict[_Place, int]:
     """The last generation of each, with its row locked until the transaction ends."""
-    insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = (
-        insert_into(subjects)
-        .values([{"node_id": node_id, "subject": subject, "generation": 0} for node_id, subject in places])
-        .on_conflict_do_update(
-            index_elements=[subjects.c.node_id, subjects.c.subject],
-            # Writing the value it has is what takes the lock.
-            set_={"generation": subjects.c.generation},
-        )
-        .returning(subjects.c.node_id, subjects.c.subject, subjects.c.generation)
-    )
-    return {(row.node_id, row.subject): int(row.generation) for row in connection.execute(statement)}
+    rows = [{"node_id": node_id, "subject": subject, "generation": 0} for node_id, subject in places]
+    locked = connection.execute(_LOCK[connection.dialect.name], rows)
+    return {(row.node_id, row.subject): int(row.generation) for row in locked}
 
 
 def _open_at(connection: Connection, places: list[_Place]) -> dict[_Place, list[Intent]]:
@@ -152,12 +165,10 @@ def _open_at(connection: Connection, places: list[_Place]) -> dict[_Place, list[
 
 
 def _link(connection: Connection, operation_id: str, chosen: Sequence[Intent]) -> None:
-    insert_into = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    count = select(func.count()).where(operation_intents.c.operation_id == operation_id)
-    before = int(connection.execute(count).scalar_one())
+    before = int(connection.execute(_COUNT, {"of": operation_id}).scalar_one())
     rows = [
         {"operation_id": operation_id, "intent_id": intent.id, "position": before + number}
         for number, intent in enumerate(chosen)
     ]
     if rows:
-        connection.execute(insert_into(operation_intents).on_conflict_do_nothing(), rows)
+        connection.execute(_LINK[connection.dialect.name], rows)
