@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.recorded import JOB, Answer, operation, recorded, row, run
+from tests.cli.recorded import JOB, Answer, operation, recorded, refused, row, run
 
 NODE = {
     "id": "11111111-1111-4111-8111-111111111111",
@@ -226,6 +226,15 @@ def test_targets_and_force_are_passed_on(tmp_path: Path) -> None:
         {"kind": "upgrade", "name": "llama-cpp"},
         {"kind": "delete", "name": "llama-cpp"},
     ]
+
+
+def test_a_wish_waits_for_a_frontend_that_has_yet_to_read_its_galleries(tmp_path: Path) -> None:
+    unread = refused(503, "cannot tell yet what 'llama-cpp' is", "gallery_loading")
+    done = Answer(operation("succeeded"), 202)
+    with recorded({"POST /api/operations": [unread, unread, unread, unread, done]}) as world:
+        result = run(world, tmp_path, "backends", "install", "llama-cpp")
+    assert result.exit_code == 0, result.stderr
+    assert len({request.headers["Idempotency-Key"] for request in world.requests if request.method == "POST"}) == 1
 
 
 def test_a_token_can_come_from_stdin(tmp_path: Path) -> None:

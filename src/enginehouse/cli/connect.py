@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 TRIES = 3  # a frontend that is being restarted is back within two seconds
 PAUSE_SECONDS = 0.7
+GALLERY_SECONDS = 20.0  # a frontend that has just come up reads its galleries within a few
 _MAY_HAVE_BEEN_ACCEPTED = frozenset({"store_unavailable", "frontend_unreachable"})
 QUIET_SECONDS = 0.6  # most answers come sooner; a sign that only flickers is noise
 
@@ -55,17 +56,21 @@ class Frontend:
         return self._ask("DELETE", path, None, timeout_seconds)
 
     def request(self, method: str, path: str, body: object = None) -> object:
-        """Ask for an operation. Under a key, so that asking again after an answer that got lost is the same wish."""
-        key = uuid.uuid4().hex
+        """Ask for an operation. Under a key, so that asking again after an answer that got lost is the same wish; and
+        for a while where the frontend has yet to read a gallery.
+        """
+        key, tries = uuid.uuid4().hex, TRIES
+        read_by = time.monotonic() + GALLERY_SECONDS
         with waiting(f"waiting for {self.url}"):
-            for _ in range(TRIES - 1):
+            while True:
+                tries -= 1
                 try:
                     return self.client.request(method, path, body, object, key=key)
                 except Unavailable as error:
-                    if error.code not in _MAY_HAVE_BEEN_ACCEPTED:
+                    may_be_read = error.code == "gallery_loading" and time.monotonic() < read_by
+                    if not may_be_read and (error.code not in _MAY_HAVE_BEEN_ACCEPTED or tries <= 0):
                         raise
                 time.sleep(PAUSE_SECONDS)
-            return self.client.request(method, path, body, object, key=key)
 
     def _ask(self, method: str, path: str, body: object, timeout_seconds: float) -> object:
         with waiting(f"waiting for {self.url}"):
