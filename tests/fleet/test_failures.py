@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import wait_for
 from tests.fetch.faults import Answer, Hang
 from tests.fleet.guests import guest_stubs, restart, row_of
-from tests.fleet.house import STALE_SECONDS, Fleet, Process
+from tests.fleet.house import STALE_SECONDS, Fleet, Frontend, Process
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by
 
@@ -84,6 +84,17 @@ def test_one_stopped_worker_of_ten_holds_up_no_other_and_does_its_part_later(
     assert fleet.residue_of(stopped) == []
 
 
+def history(frontend: Frontend) -> Iterator[dict[str, Any]]:
+    """Page after page; a retention's worth at most."""
+    path, more = "/api/operations/history?limit=500", ""
+    for _ in range(10):
+        page = frontend.get(path + more)
+        yield from page["operations"]
+        if "next" not in page:
+            return
+        more = f"&before={page['next']}"
+
+
 def test_what_never_heals_ends_as_failed_is_kept_and_can_be_asked_for_anew(
     fleet: Fleet, warehouse: Warehouse, name: str
 ) -> None:
@@ -124,8 +135,7 @@ def test_what_never_heals_ends_as_failed_is_kept_and_can_be_asked_for_anew(
         assert found["createdAt"]
         assert found["finishedAt"]
         assert row_of(found, "worker-4") == kept
-        past = frontend.get("/api/operations/history?limit=500")["operations"]
-        assert operation["jobID"] in [one["jobID"] for one in past]
+        assert operation["jobID"] in [one["jobID"] for one in history(frontend)]
 
     warehouse.calm()
     again = fleet.second.post(f"/api/operations/{operation['jobID']}/retry", {})
@@ -149,11 +159,7 @@ def test_a_failure_is_the_same_on_every_frontend_before_and_after_a_restart(
     def read(frontend: Any) -> tuple[object, ...]:
         found = frontend.operation(operation["jobID"])
         row = row_of(found, "worker-5")
-        past = next(
-            one
-            for one in frontend.get("/api/operations/history?limit=500")["operations"]
-            if one["jobID"] == operation["jobID"]
-        )
+        past = next(one for one in history(frontend) if one["jobID"] == operation["jobID"])
         return (
             *(found["status"], found["error"], found["finishedAt"]),
             *(row["reason"], row["error"], row["node_name"], row["node_id"], row["attempt"]),
