@@ -35,7 +35,10 @@ def test_an_address_is_read_as_every_nats_client_reads_it(url: str, address: Add
     assert parse_address(url) == address
 
 
-@pytest.mark.parametrize("url", ["", "nats://", "nats://u:secret@", "nats://u:secret@host:x", "nats://u:secret@[::1"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "nats://", "nats://u:secret@", "nats://u:secret@host:x", "nats://u:secret@[::1", "http://u:secret@host:1"],
+)
 def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(Invalid, match="cannot use the address of the bus") as caught:
         parse_address(url)

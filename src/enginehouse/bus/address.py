@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from enginehouse.core.errors import Invalid
 
+SCHEMES = ("nats", "tls")  # web sockets would need another library
+
 
 class Address(Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]  # without user-info
@@ -33,7 +35,7 @@ def parse_address(url: str) -> Address:
     for text in url.split(","):
         try:
             parts = urlsplit(text.strip() if "//" in text else f"nats://{text.strip()}")
-            is_good = bool(parts.hostname) and parts.port != 0
+            is_good = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
         except ValueError:
             is_good = False
         if not is_good:
