@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from nacl.signing import VerifyKey
 from tests.worker.house import House, command, start, working
-from tests.worker.world import ask, link_tree, tiny_chat, until, xllamacpp
+from tests.worker.world import MemoryBus, ask, link_tree, tiny_chat, until, xllamacpp
 
 from enginehouse.core import wire
 from enginehouse.core.errors import Unauthenticated, Unavailable
@@ -61,6 +61,27 @@ async def test_a_frontend_that_is_away_is_asked_again(tmp_path: Path) -> None:
         await until(lambda: bool(house.link.heartbeats))
         house.agent.stop()
         await task
+
+
+async def test_it_stops_at_once_while_it_looks_for_its_bus(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    looking, is_left = asyncio.Event(), asyncio.Event()
+
+    async def open_bus(_registered: wire.RegisterReply) -> MemoryBus:
+        looking.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_left.set()
+        raise AssertionError("nobody sets it")
+
+    house.agent._open_bus = open_bus
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(house.agent.run())
+        await looking.wait()
+        house.agent.stop()
+    assert is_left.is_set()
+    assert house.link.deregistered == []
 
 
 async def test_the_whole_thread_install_pull_start_ask_stop_delete(tmp_path: Path) -> None:

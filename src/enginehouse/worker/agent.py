@@ -124,10 +124,12 @@ class Agent:
             self._turn.clear()
         try:
             await self._become(node)
-            bus = await self._open_bus(node)
+            bus = await self._opened(node)
         except (Unavailable, OSError) as error:
             log.warning("worker.bus_unavailable %s", error)
             await asyncio.sleep(TICK_SECONDS)
+            return
+        if bus is None:
             return
         self._bus, self._node, self._is_due = bus, node, True
         # What was sent before this registration can no longer be heard; reports say so from now on.
@@ -148,6 +150,18 @@ class Agent:
         finally:
             self._bus = None
             await bus.close()
+
+    async def _opened(self, node: RegisterReply) -> Bus | None:
+        """None when told to stop meanwhile: one that is not there is tried for long."""
+        opening = asyncio.ensure_future(self._open_bus(node))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return opening.result() if opening.done() else None
+        finally:
+            for task in (opening, stopping):
+                task.cancel()
+            await asyncio.wait((opening, stopping))
 
     async def _become(self, node: RegisterReply) -> None:
         """Remember which node this worker is, and count anew where it is another one than before."""
