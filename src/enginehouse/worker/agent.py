@@ -153,15 +153,22 @@ class Agent:
 
     async def _opened(self, node: RegisterReply) -> Bus | None:
         """None when told to stop meanwhile: one that is not there is tried for long."""
-        opening = asyncio.ensure_future(self._open_bus(node))
-        stopping = asyncio.ensure_future(self._stop.wait())
-        try:
+
+        async def attempt() -> Bus | EnginehouseError | OSError:
+            try:
+                return await self._open_bus(node)
+            except (EnginehouseError, OSError) as error:
+                return error  # a group would wrap it
+
+        async with asyncio.TaskGroup() as group:
+            opening, stopping = group.create_task(attempt()), group.create_task(self._stop.wait())
             await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return opening.result() if opening.done() else None
-        finally:
             for task in (opening, stopping):
                 task.cancel()
-            await asyncio.wait((opening, stopping))
+        found = None if opening.cancelled() else opening.result()
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     async def _become(self, node: RegisterReply) -> None:
         """Remember which node this worker is, and count anew where it is another one than before."""
