@@ -130,6 +130,21 @@ async def test_workers_may_say_more_than_we_know(here: Site) -> None:
     assert (await here.ask("POST", path, said, token=answer.json["node_token"])).status == 200
 
 
+async def test_null_is_what_is_absent(here: Site) -> None:
+    """As in Go, whose programs write it for a map or a list that was never made."""
+    asked = {"name": "nil", "node_type": "agent", "labels": None, "total_vram": None}
+    answer = await here.ask("POST", "/api/node/register", asked, token=here.tokens["join"])
+    assert (answer.status, answer.json["node_type"]) == (201, "agent")
+    node = await admin(here, "GET", "/api/nodes/nil")
+    assert (node.json["labels"], node.json["total_vram"]) == ({}, 0)
+    for body in ({"name": None}, {"name": "x", "labels": 5, "node_type": None}):
+        answer = await here.ask("POST", "/api/node/register", body, token=here.tokens["join"])
+        assert (answer.status, answer.error["code"]) == (400, "invalid_json")
+    path = f"/api/nodes/{here.tokens['node id']}/backends/install"
+    wanted = {"backend": "llama-cpp", "uri": None, "name": None}
+    assert (await admin(here, "POST", path, wanted)).error["code"] == "node_not_approved"
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

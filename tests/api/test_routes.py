@@ -19,6 +19,7 @@ TABLE = {
     ("POST", "/api/node/register"): "join",
     ("POST", "/api/node/{id}/heartbeat"): "node",
     ("POST", "/api/node/{id}/deregister"): "node",
+    ("DELETE", "/api/node/{id}"): "node",
     ("POST", "/api/node/{id}/drain"): "node",
     ("POST", "/api/node/{id}/resume"): "node",
     ("GET", "/api/node/{id}/models"): "node",

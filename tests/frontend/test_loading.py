@@ -255,6 +255,20 @@ async def test_the_least_busy_replica_is_chosen_and_equals_take_turns(world: Wor
     assert world.router.in_flight == 6
 
 
+async def test_a_database_that_is_away_is_no_reason_to_load_what_serves(world: World) -> None:
+    """S14."""
+    await add_model(world)
+    await put_replica(world, await world.join("first"), "n")
+    await world.router.step()
+    world.store.is_away = True
+    assert (await world.router.acquire("tiny")).address == "h:1"
+    with pytest.raises(Unavailable):
+        await world.router.step()
+    assert (await world.router.acquire("tiny")).address == "h:1", "what could not be read is not gone"
+    world.store.is_away = False
+    assert await world.store.transaction(lambda c: operations.recent(c, 9)) == []
+
+
 async def test_counts_never_go_below_nothing(world: World) -> None:
     await two_routes(world)
     route = await world.router.acquire("tiny")

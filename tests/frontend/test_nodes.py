@@ -47,6 +47,7 @@ async def test_no_node_can_take_the_id_of_another_for_its_name(world: World) -> 
         {"max_replicas_per_model": 2**40},
         {"labels": {str(number): "" for number in range(65)}},
         {"labels": {"bad key": ""}},
+        {"labels": {"k" * 318: ""}},
         {"labels": {"key": "v" * 257}},
         {"public_key": "not hexadecimal"},
         {"public_key": "AB" * 32},
@@ -58,6 +59,13 @@ async def test_what_does_not_fit_its_column_is_refused_with_its_name(world: Worl
         await world.nodes.register(registration("first", **fields))
     assert caught.value.param == next(iter(fields)) or caught.value.param == "name"
     assert (await world.nodes.every())[0] == []
+
+
+async def test_what_localai_s_workers_may_say_is_taken(world: World) -> None:
+    labels = {"node.replica-slots": "1", "topology.kubernetes.io/zone": "eu-1", "gpu:0": "a b"}
+    request = registration("first", labels=labels, max_replicas_per_model=-1, address="gpu_1.lan:50051")
+    node = (await world.nodes.register(request)).node
+    assert (node.labels, node.max_replicas_per_model) == (labels, 1)
 
 
 async def test_labels_do_not_grow_without_end_by_registering_again(world: World) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from tests.frontend.go_workers import NOBODY, answer_polls, joined, listed
 from tests.frontend.world import PATIENCE, World
 
 from enginehouse.core import wire
-from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.frontend.polling import LOST_AFTER_BUDGETS, Poller
@@ -14,31 +16,6 @@ from enginehouse.frontend.views import OperationView
 from enginehouse.ports import Message
 
 IMAGE = "registry.example/image:latest"
-NOBODY = b""
-
-
-def listed(*backends: tuple[str, str]) -> wire.BackendListReply:
-    found = tuple(
-        InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest) for name, digest in backends
-    )
-    return wire.BackendListReply(backends=found or None)
-
-
-async def joined(world: World) -> Node:
-    return await world.join("go", is_foreign=True)
-
-
-async def answer_polls(world: World, listing: wire.BackendListReply, running: bytes = b'{"models":[]}') -> list[str]:
-    """Ask, answer, and take the answers; the verbs that were asked for."""
-    await world.poller.step()
-    asked = [one for one in world.bus.take() if one.reply.startswith(wire.POLLS)]
-    for one in asked:
-        is_list = one.subject.endswith(wire.LIST)
-        payload = wire.encode(listing) if is_list else running
-        world.bus.deliver(Message(one.reply, payload, no_responders=not payload))
-    await world.poller.step()
-    world.bus.take()
-    return [one.subject.split(".", 2)[2] for one in asked]
 
 
 async def upgrade(world: World) -> tuple[Node, OperationView, Intent]:
@@ -260,3 +237,21 @@ async def test_its_first_word_counts_although_it_comes_before_the_row_was_looked
     shown = await world.board.view(view.jobID)
     assert isinstance(shown.nodes, list)
     assert (shown.nodes[0].phase, shown.nodes[0].current_bytes) == ("downloading", 1024 * 1024)
+
+
+async def test_null_in_an_answer_is_what_is_absent(world: World) -> None:
+    await joined(world)
+    view = await world.install(name="other")
+    await world.dispatcher.step()
+    intent = await world.intent(view)
+    answer = b'{"success":true,"error":null,"address":null,"stopped_process_keys":null}'
+    world.bus.deliver(Message(wire.reply_subject(intent.id, intent.attempt), answer))
+    async with asyncio.timeout(5):  # what cannot be read is dropped, and waited for without an end
+        await world.collector.replies_step()
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_a_worker_that_has_made_no_list_of_processes_runs_none(world: World) -> None:
+    node = await joined(world)
+    await answer_polls(world, listed(("other", "sha256:x")), running=b'{"models":null}')
+    assert [one.name for one in (await world.nodes.get(node.id))[0].report.backends] == ["other"]

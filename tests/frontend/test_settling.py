@@ -70,7 +70,7 @@ async def test_words_that_belong_to_nothing_change_nothing(world: World) -> None
     for subject, payload in [
         (wire.reply_subject(intent.id, 1), b"not json"),
         (wire.reply_subject(intent.id, 1), b'{"outcome": 5}'),
-        (wire.reply_subject(intent.id, 1), b'{"success": true, "error": "' + b"x" * wire.MAX_MESSAGE_BYTES + b'"}'),
+        (wire.reply_subject(intent.id, 1), b'{"success": true, "error": "' + b"x" * wire.MAX_REPLY_BYTES + b'"}'),
         (f"{wire.INBOX}.{intent.id}.{'9' * 5000}", b"{}"),
         (f"{wire.INBOX}.{intent.id}", b"{}"),
         (f"{wire.INBOX}.{intent.id}.one", b"{}"),

@@ -9,7 +9,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from enginehouse.core.errors import Conflict, EnginehouseError, Invalid, NotFound, Unavailable, Upstream
+from enginehouse.core.errors import (
+    Conflict,
+    EnginehouseError,
+    Invalid,
+    Malformed,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    Upstream,
+)
 from enginehouse.core.wire import HeartbeatRequest, RegisterRequest
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
@@ -279,3 +288,41 @@ async def test_a_worker_registers_with_the_join_token_and_beats_with_its_own() -
     assert second.startswith(b"POST /api/node/n/heartbeat ")
     assert b"Bearer own" in second
     assert third.startswith(b"POST /api/node/n/deregister ")
+
+
+async def test_a_worker_beats_with_the_join_token_where_a_go_frontend_gave_it_none_of_its_own() -> None:
+    register = b'{"id":"n","name":"a","node_type":"backend","status":"healthy","created_at":"0001-01-01T00:00:00Z"}'
+    answers = [register, b'{"message":"heartbeat received"}', b'{"message":"node set to offline"}']
+
+    def answer(peer: socket.socket, request: bytes) -> bool:
+        return plain("200 OK", answers.pop(0))(peer, request)
+
+    with serving(answer) as (client, server):
+        link = WorkerLink(client)
+        reply = await link.register(RegisterRequest(name="a", token="secret"))
+        await link.heartbeat(reply.id, reply.node_token, HeartbeatRequest())
+        await link.deregister(reply.id, reply.node_token)
+    assert [b"Authorization: Bearer secret\r\n" in request for request in server.requests] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        ("401 x", b'{"error":"invalid registration token"}', Unauthenticated),
+        (
+            "401 x",
+            b'{"error":{"code":401,"message":"registration token required","type":"node_error"}}',
+            Unauthenticated,
+        ),
+        ("404 x", b'{"error":{"code":404,"message":"node not found","type":"node_error"}}', NotFound),
+        ("400 x", b'{"error":{"code":400,"message":"name is required","type":"node_error"}}', Malformed),
+        ("500 x", b'{"error":{"code":500,"message":"failed to register node","type":"node_error"}}', Upstream),
+    ],
+)
+def test_what_a_go_frontend_refuses_is_understood(status: str, body: bytes, kind: type[EnginehouseError]) -> None:
+    """A worker that cannot tell a 404 from a frontend that is away would never join again."""
+    with serving(plain(status, body)) as (client, _):
+        with pytest.raises(kind) as caught:
+            client.request_bytes("POST", "/api/node/n/heartbeat")
+    assert type(caught.value) is kind
+    assert caught.value.message.encode() in body

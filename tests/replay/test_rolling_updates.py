@@ -139,6 +139,13 @@ async def test_a_message_that_cannot_be_read_is_answered_and_harms_nobody(go: Go
     assert go.directories(FIRST) == set()
 
 
+@pytest.mark.parametrize("op_id", ["a\rb", "a\x0bb", "\u00a0", "x" * 5000], ids=["return", "tab", "space", "long"])
+async def test_an_operation_that_no_subject_can_hold_is_done_in_silence(go: GoFrontend, lab: Lab, op_id: str) -> None:
+    await go.install(FIRST, "mock", op_id=op_id)
+    assert go.events == []
+    assert set(await go.listed(FIRST)) == {"mock", "cpu-mock"}
+
+
 async def test_a_command_of_a_later_frontend_with_more_in_it_is_done_and_answered(go: GoFrontend, lab: Lab) -> None:
     command = {"intent": "later", "generation": 1, "attempt": 1, "fence": 1, "priority": 9}
     resolved = {"directory": "later", "uri": lab.reference(), "digest": lab.old.digest, "signed_by": "somebody"}

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.link.test_client import plain, serving
 from tests.worker.house import House, working
 from tests.worker.shelf import Shelf, launcher, said_by, write_backend, write_metadata
 from tests.worker.world import link_tree, until
 
 from enginehouse.core import wire
+from enginehouse.core.errors import TooLarge
 from enginehouse.core.installation import HOUSE
+from enginehouse.link.worker import WorkerLink
+from enginehouse.worker.agent import Agent
 
 NODE = "node-1"
 
@@ -120,6 +125,23 @@ async def test_pointers_that_lead_nowhere_and_those_that_go_workers_made_disappe
     assert names(house) == set()
 
 
+async def test_an_answer_that_the_bus_does_not_take_harms_no_other(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, refused = house.bus.publish, []
+
+    async def bounded(subject: str, payload: bytes, reply: str = "") -> None:
+        if subject == "long":
+            refused.append(subject)
+            raise TooLarge("cannot send so much")
+        await publish(subject, payload, reply)
+
+    monkeypatch.setattr(house.bus, "publish", bounded)
+    await house.bus.publish(wire.node_subject(NODE, wire.LIST), b"{}", "long")
+    await until(lambda: bool(refused))
+    assert (await house.bus.ask(wire.node_subject(NODE, wire.LIST), b"{}", "r")) == b'{"backends":[]}'
+
+
 async def test_an_alias_of_two_backends_means_neither(house: House) -> None:
     for name in ("left", "right"):
         write_backend(house.place.backends / name, name, alias="motor")
@@ -164,3 +186,37 @@ async def test_alias_meta_name_and_directory_share_one_lock_and_what_vanished_me
         # It was there when it was asked for, and no gallery has it.
         assert "cannot find a backend named" in task.result().error
     assert names(house) == set()
+
+
+async def test_a_go_frontend_that_forgot_a_worker_gets_it_back(tmp_path: Path) -> None:
+    """Over HTTP, in the words of sample 01 and 03: one token for everything, and errors in a Go frontend's shapes."""
+    asked: list[str] = []
+
+    def answer(peer: socket.socket, request: bytes) -> bool:
+        asked.append(request.split(b" ")[1].decode())
+        if b"Authorization: Bearer secret\r\n" not in request:
+            return plain("401 Unauthorized", b'{"error":"missing or invalid Authorization header"}')(peer, request)
+        if asked[-1].endswith("register") and b'"address":' not in request:
+            refusal = b'{"error":{"code":400,"message":"address is required for backend workers","type":"node_error"}}'
+            return plain("400 Bad Request", refusal)(peer, request)
+        if asked[-1].endswith("register"):
+            body = {"id": NODE, "name": "a", "node_type": "backend", "status": "healthy", "created_at": "0001-01-01"}
+            return plain("201 Created", msgspec.json.encode(body))(peer, request)
+        if len(asked) == 5:
+            gone = b'{"error":{"code":404,"message":"node not found","type":"node_error"}}'
+            return plain("404 Not Found", gone)(peer, request)
+        return plain("200 OK", b'{"message":"heartbeat received"}')(peer, request)
+
+    house = House(tmp_path)
+    place = msgspec.structs.replace(house.place, heartbeat_seconds=0.1)
+    with serving(answer) as (client, _):
+        agent = Agent(place, WorkerLink(client), house._open, house.engine, os.environ)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(agent.run())
+            await until(lambda: task.done() or len(asked) >= 8)
+            agent.stop()
+    await house.engine.close()
+    register, heartbeat = "/api/node/register", f"/api/node/{NODE}/heartbeat"
+    # Twice at first: what its own address is, a worker learns from its first connection.
+    assert asked[:8] == [register, register, *[heartbeat] * 3, register, heartbeat, heartbeat]
+    assert asked[-1] == f"/api/node/{NODE}/deregister"

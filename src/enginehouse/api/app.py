@@ -26,6 +26,7 @@ from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
 from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, TooLarge, Unauthenticated
 from enginehouse.core.name import shown
+from enginehouse.core.reading import read_json
 from enginehouse.frontend.accepting import Request as Asking
 from enginehouse.frontend.keys import Caller, Keys
 
@@ -175,7 +176,7 @@ async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_C
     except TimeoutError as error:
         raise Malformed(f"cannot read the body: it did not arrive within {BODY_SECONDS:.0f} s", code="slow") from error
     try:
-        return msgspec.json.decode(bytes(received) or b"{}", type=kind)
+        return read_json(bytes(received) or b"{}", kind)
     except msgspec.ValidationError as error:
         raise Malformed(f"cannot read the body: {error}", code="invalid_json") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -67,6 +67,13 @@ class WorkerRoutes:
                 call=self.deregister,
             ),
             Entry(
+                method="DELETE",
+                path="/api/node/{id}",
+                role="node",
+                summary="The same goodbye, by LocalAI's other name for it.",
+                call=self.deregister,
+            ),
+            Entry(
                 method="POST",
                 path="/api/node/{id}/drain",
                 role="node",

@@ -29,6 +29,7 @@ class InstallBackend(Struct, tag="install_backend", frozen=True, omit_defaults=T
 class RemoveBackend(Struct, tag="remove_backend", frozen=True, omit_defaults=True, kw_only=True):
     backend: str
     directory: str
+    called: str = ""  # the name of a pointer to it on one of LocalAI's workers, which removes both under that name
 
 
 class PullModel(Struct, tag="pull_model", frozen=True, omit_defaults=True, kw_only=True):

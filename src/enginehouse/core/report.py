@@ -74,7 +74,7 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
         case InstallBackend():
             return _shows_install(report, action, intent.generation)
         case RemoveBackend():
-            present = any(backend.name == action.directory for backend in report.backends)
+            present = any(backend.name in (action.directory, action.called) for backend in report.backends)
             return None if present else Outcome()
         case PullModel():
             return Outcome() if holds(report.models, action.model) else None

@@ -10,6 +10,7 @@ from msgspec import Struct
 from enginehouse.core.errors import Malformed
 
 INBOX = "_INBOX.eh"  # LocalAI's permissions allow `_INBOX.>`, so a reply subject of our own still starts with it
+MAX_TOKEN = 255  # ids are far shorter; a server ends the connection over a subject of thousands of characters
 _RESERVED = str.maketrans(dict.fromkeys(".*> \t\n", "-"))
 
 
@@ -18,6 +19,13 @@ def token(value: str) -> str:
     keys.
     """
     return value.translate(_RESERVED)
+
+
+def can_be_token(value: str) -> bool:
+    """Whether the bus takes `token(value)`. LocalAI leaves in what the protocol cannot carry, such as a carriage
+    return.
+    """
+    return 0 < len(value) <= MAX_TOKEN and token(value).isprintable()
 
 
 # Subjects ----------------------------------------------------------------------------------------

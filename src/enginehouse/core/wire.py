@@ -2,8 +2,8 @@
 an old peer ignores.
 
 Go's rules are kept by construction: a field without a default is always present, a field with one is absent when it
-has that value, unknown keys are ignored. Payloads are decoded with `decode`, which turns every fault of a peer into
-one error.
+has that value, unknown keys are ignored, `null` is absent. Payloads are decoded with `decode`, which turns every fault
+of a peer into one error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from enginehouse.core.errors import Malformed
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
 from enginehouse.core.progress import Progress, format_bytes, parse_bytes
+from enginehouse.core.reading import read_json
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
 from enginehouse.core.subjects import (
@@ -41,6 +42,7 @@ from enginehouse.core.subjects import (
     WORKER_SUBJECTS,
     ReplySubject,
     all_polls,
+    can_be_token,
     node_subject,
     parse_reply_subject,
     poll_subject,
@@ -70,6 +72,7 @@ __all__ = [
     "WORKER_SUBJECTS",
     "ReplySubject",
     "all_polls",
+    "can_be_token",
     "node_subject",
     "parse_reply_subject",
     "poll_subject",
@@ -79,6 +82,8 @@ __all__ = [
 ]
 
 MAX_MESSAGE_BYTES = 256 * 1024
+# LocalAI's workers put the last lines of an engine into their error, however long those are; a bus takes no more.
+MAX_REPLY_BYTES = 1024 * 1024
 # Commands ----------------------------------------------------------------------------------------
 
 
@@ -165,7 +170,7 @@ class BackendListReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelsRunningReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    models: tuple[RunningReplica, ...]
+    models: tuple[RunningReplica, ...] | None  # Go sends [] for none, and null with an error
     error: str = ""
 
 
@@ -376,11 +381,11 @@ def encode(message: Struct) -> bytes:
     return msgspec.json.encode(message)
 
 
-def decode(payload: bytes, kind: type[T], what: str) -> T:
+def decode(payload: bytes, kind: type[T], what: str, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> T:
     """`payload` as `kind`; `Malformed` names the message and the field, whatever was wrong with it."""
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise Malformed(f"cannot read {what}: {len(payload)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+    if len(payload) > limit_bytes:
+        raise Malformed(f"cannot read {what}: {len(payload)} bytes, at most {limit_bytes} are allowed")
     try:
-        return msgspec.json.decode(payload, type=kind)
+        return read_json(payload, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"cannot read {what}: {error}", code="invalid_json") from error

@@ -99,7 +99,8 @@ class Collector:
             to = wire.parse_reply_subject(message.subject)
             outcome = None
             if not message.no_responders:
-                outcome = intents_core.bounded(wire.outcome_of(wire.decode(message.payload, wire.AnyReply, "a reply")))
+                reply = wire.decode(message.payload, wire.AnyReply, "a reply", limit_bytes=wire.MAX_REPLY_BYTES)
+                outcome = intents_core.bounded(wire.outcome_of(reply))
             self._replies.put_nowait(Reply(to, outcome))
         except Malformed as error:
             log.warning("reply.dropped subject=%s error=%s", message.subject, error)

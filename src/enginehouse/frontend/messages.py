@@ -44,8 +44,10 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
             )
         case RemoveBackend():
             verb = wire.DELETE
-            # The directory, because that is what a delete means on every worker.
-            message = wire.BackendDeleteRequest(backend=action.directory, op_id=operation_id, command=command)
+            # The directory, because that is what a delete means on every worker; with its pointer only where a worker
+            # would leave that behind.
+            name = action.called or action.directory
+            message = wire.BackendDeleteRequest(backend=name, op_id=operation_id, command=command)
         case PullModel():
             verb = wire.PULL_MODEL
             message = wire.ModelPullRequest(model=action.model, op_id=operation_id, command=command)

@@ -145,7 +145,7 @@ class Poller:
             else:
                 running = wire.decode(message.payload, wire.ModelsRunningReply, "a list of processes")
                 if not running.error:
-                    question.replicas = running.models
+                    question.replicas = running.models or ()
         except Malformed as error:
             log.warning("poll.dropped subject=%s error=%s", message.subject, error)
         if question.backends is not None and question.replicas is not None:

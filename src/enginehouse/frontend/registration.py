@@ -18,11 +18,14 @@ from enginehouse.core.wire import HeartbeatRequest, RegisterRequest
 
 MAX_LABELS = 64
 MAX_LABEL = 256  # characters of a label's value
+MAX_LABEL_KEY = 317  # of its name: a prefix, a slash and a name, as Kubernetes has them
+MAX_REPLICAS = 1_000_000
 MAX_ADDRESS = 255
 MAX_WORD = 64  # of what a machine says about its kind: platform, capability, vendor
 MAX_AMOUNT = 2**63 - 1  # bytes, cores
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._/:-]{{0,{MAX_LABEL_KEY - 1}}}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _AMOUNTS = ("available_vram", "total_vram", "available_ram", "available_disk", "total_disk")
 
@@ -42,13 +45,17 @@ def check_request(request: RegisterRequest) -> None:
         value = getattr(request, field)
         if len(value) > MAX_WORD or not value.isprintable():
             raise refused(request.name, f"its {field} must be at most {MAX_WORD} printable characters", field)
-    for field in (*_AMOUNTS, "total_ram", "cores", "max_replicas_per_model"):
-        if not 0 <= getattr(request, field) <= (MAX_AMOUNT if field != "max_replicas_per_model" else 1_000_000):
+    for field in (*_AMOUNTS, "total_ram", "cores"):
+        if not 0 <= getattr(request, field) <= MAX_AMOUNT:
             raise refused(request.name, f"its {field} is not an amount", field)
+    if request.max_replicas_per_model > MAX_REPLICAS:  # less than one is read as one, as LocalAI does
+        raise refused(request.name, "its max_replicas_per_model is not an amount", "max_replicas_per_model")
     if len(request.labels) > MAX_LABELS:
         raise refused(request.name, f"more than {MAX_LABELS} labels", "labels")
     for key, value in request.labels.items():
-        check_name(key, "label")
+        if not _LABEL.fullmatch(key):
+            why = f"its label {shown(key)} must be at most {MAX_LABEL_KEY} letters, digits and any of . _ - / :"
+            raise refused(request.name, why, "labels")
         if len(value) > MAX_LABEL or not value.isprintable():
             raise refused(request.name, f"its label {key} must be at most {MAX_LABEL} printable characters", "labels")
 

@@ -187,13 +187,12 @@ class Targets:
     ) -> list[tuple[Node, Action]]:
         """To the nodes that have it, each to the version of its own build."""
         actions: list[tuple[Node, Action]] = []
-        holders = [node for node in targets if backends.find(node.report.backends, wish.plain_name) is not None]
-        reasons |= {node.id: f"{wish.plain_name} is not installed there" for node in targets if node not in holders}
+        found = [(node, self._held(wish, node)) for node in targets]
+        holders = [(node, installed) for node, installed in found if installed is not None]
+        reasons |= {node.id: f"{wish.plain_name} is not installed there" for node, held in found if held is None}
         if not holders:
             self._galleries.known(wish.name)  # a name that nobody knows is a mistake
-        for node in holders:
-            installed = backends.find(node.report.backends, wish.plain_name)
-            assert installed is not None
+        for node, installed in holders:
             try:
                 build, is_external = self.build_of(wish.name, installed, node)
             except Unavailable:
@@ -202,12 +201,27 @@ class Targets:
                 reasons[node.id] = error.message
                 continue
             action = self._install(wish, build, upgrade=True)
+            if node.is_foreign:
+                # Under the name that it lists: such a worker stops the processes of the very name that it is told.
+                action = msgspec.structs.replace(action, backend=build.directory)
             if is_external:
                 action = InstallBackend(
                     backend=build.directory, resolved=action.resolved, upgrade=True, is_external=True
                 )
             actions.append((node, action))
         return actions
+
+    def _held(self, wish: BackendWish, node: Node) -> InstalledBackend | None:
+        """What a node has of a backend. One of LocalAI's does not tell where its pointers lead, and lists none that is
+        called as the alias of its build: there it is the build that the galleries have for that machine.
+        """
+        held = backends.find(node.report.backends, wish.plain_name)
+        if held is not None or not node.is_foreign:
+            return held
+        try:
+            return backends.find(node.report.backends, self._galleries.resolve(wish.name, node).directory)
+        except (NotFound, Hopeless):
+            return None
 
     def build_of(self, name: str, installed: InstalledBackend, node: Node) -> tuple[Resolved, bool]:
         """The build that replaces what is installed, and whether it is known only by the address it came from."""
@@ -228,21 +242,35 @@ class Targets:
         """To the nodes that report the backend and to those that may have it without having reported it yet (away, or
         an install under way); not to those for which there is no build of it."""
         plain = wish.plain_name
-        if not any(directory_behind(node.report.backends, plain) for node in targets):
+        if all(directory_behind(node.report.backends, plain) is None for node in targets):
             self._galleries.known(wish.name)  # a name that nobody knows is a mistake, not an empty success
         actions: list[tuple[Node, Action]] = []
         for node in targets:
-            directory = directory_behind(node.report.backends, plain)
-            if directory is None:
-                try:
-                    directory = self._galleries.resolve(wish.name, node).directory
-                except NotFound:
-                    directory = plain
-                except Hopeless:
-                    reasons[node.id] = f"{plain} is not installed there, and there is no build of it for this machine"
-                    continue
-            actions.append((node, RemoveBackend(backend=plain, directory=directory)))
+            try:
+                actions.append((node, self._removal(wish, node)))
+            except Hopeless:
+                reasons[node.id] = f"{plain} is not installed there, and there is no build of it for this machine"
         return actions
+
+    def _removal(self, wish: BackendWish, node: Node) -> RemoveBackend:
+        plain, listed = wish.plain_name, node.report.backends
+        directory = directory_behind(listed, plain)
+        if directory:
+            return RemoveBackend(backend=plain, directory=directory)
+        is_pointer = directory is not None  # which leads nobody knows where
+        try:
+            build = self._galleries.resolve(wish.name, node)
+        except (NotFound, Hopeless) as error:
+            if isinstance(error, NotFound) or is_pointer:
+                return RemoveBackend(backend=plain, directory=plain)
+            raise
+        meant = self._galleries.known(wish.name)
+        others = {name for entry in meant for name in (entry.name, *entry.capabilities.values())}
+        # Its alias, which hides the pointer from the listing, means this build alone where no other one is there.
+        is_alias = build.alias == plain and directory_behind(listed, build.directory) is not None
+        is_only = not any(backend.name in others - {plain, build.directory} for backend in listed)
+        is_told_by_name = node.is_foreign and (is_pointer or (is_alias and is_only))
+        return RemoveBackend(backend=plain, directory=build.directory, called=plain if is_told_by_name else "")
 
 
 def _asked_for(connection: Connection, every: Sequence[Node], wish: BackendWish) -> tuple[list[Node], dict[str, str]]:

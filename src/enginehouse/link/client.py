@@ -35,12 +35,12 @@ _Connection = http.client.HTTPConnection
 
 class _Described(Struct):
     message: str
-    code: str = ""
+    code: str | int = ""  # a Go frontend repeats the status here
     param: str | None = None
 
 
 class _ErrorAnswer(Struct):
-    error: _Described
+    error: _Described | str  # some routes of a Go frontend say no more than a sentence
 
 
 class EventStream(Iterator[Event]):
@@ -267,9 +267,10 @@ class FrontendClient:
                 "Check that this is the address of an Enginehouse frontend",
                 code="frontend_unreachable",
             )
-        error = from_status(
-            response.status, described.message, code=described.code or "upstream_error", param=described.param
-        )
+        if isinstance(described, str):
+            described = _Described(message=described)
+        code = described.code if isinstance(described.code, str) else ""
+        error = from_status(response.status, described.message, code=code or "upstream_error", param=described.param)
         extra = msgspec.json.decode(content, type=dict[str, object])
         error.details = {name: value for name, value in extra.items() if name != "error"}
         wait = response.headers.get("Retry-After", "")

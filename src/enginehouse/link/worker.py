@@ -28,7 +28,9 @@ class _Said(Struct):
 
 
 class WorkerLink:
-    """`ports.Link` on clients of equal frontends, whose own token is the join token."""
+    """`ports.Link` on clients of equal frontends, whose own token is the join token. A Go frontend hands out no token
+    of a node's own: there the join token is the only one.
+    """
 
     def __init__(self, *clients: FrontendClient) -> None:
         self._clients = list(clients)
@@ -37,10 +39,11 @@ class WorkerLink:
         return await self._post("/api/node/register", request, RegisterReply, None)
 
     async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
-        return await self._post(f"/api/node/{quote(node_id, safe='')}/heartbeat", request, HeartbeatReply, node_token)
+        path = f"/api/node/{quote(node_id, safe='')}/heartbeat"
+        return await self._post(path, request, HeartbeatReply, node_token or None)
 
     async def deregister(self, node_id: str, node_token: str) -> None:
-        await self._post(f"/api/node/{quote(node_id, safe='')}/deregister", None, _Said, node_token)
+        await self._post(f"/api/node/{quote(node_id, safe='')}/deregister", None, _Said, node_token or None)
 
     def local_address(self) -> str:
         return self._clients[0].local_address()

@@ -8,7 +8,6 @@ A reply that nobody can hear, because the bus is away, is not kept: the next rep
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
@@ -108,11 +107,15 @@ class Listener:
             self._is_refusing.clear()
             while self._refused:
                 verb, reply = self._refused.popleft()
-                await self._say(reply, encode_reply(verb, outcome_of(busy), None))
+                await self._say(verb, reply, encode_reply(verb, outcome_of(busy), None))
 
-    async def _say(self, reply: str, answer: bytes) -> None:
-        with contextlib.suppress(Unavailable):
+    async def _say(self, verb: str, reply: str, answer: bytes) -> None:
+        try:
             await self._bus.publish(reply, answer)
+        except Unavailable:
+            pass  # the bus is away, and so is whoever asked
+        except EnginehouseError as error:  # more than the bus takes: nobody else is to be harmed by it
+            self._drop(verb, error)
 
     async def _take(self, verb: str, message: Message) -> None:
         try:
@@ -127,7 +130,7 @@ class Listener:
                 case _:
                     answer = await self._answer(verb, message.payload)
                     if message.reply:
-                        await self._say(message.reply, answer)
+                        await self._say(verb, message.reply, answer)
         except Malformed as error:  # of the verbs that have no answer
             self._drop(verb, error)
 

@@ -37,6 +37,8 @@ class Publisher:
         self._latest = Progress(attempt=told.attempt)
         self._changed = asyncio.Event()
         self._sequence = 0
+        # A frontend that names no operation, or one that no subject can hold, is told the end alone.
+        self._is_told = wire.can_be_token(told.op_id)
 
     def report(self, phase: Phase, file: str, done_bytes: int, total_bytes: int) -> None:
         """Called by the work, on the loop's thread, as often as it likes."""
@@ -51,7 +53,7 @@ class Publisher:
 
     async def publish(self) -> None:
         """Send the latest, if it was not sent yet."""
-        if not self._changed.is_set() or not self._told.op_id:
+        if not self._changed.is_set() or not self._is_told:
             return
         self._changed.clear()
         self._sequence += 1
