@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from functools import partial
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.errors import Invalid
 from enginehouse.core.wire import RegisterReply
 from enginehouse.engine.http import HttpEngine
-from enginehouse.host import disk
+from enginehouse.host import disk, processes
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
 from enginehouse.setting_file import read_credentials
@@ -52,7 +51,7 @@ async def run(settings: WorkerSettings) -> int:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(agent.run())
             running = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in processes.stop_signals():
                 running.add_signal_handler(number, agent.stop)
             await task
     finally:

@@ -18,15 +18,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from enginehouse.bus import credentials, embedded
-from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
+from enginehouse.core.errors import EnginehouseError
 from enginehouse.host import disk, listen, processes
+from enginehouse.host.children import LOG_LIMIT_BYTES, Child, Ending, Program, keep_short, say
 from enginehouse.link.client import FrontendClient
 from enginehouse.settings import Installing, RunningServer, Timings, UpSettings, as_flags, default_data_directory
 from enginehouse.worker import identity
@@ -35,15 +36,10 @@ LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
 OWNER_VARIABLE = "ENGINEHOUSE_OWNER"
 READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in two
 LOOK_SECONDS = 2.0  # for one look at whether all is ready: nothing may keep Ctrl-C waiting for longer
-STOP_SECONDS = 20.0  # for one child to end in order
-BACKOFF_FIRST_SECONDS = 0.2
-BACKOFF_CAP_SECONDS = 10.0
-STEADY_SECONDS = 20.0  # a child that ran this long is not in a crash loop
-LOG_LIMIT_BYTES = 10 * 1024 * 1024
 # Not for the children: a secret, and the bus of somebody else.
 _OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
-# Exit codes of a refusal that trying again does not change; the others (cannot reach, not there yet) may heal.
-_REFUSALS: dict[int, type[EnginehouseError]] = {1: Hopeless, 2: Invalid}
+_OF_FRONTENDS = ("backend_galleries", "allowed_hosts", "registry_credentials")
+ROLES = ("admin", "join")  # of the tokens that a house is made with
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
@@ -56,81 +52,13 @@ class Welcome(Struct, frozen=True, kw_only=True):
     try_it: str
 
 
-class Program(Struct, frozen=True):
-    name: str
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    inherit: tuple[int, ...] = ()
-
-
-class Child:
-    """One program, kept running until told to stop."""
-
-    def __init__(self, program: Program, directory: Path, log: Path) -> None:
-        self.program = program
-        self._directory = directory
-        self._log = log
-        self._process: asyncio.subprocess.Process | None = None
-        self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()
-        self.refusal: EnginehouseError | None = None
-        self.was_ready = False
-
-    async def run(self, refused: Callable[[], None]) -> None:
-        """`refused` is called when it will never start; `refusal` says why."""
-        pause = BACKOFF_FIRST_SECONDS
-        try:
-            while not self._stopping.is_set():
-                started, written = time.monotonic(), _size(self._log)
-                self._process = await processes.spawn(
-                    self.program.argv,
-                    directory=self._directory,
-                    environment=self.program.environment,
-                    log=self._log,
-                    inherit=self.program.inherit,
-                )
-                code = await self._process.wait()
-                if self._stopping.is_set():
-                    return
-                pause = BACKOFF_FIRST_SECONDS if time.monotonic() - started > STEADY_SECONDS else pause
-                reason = _last_words(self._log, written)
-                if reason and code in _REFUSALS and not self.was_ready:
-                    self.refusal = _REFUSALS[code](reason)
-                    refused()
-                    return
-                told = f": {reason}" if reason else f" with {_described(code)} (log: {self._log})"
-                _say(f"{self.program.name} ended{told}; starting it again")
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._stopping.wait()
-                pause = min(BACKOFF_CAP_SECONDS, pause * 2)
-        finally:
-            self._ended.set()
-
-    def retire(self) -> None:
-        """Not started again from now on."""
-        self._stopping.set()
-
-    async def stop(self) -> None:
-        self.retire()
-        if self._process is not None and self._process.returncode is None:
-            await processes.stop_group(self._process, STOP_SECONDS)
-        await self._ended.wait()
-
-
 async def run(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
     """Until told to stop. `welcome` is called once, when everything is ready."""
     lock = _prepare_data(settings.data)
     try:
         listener = listen.bind(settings.host, settings.port)
-        server = embedded.prepare(
-            settings.data / "bus",
-            credentials.load_or_create(settings.data / "bus"),
-            host=settings.host,
-            port=settings.nats_port,
-            log_path=settings.data / "logs" / "nats.log",
-        )
         try:
+            server = _prepare_bus(settings)
             return await _keep_running(settings, listener, server, welcome)
         finally:
             listener.close()
@@ -145,7 +73,7 @@ def _prepare_data(data: Path) -> disk.Lock:
     logs = data / "logs"
     with disk.naming_the_culprit(data):
         logs.mkdir(exist_ok=True)
-        for role in ("admin", "join"):
+        for role in ROLES:
             path = data / f"{role}.token"
             if not path.exists():
                 disk.write_atomic(path, f"eh-{role}-{secrets.token_urlsafe(32)}\n".encode(), 0o600)
@@ -154,6 +82,18 @@ def _prepare_data(data: Path) -> disk.Lock:
             if log.stat().st_size > LOG_LIMIT_BYTES:
                 log.replace(log.with_suffix(".log.1"))
     return lock
+
+
+def _prepare_bus(settings: UpSettings) -> embedded.EmbeddedServer:
+    with disk.naming_the_culprit(settings.data):
+        identity.load_identity(settings.data / "node.key")
+        return embedded.prepare(
+            settings.data / "bus",
+            credentials.load_or_create(settings.data / "bus"),
+            host=settings.host,
+            port=settings.nats_port,
+            log_path=settings.data / "logs" / "nats.log",
+        )
 
 
 async def _keep_running(
@@ -169,28 +109,32 @@ async def _keep_running(
     nats = Child(Program("nats-server", server.argv, _environment()), settings.data, logs / "nats.log")
     frontend = Child(_frontend(settings, listener, server), settings.data, logs / "frontend.log")
     worker = Child(_worker(settings, url), settings.data, logs / "worker.log")
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    _say("starting nats-server, frontend and worker")
+    ending = Ending()
+    for number in processes.stop_signals():
+        said = ending.interrupt if number == signal.SIGINT else ending.ask
+        asyncio.get_running_loop().add_signal_handler(number, said)
+    say("starting nats-server, frontend and worker")
     async with asyncio.TaskGroup() as group:
         for child in (nats, frontend, worker):
-            group.create_task(child.run(stopping.set))
+            group.create_task(child.run(ending.ask))
+        # The bus keeps its own log short.
+        trimming = group.create_task(keep_short([logs / "frontend.log", logs / "worker.log"]))
         try:
-            if await _until_ready(settings, url, stopping):
+            if await _until_ready(settings, url, ending.asked):
                 nats.was_ready = frontend.was_ready = worker.was_ready = True
                 _write_server(settings.data, url)
                 welcome(_welcome(settings, url, port))
-            await stopping.wait()
+            await ending.asked.wait()
         finally:
-            _say("stopping: worker, frontend, nats-server")
+            say("stopping: worker, frontend, nats-server")
             # A living frontend has the socket too. Where there is none, whoever waits for it is told now.
             frontend.retire()
             listener.close()
             # The worker first, while there is still somebody to say goodbye to.
             for child in (worker, frontend, nats):
-                await child.stop()
-    for child in (frontend, worker):
+                await child.stop(ending)
+            trimming.cancel()
+    for child in (nats, frontend, worker):
         if child.refusal is not None:
             raise child.refusal
     return 0
@@ -202,11 +146,13 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
     argv += ["--nats-url", server.url, "--approve-keys", key]
     if settings.advertise_nats:
         argv += ["--advertise-nats", settings.advertise_nats]
-    argv += as_flags(settings, (*Timings.__struct_fields__, "backend_galleries", "allowed_hosts"))
+    argv += as_flags(settings, (*Timings.__struct_fields__, *_OF_FRONTENDS))
     environment = _environment() | {
         LISTEN_VARIABLE: str(listener.fileno()),
         # Only this parent's frontend holds these leases, so a restarted one goes on with them at once.
         OWNER_VARIABLE: f"up-{key[:16]}",
+        # The worker and every command here use those in the files, whatever else this machine was set up for.
+        **{f"ENGINEHOUSE_{role.upper()}_TOKEN": _token(settings.data, role) for role in ROLES},
     }
     return Program("frontend", tuple(argv), environment, (listener.fileno(),))
 
@@ -216,8 +162,11 @@ def _worker(settings: UpSettings, url: str) -> Program:
     argv += as_flags(settings, Installing.__struct_fields__)
     if settings.base_port is not None:
         argv += ["--base-port", str(settings.base_port)]
-    token = (settings.data / "join.token").read_text().strip()
-    return Program("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": token})
+    return Program("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": _token(settings.data, "join")})
+
+
+def _token(data: Path, role: str) -> str:
+    return (data / f"{role}.token").read_text().strip()
 
 
 def _self() -> tuple[str, ...]:
@@ -231,8 +180,7 @@ def _environment() -> dict[str, str]:
 async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) -> bool:
     """Wait until the frontend answers and the local node is healthy, saying once what is missing; False when told to
     stop."""
-    token = (settings.data / "admin.token").read_text().strip()
-    client = FrontendClient(url, token, user_agent="enginehouse-up")
+    client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
     missing = "the frontend does not answer"
     deadline = time.monotonic() + READY_SECONDS
     while not stopping.is_set():
@@ -246,7 +194,7 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
         except EnginehouseError as error:
             missing = error.message
         if time.monotonic() > deadline:
-            _say(f"not everything is ready after {READY_SECONDS:.0f} s: {missing}; still trying, Ctrl-C ends it")
+            say(f"not everything is ready after {READY_SECONDS:.0f} s: {missing}; still trying, Ctrl-C ends it")
             deadline = math.inf
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -256,7 +204,11 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
 
 def _write_server(data: Path, url: str) -> None:
     body = msgspec.json.encode(RunningServer(url, os.getpid()))
-    disk.write_atomic(data / "server.json", body, 0o644)
+    try:
+        disk.write_atomic(data / "server.json", body, 0o644)
+    except OSError as error:
+        # Everything runs; only commands on this machine do not find it by themselves.
+        say(f"cannot write {data / 'server.json'}: {error.strerror or error}; give commands --url {url}")
 
 
 def _welcome(settings: UpSettings, url: str, port: int) -> Welcome:
@@ -264,13 +216,12 @@ def _welcome(settings: UpSettings, url: str, port: int) -> Welcome:
     outside = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
     is_default = settings.data == default_data_directory(os.environ)
     given = "" if is_default else f" --data {shlex.quote(str(settings.data))}"
-    token = (settings.data / "join.token").read_text().strip()
     join_url = f"http://{outside}:{port}" if is_open else url
     return Welcome(
         url=url,
         admin_token_file=str(settings.data / "admin.token"),
         is_open=is_open,
-        join=f"enginehouse join {join_url} --token {token} --name second",
+        join=f"enginehouse join {join_url} --token {_token(settings.data, 'join')} --name second",
         try_it=f"{_command()}{given} run tiny-chat",
     )
 
@@ -284,23 +235,3 @@ def _command() -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-def _size(log: Path) -> int:
-    return log.stat().st_size if log.exists() else 0
-
-
-def _last_words(log: Path, written: int) -> str:
-    """The sentence with which a child of ours refused, if it said one since `written`."""
-    if _size(log) == written:
-        return ""
-    last = "".join(processes.last_lines(log))
-    return last.removeprefix("enginehouse: ") if last.startswith("enginehouse: cannot ") else ""
-
-
-def _described(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
-
-
-def _say(text: str) -> None:
-    print(f"enginehouse: {text}", file=sys.stderr, flush=True)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import http.server
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import tarfile
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +22,12 @@ from tests.fetch.images import write_image
 from tests.fetch.registry import Registry, running_registry
 from tests.worker.shelf import launcher, noise, said_by
 
+from enginehouse.core.backend import package_digest
+from enginehouse.core.errors import NotFound
+from enginehouse.core.installation import Metadata
 from enginehouse.host import hardware
 from enginehouse.worker.assembly import lock
+from enginehouse.worker.local import resolved_from
 
 PROGRAM = str(Path(sys.executable).with_name("enginehouse"))
 LARGE = noise(300_000)
@@ -138,6 +149,86 @@ async def test_anything_with_an_address_can_be_installed_under_a_name(place: Pla
     assert said_by(place.backends / "from-layout") == "one"
     refused = place.local("install", place.registry.reference("engine:latest"), code=2)
     assert "give the directory to install into with --name" in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("list",), ("gc",), ("install", "engine"), ("delete", "engine")])
+async def test_a_backends_directory_that_is_none_is_named(place: Place, command: tuple[str, ...]) -> None:
+    place.backends.write_text("mine")
+    told = place.local(*command, code=1).stderr.splitlines()[-1]
+    assert told.startswith(f"enginehouse: cannot use {place.backends} as backends directory: ")
+    assert "--backends-path" in told
+    assert place.backends.read_text() == "mine"
+
+
+async def test_an_upgrade_from_a_directory_that_did_not_change_keeps_the_version_before(
+    place: Place, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for version in ("one", "two"):
+        (mine / "run.sh").write_bytes(launcher(version))
+        (mine / "run.sh").chmod(0o755)
+        place.local("install", str(mine))
+    assert "to fetch\t0 B\n" in place.run("backends", "plan", str(mine), "--local").stdout
+    assert place.local("upgrade", "mine", "--check").stdout == "mine: is the newest\n"
+    for command in (("install", str(mine)), ("upgrade", "mine")):
+        assert place.local(*command).stdout == "mine is installed already\n"
+    place.local("rollback", "mine")
+    assert said_by(place.backends / "mine") == "one"
+    assert "there is another version" in place.local("upgrade", "mine", "--check").stdout
+    assert place.local("upgrade", "mine").stdout.startswith("installed mine")
+    assert said_by(place.backends / "mine") == "two"
+    assert place.local("install", str(mine), "--force").stdout.startswith("installed mine")
+
+
+async def test_an_archive_is_upgraded_to_what_its_digest_says(place: Place, tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    with tarfile.open(served / "engine.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("run.sh")
+        entry.mode, entry.size = 0o755, len(launcher("packed"))
+        archive.addfile(entry, io.BytesIO(launcher("packed")))
+    digest = hashlib.sha256((served / "engine.tar.gz").read_bytes()).hexdigest()
+    with serving(served) as address:
+        place.local("install", f"{address}/engine.tar.gz", "--name", "packed", "--sha256", digest)
+    # The server is gone: what an archive is was said when it was installed.
+    assert json.loads(place.local("upgrade", "packed", "--check", "--json").stdout) == [
+        {"directory": "packed", "upgrade": False, "digest": f"sha256:{digest}"}
+    ]
+    assert place.local("upgrade", "--all").stdout == "packed is installed already\n"
+
+
+def test_a_package_by_its_address_has_no_other_version_and_one_of_a_lost_gallery_is_left_alone() -> None:
+    address = "pypi:engine==1.0"
+    own = Metadata(uri=address, digest=package_digest(address, (), "", ""))
+    assert resolved_from(own, "engine").digest == own.digest
+    described = Metadata(uri=address, digest=package_digest(address, ("engine==1.0 --hash=sha256:00",), "", ""))
+    with pytest.raises(NotFound, match="cannot upgrade engine"):
+        resolved_from(described, "engine")
+
+
+async def test_an_upgrade_says_in_its_exit_code_and_in_json_what_it_did(place: Place) -> None:
+    assert place.local("upgrade", "--all").stderr == "nothing is installed here\n"
+    assert json.loads(place.local("upgrade", "--all", "--check", "--json").stdout) == []
+    assert "cannot find a backend named 'nothing'" in place.local("upgrade", "nothing", code=5).stderr
+    place.local("upgrade", "nothing", "nowhere", code=5)
+    place.local("install", "engine")
+    checked = json.loads(place.local("upgrade", "engine", "nothing", "--check", "--json", code=3).stdout)
+    assert [(one["directory"], one["upgrade"]) for one in checked] == [("cpu-engine", False)]
+
+
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[str]:
+    """An HTTP server of the files in a directory, and its address."""
+    made = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(directory))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), made) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join(10)
 
 
 @pytest.mark.parametrize(

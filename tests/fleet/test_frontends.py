@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import msgspec
+import pytest
 from tests.e2e.conftest import wait_for
 from tests.fleet.guests import row_of
 from tests.fleet.house import LEASE_SECONDS, Fleet, Frontend
@@ -98,9 +99,12 @@ def commands_in(tap: Tap, node_id: str) -> list[tuple[bytes, Any]]:
     return [(one.payload, msgspec.json.decode(one.payload)) for one in tap.heard if one.subject == subject]
 
 
-def test_a_frontend_that_is_asked_to_stop_says_so_and_goes_on_answering_for_a_moment(fleet: Fleet) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
+def test_a_frontend_that_is_asked_to_stop_says_so_and_goes_on_answering_for_a_moment(
+    fleet: Fleet, asked: signal.Signals
+) -> None:
     """F-118. What a balancer needs to learn it before somebody finds the door closed."""
-    os.kill(fleet.first.pid, signal.SIGTERM)
+    os.kill(fleet.first.pid, asked)
     wait_for("it to say so", lambda: status_of(fleet.first, "/readyz") == 503, 5)
     said_at = time.monotonic()
     while time.monotonic() - said_at < NOTICE_SECONDS:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.core.errors import Conflict
+from enginehouse.core.errors import Conflict, Hopeless
 from enginehouse.host import disk
 
 
@@ -78,6 +78,41 @@ def test_the_hash_of_a_file_is_told_while_it_is_read(tmp_path: Path) -> None:
     assert disk.sha256_of(path, told.append) == hashlib.sha256(content).hexdigest()
     assert told == sorted(told)
     assert told[-1] == len(content)
+
+
+@pytest.mark.parametrize(("option", "what"), [("--data", "data directory"), ("--backends-path", "backends directory")])
+def test_a_directory_that_cannot_be_used_is_named_with_the_option_that_chose_it(
+    tmp_path: Path, option: str, what: str
+) -> None:
+    told = f"cannot use {tmp_path} as {what}: "
+    for error, reason in (
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            f"no space left on the disk; free some or give another {option}",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", str(tmp_path)), "Permission denied; make it writable"),
+        (PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "lock")), "lock in it: Permission denied"),
+    ):
+        with pytest.raises(Hopeless) as refused, disk.naming_the_culprit(tmp_path, option):
+            raise error
+        assert refused.value.message.startswith(told + reason)
+        assert option in refused.value.message
+
+
+def test_a_lock_on_a_full_disk_is_a_lock(tmp_path: Path) -> None:
+    """The limit on the size of files is what a full disk is to a write."""
+    program = (
+        "import resource, signal, sys; from pathlib import Path; from enginehouse.host import disk\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "held = disk.Lock(Path(sys.argv[1]), 'test')\n"
+        "try: disk.Lock(Path(sys.argv[1]), 'try')\n"
+        "except disk.Conflict as error: print(error.message)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "lock"], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    assert f"cannot try: {tmp_path} is in use by process unknown" in said
 
 
 def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:

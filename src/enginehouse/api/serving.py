@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from enginehouse.api.app import ABORT, ROOM
+from enginehouse.host import processes
 from enginehouse.loop import Loop
 
 STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
@@ -60,7 +60,7 @@ async def serve(
         else:
             lingering = running.call_later(linger_seconds, stop)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in processes.stop_signals():
         running.add_signal_handler(number, give_notice)
     # uvicorn's own handlers would come on top of these, and one signal be taken for two.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]

@@ -58,14 +58,14 @@ def entry(address: str, **flags: Any) -> int:
 
 
 def _log_for_people() -> None:
-    """The worker tells its states to the log; whoever sits before it gets the two that matter in plain words."""
+    """The worker tells its states to the log; whoever sits before it gets those that matter in plain words."""
     import logging
 
     class Plain(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             event, _, rest = record.getMessage().partition(" ")
             match event:
-                case "worker.waiting":
+                case "worker.waiting" | "worker.bus_unavailable":
                     return rest
                 case "worker.joined":
                     return "joined: this machine takes work now"

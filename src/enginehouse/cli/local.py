@@ -118,12 +118,14 @@ def delete(name: str, **flags: Any) -> None:
 @place
 def list_backends(**flags: Any) -> None:
     """What is installed, what came with the system, meta names, and what is broken."""
+    from enginehouse.host import disk
     from enginehouse.worker import listing
     from enginehouse.worker.trees import Trees
 
     settings = sources.local_settings(flags)
     # Looking takes no lock: a running worker's directory may be looked at too.
-    backends = listing.list_backends(Trees(settings.backends, settings.backends_system_path))
+    with disk.naming_the_culprit(settings.backends, "--backends-path"):
+        backends = listing.list_backends(Trees(settings.backends, settings.backends_system_path))
     if wants_json():
         output.emit_json(backends)
         return
@@ -177,12 +179,14 @@ def emit_plan(resolved: Resolved, reasons: tuple[str, ...], flags: dict[str, Any
     """For `enginehouse backends plan`."""
     from enginehouse.cli import working
     from enginehouse.core.progress import format_bytes
+    from enginehouse.core.reference import parse_uri
 
     plan = working.plan(resolved, flags)
     if wants_json():
         output.emit_json({"plan": plan, "reasons": reasons})
         return
     unpacked = f"about {format_bytes(plan.unpacked_bytes)}" if plan.unpacked_bytes else "not known before it is fetched"
+    is_counted = plan.layers or plan.is_current or parse_uri(plan.source).kind != "package"
     state = "installed, nothing to do" if plan.is_current else "another version" if plan.installed_digest else ""
     output.emit_facts(
         [
@@ -191,7 +195,7 @@ def emit_plan(resolved: Resolved, reasons: tuple[str, ...], flags: dict[str, Any
             ("source", plan.source),
             ("digest", plan.digest),
             ("platform", plan.platform),
-            ("to fetch", format_bytes(plan.fetch_bytes) if plan.layers or plan.is_current else "what uv does not have"),
+            ("to fetch", format_bytes(plan.fetch_bytes) if is_counted else "what uv does not have"),
             ("reused", format_bytes(plan.reused_bytes) if plan.layers else ""),
             ("unpacked", unpacked),
             ("on disk now", format_bytes(plan.tree_bytes)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from enginehouse.cli import output
@@ -44,7 +46,20 @@ def entry(**flags: Any) -> int:
     # After the settings: a bad one is told at once, without importing a whole server.
     from enginehouse import run
 
-    return run.up(settings, _greet_programs if wants_json() else _greet_people)
+    return run.up(settings, _greeting(_greet_programs if wants_json() else _greet_people))
+
+
+def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:
+    """`greet`, for whom it is no matter whether anybody listens: the house is wanted all the same."""
+
+    def told(welcome: Welcome) -> None:
+        try:
+            greet(welcome)
+        except OSError:
+            # What could not be written would be tried once more at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return told
 
 
 def _greet_people(welcome: Welcome) -> None:

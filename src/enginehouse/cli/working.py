@@ -22,7 +22,7 @@ from enginehouse.cli.shapes import Operation, Row
 from enginehouse.cli.sources import load_galleries, local_settings
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.backend import Resolved, package_digest
-from enginehouse.core.errors import EnginehouseError, Invalid, NotFound
+from enginehouse.core.errors import EnginehouseError, Invalid, NotFound, exit_code
 from enginehouse.core.gallery import Catalogue
 from enginehouse.core.installation import check_directory
 from enginehouse.core.progress import Phase, format_bytes
@@ -70,9 +70,9 @@ def install(resolved: Resolved, flags: dict[str, Any], *, force: bool) -> None:
 
 
 def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> int:
-    """Exit code 3 where some could be upgraded and others not."""
+    """Exit code 3 where some could be upgraded and others not, and that of the refusal where only one was meant."""
     catalogue = Catalogue(load_galleries(_gallery_flags(flags))[0])
-    failed: list[str] = []
+    failed: list[EnginehouseError] = []
     results: list[dict[str, object]] = []
 
     async def one(local: Local, directory: str) -> None:
@@ -82,7 +82,9 @@ def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> in
             newest = resolved.digest or await local.newest_digest(resolved)
             changed = known is None or newest not in (known.digest, known.index_digest)
             results.append({"directory": directory, "upgrade": changed, "digest": newest})
-            output.say(f"{directory}: {'there is another version, ' + newest[:19] if changed else 'is the newest'}")
+            told = f"there is another version, {newest[:19]}" if changed else "is the newest"
+            if not wants_json():
+                output.say(f"{directory}: {told}")
             return
         installed = await _shown("upgrade", resolved, lambda report: local.upgrade(resolved, report))
         results.append({"directory": directory, **_as_dict(installed)})
@@ -91,17 +93,22 @@ def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> in
 
     async def work(local: Local) -> None:
         everything = [backend.name for backend in local.list_backends() if backend.kind in ("installed", "broken")]
+        if not (names or everything):
+            output.remark("nothing is installed here")
         for name in names or everything:
             try:
                 await one(local, local.directory_of(name))
             except EnginehouseError as error:
-                failed.append(name)
+                if len(names) == 1:
+                    raise
+                failed.append(error)
                 output.remark(f"{name}: {error.message}")
 
     run(work, flags, doing="upgrade backends")
-    if wants_json() and not check:
+    if wants_json():
         output.emit_json(results)
-    return 0 if not failed else 3 if results else 1
+    codes = {exit_code(error) for error in failed}
+    return 0 if not failed else 3 if results else codes.pop() if len(codes) == 1 else 1
 
 
 def plan(resolved: Resolved, flags: dict[str, Any]) -> Plan:

@@ -21,6 +21,7 @@ from pathlib import Path
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Unavailable
 
 _CHUNK_BYTES = 1024 * 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -28,7 +29,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 def storage_error(error: OSError, doing: str) -> EnginehouseError:
     """What a failed write means to whoever asked for it; a full disk and a passing fault may heal."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
         return Unavailable(
             f"cannot {doing}: no space left on the disk; free some, it goes on by itself", code="insufficient_disk"
         )
@@ -171,15 +172,19 @@ def make_usable(data: Path) -> None:
 
 
 @contextlib.contextmanager
-def naming_the_culprit(data: Path) -> Iterator[None]:
-    """Where something inside a data directory is not what it must be, one sentence says what."""
+def naming_the_culprit(place: Path, option: str = "--data") -> Iterator[None]:
+    """Where something inside the directory that `option` names is not what it must be, one sentence says what."""
     try:
         yield
     except OSError as error:
+        told = f"cannot use {place} as {'data' if option == '--data' else 'backends'} directory: "
+        if error.errno in _FULL:
+            raise Hopeless(f"{told}no space left on the disk; free some or give another {option}") from error
         name = Path(error.filename).name if isinstance(error.filename, str) else "something"
+        if error.filename == str(place):
+            raise Hopeless(f"{told}{error.strerror}; make it writable or give another {option}") from error
         raise Hopeless(
-            f"cannot use {data} as data directory: {name} in it: {error.strerror or error}; "
-            "move that away or give another --data"
+            f"{told}{name} in it: {error.strerror or error}; move that away or give another {option}"
         ) from error
 
 
@@ -195,7 +200,7 @@ class Lock:
 
         `place` is what is locked, where that is not the directory of the file.
         """
-        with naming_the_culprit(path.parent):
+        with naming_the_culprit(place or path.parent, option):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,8 +211,10 @@ class Lock:
                 f"cannot {doing}: {place or path.parent} is in use by process {holder}; "
                 f"stop it or give another {option}"
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        # A courtesy to whoever is refused; a full disk does not make the lock any weaker.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """The file stays: removing it would let two holders lock two files of one name."""

@@ -208,6 +208,18 @@ async def stop_group(process: asyncio.subprocess.Process, grace_seconds: float) 
                 return
 
 
+def kill_group(process: asyncio.subprocess.Process) -> None:
+    """At once, for whoever is in `stop_group` and does not want to wait: that goes on until no member is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What asks a program to end in order; a terminal that closes too, unless whoever started it (nohup) said no."""
+    is_deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM) if is_deaf else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def kill_leftovers(nonce: str, limit_seconds: float) -> int:
     """Kill every process that carries `nonce`: what an earlier worker left. How many there were. Blocks."""
     found = [psutil.Process(pid) for pid, _ in carriers(nonce)]

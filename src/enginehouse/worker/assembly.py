@@ -76,6 +76,7 @@ def assemble(options: InstallerOptions, environment: Mapping[str, str]) -> Assem
 def lock(backends: Path, doing: str) -> disk.Lock:
     """Refused while another process works on the directory."""
     house = Trees(backends).house
-    with disk.naming_the_culprit(backends):
-        house.mkdir(mode=0o750, parents=True, exist_ok=True)
+    with disk.naming_the_culprit(backends, "--backends-path"):
+        backends.mkdir(parents=True, exist_ok=True)
+        house.mkdir(mode=0o750, exist_ok=True)
     return disk.Lock(house / "lock", doing, option="--backends-path", place=backends)

@@ -126,6 +126,14 @@ class DirectoryEntries:
         self._file, self._left = -1, 0
 
 
+def digest_of(root: Path, limit_bytes: int) -> str:
+    """What a copy would be known by. Blocks as long as reading it all takes."""
+    found = DirectoryEntries(root, limit_bytes)
+    for _ in found.entries():
+        pass
+    return found.digest()
+
+
 def _open(name: str, flags: int, directory: int, path: str) -> int:
     try:
         return os.open(name, flags, dir_fd=directory)

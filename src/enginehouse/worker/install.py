@@ -152,6 +152,9 @@ class Installer:
                 made = await self._from_package(wish, report)
             elif kind == "directory":
                 made = await self._from_directory(wish, report)
+                if known is not None and not wish.force and known.digest == made.metadata.digest:
+                    # The version before is worth more than a second copy of this one.
+                    return await self._keep(wish, known, msgspec.structs.replace(known, uri=resolved.uri))
             else:
                 artifact, origins = await self._suppliers.resolve(resolved)
                 if known is not None and not wish.force and is_same(known, artifact):
@@ -160,13 +163,12 @@ class Installer:
             await self._switch(directory, made, resolved, swapped)
         finally:
             await in_thread(self._swap.discard, directory)
-        built = made.built
         return Installed(
             digest=made.metadata.digest,
-            fetched_bytes=built.fetched_bytes,
-            reused_bytes=built.reused_bytes,
-            written_bytes=built.written_bytes,
-            shared_bytes=built.shared_bytes,
+            fetched_bytes=made.built.fetched_bytes,
+            reused_bytes=made.built.reused_bytes,
+            written_bytes=made.built.written_bytes,
+            shared_bytes=made.built.shared_bytes,
         )
 
     async def _switch(self, directory: str, made: _Made, resolved: Resolved, swapped: Swapped) -> None:
@@ -222,9 +224,9 @@ class Installer:
         entries = DirectoryEntries(Path(parse_uri(wish.resolved.uri).path), self._storage.limits.total_bytes)
         records, written = await in_thread(self._copy, entries, staging, sharing)
         await in_thread(check_run_file, staging, wish.resolved)
-        metadata = metadata_for(wish.resolved, wish.generation, now())
+        described = msgspec.structs.replace(wish.resolved, digest=entries.digest())
         built = Built(records=records, written_bytes=written, shared_bytes=sharing.shared_bytes)
-        return _Made(metadata=msgspec.structs.replace(metadata, digest=entries.digest()), built=built)
+        return _Made(metadata=metadata_for(described, wish.generation, now()), built=built)
 
     def _copy(self, entries: DirectoryEntries, staging: Path, sharing: Sharing) -> tuple[list[FileRecord], int]:
         with Unpacker(staging, sharing, self._storage.limits) as unpacker:

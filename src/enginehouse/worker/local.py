@@ -7,15 +7,18 @@ run left. Names are those on disk: a directory, or a meta name that leads to one
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from enginehouse.core.backend import Resolved
+from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import Metadata, directory_behind
 from enginehouse.core.name import check_name
+from enginehouse.core.reference import parse_uri
 from enginehouse.host import disk
 from enginehouse.worker.assembly import Assembled, InstallerOptions, assemble, lock
 from enginehouse.worker.blobs import Collected
 from enginehouse.worker.building import Report
+from enginehouse.worker.copying import digest_of
 from enginehouse.worker.install import Installed, InstallWish
 from enginehouse.worker.listing import LocalBackend, list_backends
 from enginehouse.worker.plan import Plan, plan
@@ -75,6 +78,11 @@ class Local:
 
     async def newest_digest(self, resolved: Resolved) -> str:
         """What the source has now, without fetching it."""
+        if resolved.sha256:
+            return "sha256:" + resolved.sha256.strip().lower().removeprefix("sha256:")
+        source = parse_uri(resolved.uri)
+        if source.kind == "directory":
+            return await in_thread(digest_of, Path(source.path), self._options.limits.total_bytes)
         artifact, _ = await self._assembled.suppliers.resolve(resolved)
         return artifact.digest
 
@@ -99,8 +107,26 @@ class Local:
 
 
 def resolved_from(metadata: Metadata, directory: str) -> Resolved:
-    """What is installed as something that can be asked for again: for upgrades of what no gallery knows."""
-    return Resolved(directory=directory, uri=metadata.uri, digest="", alias=metadata.alias, platform=metadata.platform)
+    """What is installed as something that can be asked for again: for upgrades of what no gallery knows.
+
+    An archive and a package are given with what they are, so there is never another version of them.
+    """
+    kind = parse_uri(metadata.uri).kind
+    digest = package_digest(metadata.uri, (), "", "") if kind == "package" else ""
+    if digest not in ("", metadata.digest):
+        raise NotFound(
+            f"cannot upgrade {directory}: it came from a gallery that is not there, and its address does not say "
+            "all of what it was made of",
+            code="not_found",
+        )
+    return Resolved(
+        directory=directory,
+        uri=metadata.uri,
+        digest=digest,
+        alias=metadata.alias,
+        platform=metadata.platform,
+        sha256=metadata.digest.removeprefix("sha256:") if kind == "archive" else "",
+    )
 
 
 async def _nobody_runs() -> None:
