@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 import uuid
 import warnings
@@ -16,6 +17,15 @@ from enginehouse.store.db import Store
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 * 1024**3  # far more than all databases of a run
+
+
+def pytest_configure() -> None:
+    """Whoever started this deaf to a terminal (nohup, a job in the background) hands that on to every program that a
+    test starts, and some tests are about just these signals.
+    """
+    for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def in_memory() -> Path | None:
