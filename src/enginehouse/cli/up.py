@@ -56,8 +56,9 @@ def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:
         try:
             greet(welcome)
         except OSError:
-            # What could not be written would be tried once more at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            from enginehouse.host.children import silence
+
+            silence(sys.stdout)
 
     return told
 

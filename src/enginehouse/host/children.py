@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from msgspec import Struct
 
@@ -114,6 +116,9 @@ class Child:
             log=self._log,
             inherit=self.program.inherit,
         )
+        if self._stopping.is_set():
+            # Told to stop while there was no process yet: nobody else ends this one.
+            await processes.stop_group(self._process, STOP_SECONDS)
         return await self._process.wait()
 
     def retire(self) -> None:
@@ -160,8 +165,18 @@ def cut(log: Path) -> None:
 
 
 def say(text: str) -> None:
-    with contextlib.suppress(OSError):
+    try:
         print(f"enginehouse: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)
+
+
+def silence(stream: TextIO) -> None:
+    """Nobody reads it any more: what else is written to it goes nowhere, instead of being an error at every turn, the
+    last one at the end of the program.
+    """
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _size(log: Path) -> int:
