@@ -11,6 +11,7 @@ from tests.frontend.world import PATIENCE, World
 from enginehouse.core import wire
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
+from enginehouse.core.progress import Progress
 from enginehouse.frontend.polling import LOST_AFTER_BUDGETS, Poller
 from enginehouse.frontend.views import OperationView
 from enginehouse.ports import Message
@@ -65,6 +66,28 @@ async def test_a_listing_that_shows_it_ends_an_install(world: World) -> None:
     action = (await world.intent(view)).action
     await answer_polls(world, listed(("other", action.resolved.digest)))  # type: ignore[union-attr]
     assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_a_first_word_counts_although_somebody_had_looked_before_it_was_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await world.join("old", is_foreign=True)
+    view = await world.install()
+    before = await world.store.transaction(lambda connection: world.board._read(connection, [view.jobID]))
+    said = Progress(phase="downloading", done_bytes=5, total_bytes=9)
+    event = wire.encode(wire.progress_event(view.jobID, node.id, "llama-cpp", "", said))
+    publish = world.bus.publish
+
+    async def answered_at_once(subject: str, payload: bytes, reply: str = "") -> None:
+        await publish(subject, payload, reply)
+        world.board._keep(before)  # a look that took its time
+        world.bus.deliver(Message(wire.progress_subject(node.id, view.jobID), event))
+
+    monkeypatch.setattr(world.bus, "publish", answered_at_once)
+    await world.dispatcher.step()
+    row = (await world.board.view(view.jobID)).nodes
+    assert isinstance(row, list)
+    assert [(one.phase, one.status) for one in row] == [("downloading", "downloading")]
 
 
 async def test_a_listing_ends_an_upgrade_only_with_the_wanted_digest(world: World) -> None:

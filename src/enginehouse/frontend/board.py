@@ -74,6 +74,13 @@ class Tracked(Struct):
     node_id: str
     operations: set[str]
     attempt: int = 0  # that is running
+    version: int = 0  # of the row that says so
+
+    def note(self, intent: Intent) -> None:
+        """Unless it was read before what is known."""
+        if intent.version >= self.version:
+            self.version = intent.version
+            self.attempt = intent.attempt if intent.state == "running" else 0
 
 
 class Board:
@@ -183,7 +190,7 @@ class Board:
                 for intent in snapshot.intents:
                     tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
                     tracked.operations.add(operation_id)
-                    tracked.attempt = intent.attempt if intent.state == "running" else 0
+                    tracked.note(intent)
             else:
                 self._open.pop(operation_id, None)
             self._publish(snapshot)
@@ -222,7 +229,7 @@ class Board:
         """Just before it is sent: the worker's first word may come before anybody has looked at the row again."""
         tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
         tracked.operations.add(operation_id)
-        tracked.attempt = intent.attempt
+        tracked.note(intent)
 
     def silence_of(self, intent: Intent) -> float | None:
         """For how long nothing was heard of this attempt; None where nothing ever was, here."""
