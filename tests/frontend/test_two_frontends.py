@@ -88,7 +88,8 @@ async def test_a_reply_that_its_owner_did_not_hear_is_taken_by_another_when_the_
     await two.collector.late_step()  # not yet: its owner may still live
     time.passed += LEASE_SECONDS + 1
     await two.collector.late_step()
-    await two.collector.replies_step()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await two.collector.replies_step()
     after = await two.intent_now(intent)
     assert (after.state, after.message) == ("failed", "cannot install: the disk is full")
 
