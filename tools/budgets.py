@@ -1,4 +1,4 @@
-"""Size budgets: files under 300 lines (hard stop 400), functions at most 80 with a median of a dozen."""
+"""Size budgets: files under 400 lines (hard stop 500), functions at most 80 with a median of a dozen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import sys
 from pathlib import Path
 
-AIM, STOP, LONGEST, MEDIAN = 300, 400, 80, 12.0
+AIM, STOP, LONGEST, MEDIAN = 400, 500, 80, 12.0
 
 
 def main() -> int:
