@@ -44,7 +44,8 @@ class Answer(Struct, frozen=True):
 
 
 class Site:
-    def __init__(self, house: House, bus: MemoryBus, wakes: Wakes, entries: list[Entry]) -> None:
+    def __init__(self, store: Store, house: House, bus: MemoryBus, wakes: Wakes, entries: list[Entry]) -> None:
+        self.store = store
         self.house = house
         self.bus = bus
         self.wakes = wakes
@@ -112,7 +113,7 @@ async def site(data: Path, database_url: str = "") -> AsyncIterator[Site]:
     bus, wakes, engine = MemoryBus(), Wakes(), HttpEngine()
     house = make_house(settings, store, bus, wakes)
     await house.collector.listen(bus)
-    made = Site(house, bus, wakes, make_entries(settings, house, engine, bus, wakes, ""))
+    made = Site(store, house, bus, wakes, make_entries(settings, house, engine, bus, wakes, ""))
     for role in ("admin", "user", "join"):
         made.tokens[role] = (await house.keys.create(role, "test")).token
     try:

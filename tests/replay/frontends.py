@@ -192,7 +192,7 @@ async def _open(settings: FrontendSettings, database_url: str) -> AsyncIterator[
     wakes.loops = make_loops(settings, house)
     tokens = [(await house.keys.create(role, settings.data.name)).token for role in ("admin", "join")]
     entries = make_entries(settings, house, engine, bus, wakes, "")
-    site = Site(house, bus, wakes, entries)  # type: ignore[arg-type]  # the real bus instead of one in memory
+    site = Site(store, house, bus, wakes, entries)  # type: ignore[arg-type]  # the real bus instead of one in memory
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(loop.run(), name=loop.name) for loop in wakes.loops.values()]

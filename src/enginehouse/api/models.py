@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
+from enginehouse.api.app import Entry, json_response, read_body, request_of
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
@@ -78,7 +78,8 @@ class ModelRoutes:
     async def load(self, request: Request) -> Response:
         where = await read_body(request, Where)
         name = str(request.path_params["name"])
-        found = await self._loader.request(name, where.node, caller_of(request).name)
+        by = request_of(request)
+        found = await self._loader.request(name, where.node, by.author, by.key)
         if isinstance(found, str):
             return json_response(await self._board.view(found), 202)
         views = {view.name: view for view in await self._models.every()}

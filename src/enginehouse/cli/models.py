@@ -96,7 +96,7 @@ def request_load(frontend: Frontend, name: str, node: str | None) -> object:
     """The operation that loads the model, or the word that it already runs."""
     from enginehouse.cli.connect import segment
 
-    return frontend.post(f"/api/models/{segment(check_model_name(name))}/load", _on(node))
+    return frontend.request("POST", f"/api/models/{segment(check_model_name(name))}/load", _on(node))
 
 
 def is_ready(answer: object) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +26,7 @@ from enginehouse.store.wishes import Wanted, add_intents
 
 MAX_KEY = 255
 
+T = TypeVar("T")
 Actions = Sequence[tuple[str, Action]]  # the id of a node, and what it is to do
 
 
@@ -43,16 +45,16 @@ class Acceptance:
 
     async def accept(self, work: Callable[[Connection], str], request: Request, body: object) -> str:
         """Store what `work` makes of the request, once for one key; `body` is what a second request is compared by."""
-        if request.key:
-            work = _once(work, request, body)
-        operation_id = await self.store.transaction(work)
+        operation_id = await self.store.transaction(once(work, request, body))
         self.wake()
         await self.board.operations_changed([operation_id])
         return operation_id
 
 
-def _once(work: Callable[[Connection], str], request: Request, body: object) -> Callable[[Connection], str]:
-    """`work`, unless the key has been used: then what came of it."""
+def once(work: Callable[[Connection], str | T], request: Request, body: object) -> Callable[[Connection], str | T]:
+    """`work`, unless the key has been used: then the operation that came of it. What is no operation is not kept."""
+    if not request.key:
+        return work
     if len(request.key) > MAX_KEY or not request.key.isprintable():
         raise Invalid(
             f"cannot use this Idempotency-Key: it must be at most {MAX_KEY} printable characters",
@@ -61,15 +63,17 @@ def _once(work: Callable[[Connection], str], request: Request, body: object) -> 
         )
     body_hash = hashlib.sha256(msgspec.json.encode(body)).hexdigest()
 
-    def once(connection: Connection) -> str:
+    def known_or_new(connection: Connection) -> str | T:
         now = db.now(connection)
         known = idempotency.known(connection, request.author, request.key, body_hash, now)
-        if known is None:
-            known = work(connection)
-            idempotency.remember(connection, request.author, request.key, body_hash, known, now)
-        return known
+        if known is not None:
+            return known
+        made = work(connection)
+        if isinstance(made, str):
+            idempotency.remember(connection, request.author, request.key, body_hash, made, now)
+        return made
 
-    return once
+    return known_or_new
 
 
 class Kept(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
 from enginehouse.core.replica import Replica, process_key
+from enginehouse.frontend.accepting import Request, once
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.models import reachable
@@ -61,8 +62,11 @@ class Loader:
 
     # Asking for a load -------------------------------------------------------------------------
 
-    async def request(self, model: str, node: str | None, author: str) -> str | list[Replica]:
-        """Have the model run, on the named node or anywhere: the operation's id, or the replicas that already do."""
+    async def request(self, model: str, node: str | None, author: str, key: str = "") -> str | list[Replica]:
+        """Have the model run, on the named node or anywhere: the operation's id, or the replicas that already do.
+
+        Under an idempotency `key` the same request is the same load, also after that has ended.
+        """
 
         def work(connection: Connection) -> str | list[Replica]:
             wanted = self._row(connection, model)
@@ -70,7 +74,7 @@ class Loader:
             running = [one for one in reachable(connection, wanted.name) if only in ("", one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
 
-        found = await self._store.transaction(work)
+        found = await self._store.transaction(once(work, Request(author=author, key=key), ["load", model, node]))
         if isinstance(found, str):
             self._wake()
             await self._board.operations_changed([found])

@@ -1,0 +1,127 @@
+"""Every route that creates an operation takes an Idempotency-Key: the whole table is walked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.api.house import LOCAL, Site, site
+
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.model import Model
+from enginehouse.core.replica import Replica
+from enginehouse.core.report import Report
+from enginehouse.store import db, models, operations, replicas
+from enginehouse.store.db import Connection
+
+# What each of them is asked here so that it is accepted.
+CREATING: dict[tuple[str, str], object] = {
+    ("POST", "/api/operations"): {"kind": "install", "name": "llama-cpp"},
+    ("POST", "/api/operations/{id}/retry"): {},
+    ("POST", "/api/nodes/{id}/drain"): None,
+    ("POST", "/api/nodes/{id}/backends/install"): {"backend": "llama-cpp"},
+    ("POST", "/api/nodes/{id}/backends/upgrade"): {"backend": "llama-cpp"},
+    ("POST", "/api/nodes/{id}/backends/delete"): {"backend": "llama-cpp"},
+    ("POST", "/backends/apply"): {"id": "llama-cpp"},
+    ("POST", "/backends/upgrade/{name}"): None,
+    ("POST", "/backends/delete/{name}"): None,
+    ("POST", "/api/models/{name:path}/load"): {},
+    ("POST", "/api/models/{name:path}/unload"): {},
+    ("DELETE", "/api/models/{name:path}"): None,
+}
+# Those that change something and create none. A new route fails here until somebody has said which it is.
+OTHERS = {
+    ("POST", "/api/node/register"),
+    ("POST", "/api/node/{id}/heartbeat"),
+    ("POST", "/api/node/{id}/deregister"),
+    ("DELETE", "/api/node/{id}"),
+    ("POST", "/api/node/{id}/drain"),
+    ("POST", "/api/node/{id}/resume"),
+    ("DELETE", "/api/nodes/{id}"),
+    ("POST", "/api/nodes/{id}/resume"),
+    ("POST", "/api/nodes/{id}/approve"),
+    ("POST", "/api/operations/plan"),
+    ("POST", "/api/operations/{id}/cancel"),
+    ("POST", "/api/operations/{id}/dismiss"),
+    ("POST", "/backends/upgrades/check"),
+    ("POST", "/api/tokens"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+}
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site(tmp_path) as made:
+        await made.ask("POST", "/api/nodes/old/approve", token=made.tokens["admin"])
+        yield made
+        await made.house.galleries.close()
+
+
+async def prepare(here: Site, path: str) -> str:
+    """A node with a backend, a model and a replica of it, and an operation that was cancelled: whatever a route is
+    about is there. The path with its names filled in.
+    """
+    node_id = here.tokens["node id"]
+    operation_id = await ask(here, "POST", "/api/operations", {"kind": "install", "name": "llama-cpp"}, "before")
+    await ask(here, "POST", f"/api/operations/{operation_id}/cancel", {}, "")
+
+    def work(connection: Connection) -> float:
+        now = db.now(connection)
+        models.insert(connection, Model(name="tiny", backend="llama-cpp", files=()), now)
+        if not path.endswith("/load"):
+            replica = Replica(
+                node_id=node_id, model="tiny", slot=0, revision="", address="h:1", nonce="n", backend="b", key="k"
+            )
+            replicas.put(connection, replica, now)
+        return now
+
+    mark = await here.store.transaction(work)
+    backend = InstalledBackend(name="xllamacpp", is_system=False, is_meta=False, digest="sha256:old")
+    pointer = InstalledBackend(name="llama-cpp", is_system=False, is_meta=True, meta_backend_for="xllamacpp")
+    report = Report(boot_id="b", sequence=1, mark=mark - 1, boot_mark=1.0, backends=(backend, pointer))
+    await here.house.collector.report(node_id, report)
+    filled = path.replace("{name:path}", "tiny").replace("{name}", "llama-cpp")
+    return filled.replace("{id}", operation_id if "/operations/" in path else node_id)
+
+
+async def ask(here: Site, method: str, path: str, body: object, key: str) -> str:
+    """The id of the operation that the answer names, if it names one."""
+    headers = (*LOCAL, ("idempotency-key", key)) if key else LOCAL
+    answer = await here.ask(method, path, body, token=here.tokens["admin"], headers=headers)
+    assert answer.status in (200, 202), answer.body
+    found = answer.json
+    return str(found.get("jobID") or found.get("id") or "")
+
+
+async def refusal(here: Site, method: str, path: str, body: object, key: str) -> str:
+    headers = (*LOCAL, ("idempotency-key", key))
+    answer = await here.ask(method, path, body, token=here.tokens["admin"], headers=headers)
+    assert answer.status == 422, answer.body
+    return answer.error["code"]
+
+
+async def count(here: Site) -> int:
+    return len(await here.store.transaction(lambda connection: operations.recent(connection, 100)))
+
+
+async def test_every_route_that_changes_something_is_known_here(here: Site) -> None:
+    changing = {(entry.method, entry.path) for entry in here.entries if entry.method != "GET"}
+    assert changing == OTHERS | set(CREATING)
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(CREATING))
+async def test_the_same_request_under_one_key_is_one_operation(here: Site, method: str, path: str) -> None:
+    body, address = CREATING[method, path], await prepare(here, path)
+    before = await count(here)
+    first = await ask(here, method, address, body, "k")
+    assert first
+    assert await count(here) == before + 1
+    # Also after it has ended, when the same request without a key would be another operation.
+    await here.ask("POST", f"/api/operations/{first}/cancel", {}, token=here.tokens["admin"])
+    assert await ask(here, method, address, body, "k") == first
+    assert await count(here) == before + 1
+    assert await refusal(here, "POST", "/api/operations", {"kind": "delete", "name": "other"}, "k") == (
+        "idempotency_mismatch"
+    )
