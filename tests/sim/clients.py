@@ -94,7 +94,7 @@ class Clients:
         target = node or self._world.machines[0].name
 
         async def load(to: Objects) -> str:
-            found = await to.loader.request(wish.name, node, author)
+            found = await to.loader.request(wish.name, node, author, key)
             return found if isinstance(found, str) else ""
 
         async def resume(to: Objects) -> str:
@@ -110,11 +110,11 @@ class Clients:
                 case _:
                     return await to.operations.request_drain(target, request)
 
-        if wish.kind in ("load", "resume"):  # neither has a key
-            asked = load if wish.kind == "load" else resume
-            found = await self._ask_once(wish.frontend, author, asked, f"{wish.kind} {wish.name} {node}")
+        if wish.kind == "resume":  # which has no key
+            found = await self._ask_once(wish.frontend, author, resume, f"{wish.kind} {node}")
         else:
-            found = await self._request(wish, author, ask, f"{wish.kind} {wish.name} {node}")
+            asked = load if wish.kind == "load" else ask
+            found = await self._request(wish, author, asked, f"{wish.kind} {wish.name} {node}")
         if found:
             row = self._world.checks.operations[found]
             self._keep(wish.number, found, row.kind, row.name, row.author)
@@ -157,7 +157,7 @@ class Clients:
         told = ""
         for attempt in range(TRIES):
             told = await self._ask_once(wish.frontend + attempt, author, ask, what)
-            if told or author in self.refused:
+            if author in self._told or author in self.refused:
                 break
             await asyncio.sleep(PAUSE_SECONDS)
         if told and self._world.chance("clients").random() < REPEAT_RATE:

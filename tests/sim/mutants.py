@@ -125,7 +125,7 @@ def _results_are_forgotten() -> list[Patch]:
 
 
 def _key_is_ignored() -> list[Patch]:
-    return [(accepting, "_once", lambda work, request, body: work)]
+    return [(accepting, "once", lambda work, request, body: work)]
 
 
 # G5 ------------------------------------------------------------------------------------------------
