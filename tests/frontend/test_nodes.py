@@ -201,3 +201,37 @@ async def test_registering_again_does_not_touch_the_health(world: World) -> None
     await world.set_health(node.id, "offline")
     await world.nodes.register(registration("first"))
     assert await world.health(node.id) == "offline"
+
+
+async def test_a_node_without_its_bus_gets_no_commands_and_is_never_offline_while_it_is_heard(
+    world: World, time: Time
+) -> None:
+    node = await world.join("first")
+    away = wire.HeartbeatRequest(bus="away")
+    await world.nodes.step()
+    for _ in range(8):
+        time.passed += STALE_SECONDS / 2.5
+        await world.nodes.heartbeat(node.id, away)
+        await world.nodes.step()
+    found, _ = await world.nodes.get(node.id)
+    assert (found.health, found.is_degraded, found.is_schedulable) == ("unhealthy", True, False)
+    wished = await world.install("first")
+    await world.dispatcher.step()
+    assert world.bus.take() == []
+    rows = (await world.board.view(wished.jobID)).nodes
+    assert not isinstance(rows, msgspec.UnsetType)
+    (row,) = rows
+    assert (row.status, row.reason) == ("queued", "node_away")
+    assert "bus" in str(row.error)
+    await world.nodes.heartbeat(node.id, HEARTBEAT)
+    found, _ = await world.nodes.get(node.id)
+    assert (found.health, found.is_degraded) == ("healthy", False)
+    await world.dispatcher.step()
+    assert len(world.bus.take()) == 1
+
+
+async def test_a_node_that_comes_back_without_its_bus_keeps_its_routes(world: World) -> None:
+    node = await world.join("first")
+    await world.set_health(node.id, "offline")
+    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest(bus="away"))
+    assert (await world.nodes.get(node.id))[0].health == "unhealthy"

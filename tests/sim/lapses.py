@@ -28,6 +28,7 @@ from enginehouse.store.db import Connection
 from enginehouse.worker import actions
 from enginehouse.worker.acting import Acting, UnderWay
 from enginehouse.worker.actions import Actions
+from enginehouse.worker.agent import Agent
 from enginehouse.worker.commands import outcome_of
 from enginehouse.worker.replicas import Stopped
 
@@ -94,6 +95,18 @@ def _upgrade_of_all(chance: Random) -> tuple[Wish, ...]:
 
 def _one_after_another(chance: Random) -> tuple[Wish, ...]:
     return (wish(0, chance.uniform(1.0, 2.0), "install", ALPHA, max_parallel=1),)
+
+
+# Who is heard --------------------------------------------------------------------------------------
+
+
+def _silent_without_the_bus() -> list[Patch]:
+    real = Agent._is_time
+
+    def _is_time(self: Agent) -> bool:
+        return real(self) and self._hears()
+
+    return [(Agent, "_is_time", _is_time)]
 
 
 # Which clock ---------------------------------------------------------------------------------------
@@ -224,6 +237,14 @@ LAPSES = (
     ),
     Mutant("a lane is wider than asked", ("lanes",), _lanes_are_not_counted, FLEET, _one_after_another),
     Mutant("an upgrade takes the whole fleet", ("lanes",), _upgrades_have_no_width, FLEET, _upgrade_of_all),
+    Mutant(
+        "a worker without its bus is silent",
+        ("G19",),
+        _silent_without_the_bus,
+        {**QUICK, "nodes": 1, "safety_seconds": 25.0},
+        _load,
+        (Fault(at=4.0, seconds=20.0, kind="cut_bus_of_worker", target=0),),
+    ),
     Mutant("a lease is judged by a wall clock", ("G25",), _lease_by_the_wall_clock),
     Mutant("an I/O error is taken for success", ("G10",), _disk_error_is_success, {"disk_error_rate": 0.3}),
     Mutant(

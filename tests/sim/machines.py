@@ -71,6 +71,7 @@ class SimMachine:
         self.supervisor: SimSupervisor | None = None
         self._agent: Agent | None = None
         self.node_id = ""
+        self.heard_at = 0.0  # when a heartbeat was last answered
 
     def start(self) -> None:
         self.process = self._world.loop.new_process(self.name)
@@ -141,7 +142,9 @@ class SimLink:
         return await self._frontend().call(lambda to: frontends.register(to, request), LINK_LIMIT_SECONDS)
 
     async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
-        return await self._frontend().call(lambda to: frontends.heartbeat(to, node_id, request), LINK_LIMIT_SECONDS)
+        reply = await self._frontend().call(lambda to: frontends.heartbeat(to, node_id, request), LINK_LIMIT_SECONDS)
+        self._machine.heard_at = self._world.loop.time()
+        return reply
 
     async def deregister(self, node_id: str, node_token: str) -> None:
         await self._frontend().call(lambda to: to.nodes.set_health(node_id, "offline"), LINK_LIMIT_SECONDS)

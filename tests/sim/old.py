@@ -43,6 +43,7 @@ class SimOldMachine:
     """Struck by the same misfortunes as a `SimMachine`. Its disk never fails: it says nothing about that."""
 
     is_old = True
+    heard_at = 0.0
 
     def __init__(self, world: World, number: int, *, knows_upgrades: bool) -> None:
         self._world = world

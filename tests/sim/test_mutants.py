@@ -10,7 +10,7 @@ from tests.sim.mutants import MUTANTS
 from tests.sim.mutation import SEEDS
 from tests.sim.pool import Caught, catch_mutant, open_pool
 
-GUARANTEES = {"G1", "G2", "G3", "G4", "G5", "G6", "G9", "G10", "G13", "G25", "end", "lanes"}
+GUARANTEES = {"G1", "G2", "G3", "G4", "G5", "G6", "G9", "G10", "G13", "G19", "G25", "end", "lanes"}
 AllCaught = dict[str, Future[Caught | None]]
 
 

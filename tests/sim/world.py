@@ -21,10 +21,12 @@ from tests.sim.parts import InstallWeather
 from tests.sim.proving import prove
 from tests.sim.rows import Changed, IntentRow, OperationRow
 from tests.sim.store import EPOCH, Database, StoreWeather
-from tests.sim.trace import Trace
+from tests.sim.trace import Trace, Violation
 from tests.sim.watching import Watched
 
 SLOWNESS = 150.0  # of a slow store: a transaction takes from 60 ms to over a second
+JOINING_SECONDS = 3.0  # after a disturbance, until a worker is a node again
+SILENT_SECONDS = 15.0  # without a bus: noticed, not called away at once, a heartbeat, and lost packets
 
 
 class World:
@@ -145,6 +147,7 @@ class World:
                 await self._cut(frontend.name, fault.seconds)
             case "cut_bus_of_worker":
                 await self._cut(machine.name, fault.seconds)
+                self._judge_silence(machine, fault.seconds)
             case "cut_link":
                 self.cut_links.add(machine.name)
                 await asyncio.sleep(fault.seconds)
@@ -173,6 +176,18 @@ class World:
         self.bus_weather.cut[name] = self.loop.time()
         await asyncio.sleep(seconds)
         self.bus_weather.cut.pop(name, None)
+
+    def _judge_silence(self, machine: SimMachine | SimOldMachine, seconds: float) -> None:
+        """G19: without the bus a worker is heard over HTTP, where nothing else was in the way."""
+        others = [one.name for one in self.frontends] + ["store"]
+        began = self.loop.time() - seconds
+        is_alone = self._struck[machine.name] == 1 and self._calm_since.get(machine.name, 0.0) < began - JOINING_SECONDS
+        if machine.is_old or not machine.node_id or not is_alone or began < JOINING_SECONDS:
+            return
+        silent = self.loop.time() - machine.heard_at
+        if min(seconds, self.calm_seconds(*others) - JOINING_SECONDS) > SILENT_SECONDS < silent:
+            what = f"{machine.name} was not heard for {silent:.1f} s, and only its bus was away"
+            self.loop.fail(Violation("G19", what))
 
     def calm_down(self) -> None:
         """From now on nothing new goes wrong."""

@@ -18,6 +18,7 @@ from enginehouse.core import wire
 from enginehouse.core.errors import Unauthenticated, Unavailable
 from enginehouse.core.node import registration_message
 from enginehouse.host import processes
+from enginehouse.worker import agent
 
 
 async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_key_private(tmp_path: Path) -> None:
@@ -145,17 +146,56 @@ async def test_a_disk_that_cannot_be_read_makes_no_node_silent_and_no_report_wro
         await until(lambda: house.link.heartbeats[-1].report is not None)
 
 
-async def test_heartbeats_rest_while_the_bus_is_away(tmp_path: Path) -> None:
+async def test_heartbeats_go_on_while_the_bus_is_away_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "OPENING_SECONDS", 0.2)
     async with working(House(tmp_path)) as house:
+        await until(lambda: house.link.heartbeats[-1].bus == "" and house.report.sequence >= 1)
         house.bus.is_connected = False
-        count = len(house.link.heartbeats)
-        await house.agent._beat()
-        assert len(house.link.heartbeats) <= count + 1  # one may have been on its way
-        count = len(house.link.heartbeats)
-        await house.agent._beat()
-        assert len(house.link.heartbeats) == count
+        await until(lambda: len(house.link.heartbeats) >= 4 and house.link.heartbeats[-2].bus == "away")
+        assert house.link.heartbeats[-1].report is not None
         house.bus.is_connected = True
-        await until(lambda: len(house.link.heartbeats) > count)
+        await until(lambda: house.link.heartbeats[-1].bus == "")
+
+
+async def test_heartbeats_go_on_while_the_worker_joins_again_for_want_of_a_bus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "OPENING_SECONDS", 0.2)
+    monkeypatch.setattr(agent, "REJOIN_SECONDS", 0.5)
+    house = House(tmp_path)
+    real, is_back = house._open, asyncio.Event()
+
+    async def open_bus(registered: wire.RegisterReply) -> MemoryBus:
+        if house.buses and not is_back.is_set():
+            raise Unavailable("cannot connect to the bus", code="bus_unavailable")
+        return await real(registered)
+
+    house.agent._open_bus = open_bus
+    async with working(house):
+        house.bus.is_connected = False
+        await until(lambda: len(house.link.registrations) >= 3)
+        heard = len(house.link.heartbeats)
+        await until(lambda: len(house.link.heartbeats) >= heard + 2)
+        assert house.link.heartbeats[-1].bus == "away"
+        is_back.set()
+        await until(lambda: house.link.heartbeats[-1].bus == "")
+        assert len(house.buses) == 2
+
+
+async def test_a_worker_that_never_had_its_bus_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "OPENING_SECONDS", 0.2)
+    house = House(tmp_path)
+
+    async def open_bus(_registered: wire.RegisterReply) -> MemoryBus:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    house.agent._open_bus = open_bus
+    async with working(house):
+        assert {one.bus for one in house.link.heartbeats} == {"away"}
+    assert house.link.deregistered == ["node-1"]
 
 
 async def test_a_forgotten_worker_joins_again_and_its_engines_go_on(tmp_path: Path, installed_tree: Path) -> None:

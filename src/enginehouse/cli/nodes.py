@@ -33,7 +33,7 @@ def list_nodes() -> None:
     rows = [
         (
             node.name,
-            node.status,
+            "degraded" if node.degraded and node.status == "unhealthy" else node.status,
             heard(node.heartbeat_age_seconds),
             node.platform,
             _accelerator(node.gpu_vendor, node.total_vram),
@@ -68,6 +68,7 @@ def show(node: str) -> None:
         ("status", found.status),
         ("approved", "yes" if found.approved else "no: `enginehouse nodes approve` lets it work"),
         ("health", found.health),
+        ("bus", "away: it gets no commands, and what runs there goes on serving" if found.degraded else ""),
         ("drained", "yes" if found.drained else ""),
         ("heard", heard(found.heartbeat_age_seconds)),
         ("platform", found.platform),

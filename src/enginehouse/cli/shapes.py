@@ -95,6 +95,7 @@ class Node(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] | None = None
     fingerprint: str = ""
     heartbeat_age_seconds: float | None = None
+    degraded: bool = False
     worker_version: str = ""
     created_at: str = ""
     backends: tuple[InstalledBackend, ...] | None = None

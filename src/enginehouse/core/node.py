@@ -48,6 +48,7 @@ class Node(Struct, frozen=True, kw_only=True):
     updated_at: float
     last_heartbeat: float
     report: Report
+    bus_away: bool = False  # its last heartbeat said that commands do not reach it
 
     @property
     def status(self) -> Status:
@@ -56,6 +57,11 @@ class Node(Struct, frozen=True, kw_only=True):
         if self.drained:
             return "draining"
         return self.health
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether it is there and cannot be told anything: it gets no commands, and what runs on it goes on serving."""
+        return self.bus_away and self.health == "unhealthy"
 
     @property
     def is_target(self) -> bool:

@@ -95,6 +95,14 @@ def width_of(kind: OperationKind, max_parallel: int, fleet: int) -> int:
 
 
 AWAY_MESSAGE = "the node is away; this happens by itself when it returns"
+BUS_AWAY_MESSAGE = "the node has no connection to the bus; this happens by itself when it has one again"
+
+
+def absence_of(health: str, *, bus_away: bool) -> str:
+    """What an intent for a node that gets no commands waits for, in words; "" for a healthy one."""
+    if health == "healthy":
+        return ""
+    return BUS_AWAY_MESSAGE if health == "unhealthy" and bus_away else AWAY_MESSAGE
 
 
 def waits_for_node(intent: Intent, absent: Collection[str]) -> bool:

@@ -352,6 +352,9 @@ class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     mark: float = 0.0  # the store's time; returned as `boot_mark` of every report of this run
 
 
+BUS_AWAY = "away"
+
+
 class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Every key is optional; an absent one keeps the stored value, an explicit 0 is stored."""
 
@@ -363,6 +366,7 @@ class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gpu_vendor: str | None = None
     # Additive.
     report: Report | None = None
+    bus: str = ""  # `BUS_AWAY`: commands do not reach this worker now; any other value: they do
 
 
 class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):

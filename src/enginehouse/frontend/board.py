@@ -20,7 +20,7 @@ from msgspec import Struct
 from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Operation, status_of, unknown_operation
+from enginehouse.core.operation import Operation, absence_of, status_of, unknown_operation
 from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.views import (
@@ -62,7 +62,7 @@ class Snapshot(Struct):
     operation: Operation
     intents: list[Intent]
     names: dict[str, str]
-    absent: set[str]
+    absent: dict[str, str]  # what each node that gets no commands waits for, in words
     drained: set[str]
     read_at: float
     read_monotonic: float
@@ -283,8 +283,10 @@ class Board:
         # Whether its node is there is part of what an operation shows.
         for operation_id, snapshot in self._open.items():
             if any(intent.node_id == node_id and intent.is_open for intent in snapshot.intents):
-                away = {node_id} if node.health != "healthy" else set()
-                snapshot.absent = (snapshot.absent - {node_id}) | away
+                # Another dictionary: snapshots of one reading share theirs.
+                others = {one: why for one, why in snapshot.absent.items() if one != node_id}
+                away = absence_of(node.health, bus_away=node.bus_away)
+                snapshot.absent = others | ({node_id: away} if away else {})
                 snapshot.drained = (snapshot.drained - {node_id}) | ({node_id} if node.drained else set())
                 self._dirty.add(operation_id)
 

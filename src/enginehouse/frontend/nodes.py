@@ -22,7 +22,7 @@ from enginehouse.core.errors import Conflict, Denied, NotFound, Unavailable
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.report import Report
-from enginehouse.core.wire import HeartbeatRequest, RegisterRequest
+from enginehouse.core.wire import BUS_AWAY, HeartbeatRequest, RegisterRequest
 from enginehouse.frontend.board import Board
 from enginehouse.frontend.registration import (
     MAX_LABELS,
@@ -189,7 +189,11 @@ class Nodes:
         return node
 
     async def heartbeat(self, node_id: str, request: HeartbeatRequest) -> float:
-        """Note that the node is there; returns the mark for its next report."""
+        """Note that the node is there; returns the mark for its next report. One that says that its bus is away gets
+        no commands and keeps its routes: it is unhealthy, and never offline while it is heard.
+        """
+        is_away = request.bus == BUS_AWAY
+        health: Health = "unhealthy" if is_away else "healthy"
 
         def work(connection: Connection) -> tuple[float, bool]:
             node = nodes.get(connection, node_id)
@@ -197,10 +201,11 @@ class Nodes:
                 raise NotFound(f"cannot find the node {node_id}: register again", code="not_found")
             now = db.now(connection)
             nodes.set_heartbeat(connection, node_id, capacity_after(node.capacity, request), now)
-            return now, nodes.set_health(connection, node_id, "healthy", now)
+            is_other = node.bus_away != is_away and nodes.set_bus_away(connection, node_id, is_away, now)
+            return now, nodes.set_health(connection, node_id, health, now) or is_other
 
-        now, came_back = await self._store.transaction(work)
-        if came_back:
+        now, is_news = await self._store.transaction(work)
+        if is_news:
             await self._board.node_changed(node_id)
             self._wake()
         return now

@@ -106,7 +106,7 @@ class Moment(Struct, frozen=True):
     now: float
     monotonic: float
     patience: Patience
-    absent: Collection[str]  # nodes that are away
+    absent: Mapping[str, str]  # nodes that get no commands now, and what they wait for
     drained: Collection[str]
 
 
@@ -219,7 +219,7 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
     if row.status == "running_on_worker":
         row.error = f"nothing was heard of it for {silent:.0f} s; it may go on there, and its end will be noticed"
     if operations.waits_for_node(intent, moment.absent):
-        row.reason, row.error = NODE_AWAY, operations.AWAY_MESSAGE
+        row.reason, row.error = NODE_AWAY, moment.absent.get(intent.node_id, operations.AWAY_MESSAGE)
     elif operations.waits_for_resume(intent, moment.drained):
         row.reason, row.error = DRAINING, DRAINED_MESSAGE
     elif intent.state == "waiting" and intent.due_at > moment.now:
@@ -274,6 +274,7 @@ class NodeView(Struct, kw_only=True):
     cores: int
     fingerprint: str
     heartbeat_age_seconds: float
+    degraded: bool  # it sends heartbeats and has no connection to the bus
     worker_version: str
     backends: tuple[InstalledBackend, ...]
     replicas: tuple[RunningReplica, ...]
@@ -310,6 +311,7 @@ def render_node(node: Node, now: float) -> NodeView:
         cores=capacity.cores,
         fingerprint=node.public_key[:16],
         heartbeat_age_seconds=round(max(0.0, now - node.last_heartbeat), 1),
+        degraded=node.is_degraded,
         worker_version=node.report.version,
         backends=node.report.backends,
         replicas=node.report.replicas,

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Row, bindparam, delete, func, select, update
 
 from enginehouse.core.node import Capacity, Health, Node
+from enginehouse.core.operation import absence_of
 from enginehouse.core.report import Report
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import slices
@@ -40,6 +41,7 @@ def _node(row: Row[Any]) -> Node:
         updated_at=row.updated_at,
         last_heartbeat=row.last_heartbeat,
         report=_REPORT.decode(row.report),
+        bus_away=row.bus_away,
     )
 
 
@@ -63,7 +65,7 @@ def insert(connection: Connection, node: Node, token_hash: str) -> None:
 def save(connection: Connection, node: Node) -> None:
     """Write the facts of a registration; health, approval and drained have functions of their own."""
     columns = _columns(node)
-    kept = {"id", "created_at", "approved", "drained", "health", "last_heartbeat", "report"}
+    kept = {"id", "created_at", "approved", "drained", "health", "last_heartbeat", "report", "bus_away"}
     connection.execute(
         update(nodes).where(nodes.c.id == node.id).values(**{k: v for k, v in columns.items() if k not in kept})
     )
@@ -100,6 +102,11 @@ def set_heartbeat(connection: Connection, node_id: str, capacity: Capacity, now:
     connection.execute(_SET_HEARTBEAT, {"node_id": node_id, "now_is": _text(capacity), "at": now})
 
 
+def set_bus_away(connection: Connection, node_id: str, is_away: bool, now: float) -> bool:
+    """Whether it changed."""
+    return connection.execute(_SET_BUS_AWAY, {"node_id": node_id, "now_is": is_away, "at": now}).rowcount > 0
+
+
 def set_report(connection: Connection, node_id: str, report: Report, changed_at: float | None) -> None:
     """`changed_at` where the report says something new: other frontends look for nodes that changed."""
     values: dict[str, object] = {"node_id": node_id, "now_is": _text(report)}
@@ -126,7 +133,10 @@ _SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"
 _HEALTH = select(nodes.c.id, nodes.c.name, nodes.c.health)
 _SERVING = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.drained.is_(False))
 _SET_HEARTBEAT = _OF_ONE.values(capacity=bindparam("now_is"), last_heartbeat=bindparam("at"))
-_NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained).where(
+_SET_BUS_AWAY = _OF_ONE.where(nodes.c.bus_away != bindparam("now_is")).values(
+    bus_away=bindparam("now_is"), updated_at=bindparam("at")
+)
+_NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained, nodes.c.bus_away).where(
     nodes.c.id.in_(bindparam("ids", expanding=True))
 )
 
@@ -149,10 +159,10 @@ def every(connection: Connection) -> list[Node]:
     return [_node(row) for row in connection.execute(_EVERY)]
 
 
-def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], set[str], set[str]]:
-    """The names of these nodes, which of them are away, and which are drained."""
+def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], dict[str, str], set[str]]:
+    """The names of these nodes, what those that get no commands now wait for, and which are drained."""
     rows = [row for some in slices(node_ids) for row in connection.execute(_NAMED, {"ids": some})]
-    away = {row.id for row in rows if row.health != "healthy"}
+    away = {row.id: absence_of(row.health, bus_away=row.bus_away) for row in rows if row.health != "healthy"}
     return {row.id: row.name for row in rows}, away, {row.id for row in rows if row.drained}
 
 

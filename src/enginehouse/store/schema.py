@@ -43,6 +43,7 @@ nodes = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
     Column("last_heartbeat", Double, nullable=False),
+    Column("bus_away", Boolean, nullable=False, server_default=false()),
     # A known name with another key is another node, which waits for an approval of its own.
     UniqueConstraint("name", "public_key", name="nodes_name_key"),
 )

@@ -1,8 +1,9 @@
 """The worker itself: joins, listens, reports what it has, and leaves in order.
 
 It keeps no truth that others rely on except what is on its disk: a report says what *is*, and is sent every few
-seconds and whenever something changed. Losing the bus or the frontend for any time stops nothing that runs here. It
-joins again when the frontend no longer knows it. Leaving: no more messages, goodbye, then the engines stop.
+seconds and whenever something changed. Losing the bus or the frontend for any time stops nothing that runs here, and
+without the bus heartbeats go on and say so. It joins again when the frontend no longer knows it. Leaving: no more
+messages, goodbye, then the engines stop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 import enginehouse
 from enginehouse.core.errors import EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.report import Report
-from enginehouse.core.wire import HeartbeatRequest, RegisterReply
+from enginehouse.core.wire import BUS_AWAY, HeartbeatRequest, RegisterReply
 from enginehouse.fetch.galleries import load_named
 from enginehouse.host import disk, hardware
 from enginehouse.loop import Loop
@@ -42,6 +43,8 @@ OpenBus = Callable[[RegisterReply], Awaitable[Bus]]
 HEARTBEAT_SECONDS = 10.0  # when neither the frontend nor a setting says
 TICK_SECONDS = 0.5  # how often it is looked whether a heartbeat is due, and the pause after a failed one
 REJOIN_SECONDS = 20.0  # a bus away for so long may have moved or have new credentials: the frontend knows
+# A bus that is being opened is not called away before: whoever ignores that would send commands that nobody hears.
+OPENING_SECONDS = 5.0
 LEAVE_SECONDS = 5.0  # for the goodbye: a frontend that does not hear it notices the silence
 
 
@@ -60,7 +63,10 @@ class Agent:
         self._is_due = True
         self._is_unheard = False
         self._due_at = 0.0
-        self._connected_at = 0.0
+        self._connected_at = 0.0  # when commands were last known to reach us
+        self._is_listening = False
+        self._said_away = False
+        self._is_known = False  # a heartbeat was answered: whoever leaves says goodbye
         self._boot_id = uuid.uuid4().hex
         self._sequence = 0
         self._mark = 0.0
@@ -90,6 +96,7 @@ class Agent:
 
     async def run(self) -> None:
         identity = await in_thread(self._prepare)
+        self._connected_at = asyncio.get_running_loop().time()
         async with self._supervisor:
             try:
                 while not self._stop.is_set():
@@ -124,35 +131,72 @@ class Agent:
             self._turn.clear()
         try:
             await self._become(node)
-            bus = await self._opened(node)
-        except (Unavailable, OSError) as error:
-            log.warning("worker.bus_unavailable %s", error)
+        except OSError as error:
+            log.warning("worker.cannot_write %s", disk.storage_error(error, "write down which node this is"))
             await asyncio.sleep(TICK_SECONDS)
             return
-        if bus is None:
-            return
-        self._bus, self._node, self._is_due = bus, node, True
+        self._node = node
         # What was sent before this registration can no longer be heard; reports say so from now on.
         self._mark = self._boot_mark = node.mark
-        self._connected_at = asyncio.get_running_loop().time()
+        refused: EnginehouseError | None = None
+        async with asyncio.TaskGroup() as group:
+            # Beside the opening of the bus: heartbeats do not wait for it.
+            reporting = group.create_task(self._heartbeat.run())
+            try:
+                await self._listen(node)
+            except EnginehouseError as error:
+                refused = error  # raised below: a task group would wrap it
+            finally:
+                reporting.cancel()
+        if refused is not None:
+            raise refused
+
+    async def _listen(self, node: RegisterReply) -> None:
+        """Take commands until told to stop or to join again; so too where the bus stays away."""
+        began = asyncio.get_running_loop().time()
+        while not self._turn.is_set():
+            try:
+                bus = await self._opened(node)
+                if bus is not None:
+                    await self._hear(bus, node)
+                return
+            except (Unavailable, OSError) as error:
+                log.warning("worker.bus_unavailable %s", error)
+                if asyncio.get_running_loop().time() - began > REJOIN_SECONDS:
+                    return
+                await asyncio.sleep(TICK_SECONDS)
+
+    async def _hear(self, bus: Bus, node: RegisterReply) -> None:
+        self._bus = bus
         listener = Listener(bus, node.id, self._parts, self._actions, self.stop)
         listening = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                reporting = group.create_task(self._report(listening, node))
+                noting = group.create_task(self._note_listening(listening, node))
+                refused: Unavailable | None = None
                 try:
                     await listener.run(listening, self._turn)
                 except Unavailable as error:
-                    log.warning("worker.cannot_listen %s", error)
-                    await asyncio.sleep(TICK_SECONDS)
+                    refused = error
                 finally:
-                    reporting.cancel()
+                    noting.cancel()
+            if refused is not None:
+                raise refused
         finally:
-            self._bus = None
+            self._bus, self._is_listening = None, False
             await bus.close()
 
+    async def _note_listening(self, listening: asyncio.Event, node: RegisterReply) -> None:
+        # The first report that calls the bus connected makes the node healthy, so commands may come: not before they
+        # can be heard.
+        await listening.wait()
+        log.info("worker.joined node=%s name=%s", node.id, node.name)
+        self._is_listening = True
+        self._connected_at = asyncio.get_running_loop().time()
+        self._wake()
+
     async def _opened(self, node: RegisterReply) -> Bus | None:
-        """None when told to stop meanwhile: one that is not there is tried for long."""
+        """None when told to stop or to join again meanwhile: one that is not there is tried for long."""
 
         async def attempt() -> Bus | EnginehouseError | OSError:
             try:
@@ -161,7 +205,7 @@ class Agent:
                 return error  # a group would wrap it
 
         async with asyncio.TaskGroup() as group:
-            opening, stopping = group.create_task(attempt()), group.create_task(self._stop.wait())
+            opening, stopping = group.create_task(attempt()), group.create_task(self._turn.wait())
             await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
             for task in (opening, stopping):
                 task.cancel()
@@ -179,16 +223,11 @@ class Agent:
             await in_thread(self._assembled.trees.forget_generations)
             await self._journal.belong_to(node.id)
 
-    async def _report(self, listening: asyncio.Event, node: RegisterReply) -> None:
-        # The first report makes the node healthy, so commands may come: not before they can be heard.
-        await listening.wait()
-        log.info("worker.joined node=%s name=%s", node.id, node.name)
-        await self._heartbeat.run()
-
     async def _beat(self) -> None:
-        """One heartbeat, if it is due and commands could reach us."""
-        if self._node is None or self._bus is None or not self._is_time(self._bus):
+        """One heartbeat, if it is due."""
+        if self._node is None or not self._is_time():
             return
+        is_away = not self._hears()
         self._is_due = False
         try:
             request = await self._measure()
@@ -196,6 +235,11 @@ class Agent:
             # This machine is there, and what is on it nobody can tell now: no report is better than a wrong one.
             log.warning("worker.cannot_report %s", disk.storage_error(error, "look at what is installed"))
             request = HeartbeatRequest()
+        if is_away or not self._hears():
+            request = msgspec.structs.replace(request, bus=BUS_AWAY)
+            if not self._said_away:
+                log.warning("worker.bus_away heartbeats go on; commands wait until the bus is back")
+        self._said_away = request.bus == BUS_AWAY
         try:
             reply = await self._link.heartbeat(self._node.id, self._node.node_token, request)
         except (NotFound, Unauthenticated) as error:
@@ -206,7 +250,7 @@ class Agent:
                 log.warning("worker.heartbeat_failed %s", error)
             self._is_due = self._is_unheard = True
         else:
-            self._mark = reply.mark
+            self._mark, self._is_known = reply.mark, True
             for intent in reply.cancelled:
                 self._actions.cancel(intent)
             self._is_unheard = False
@@ -214,16 +258,22 @@ class Agent:
             self._due_at = asyncio.get_running_loop().time() + interval
             await in_thread(self._supervisor.trim_logs)
 
-    def _is_time(self, bus: Bus) -> bool:
+    def _hears(self) -> bool:
+        """Whether commands reach us, as far as can be known."""
+        return self._is_listening and self._bus is not None and self._bus.is_connected
+
+    def _is_time(self) -> bool:
         now = asyncio.get_running_loop().time()
-        if bus.is_connected:
+        if self._hears():
             self._connected_at = now
-            return self._is_due or now >= self._due_at
+            return self._is_due or self._said_away or now >= self._due_at
+        away = now - self._connected_at
         # Joining again ends what is being done, so what is being done comes first.
-        if now - self._connected_at > REJOIN_SECONDS and not self._actions.running():
-            log.warning("worker.bus_away seconds=%.0f", now - self._connected_at)
+        if self._is_listening and away > REJOIN_SECONDS and not self._actions.running():
+            log.warning("worker.joins_again bus_away_seconds=%.0f", away)
             self._turn.set()
-        return False
+        is_opening = not self._is_listening and away < OPENING_SECONDS
+        return not is_opening and (self._is_due or now >= self._due_at)
 
     async def _measure(self) -> HeartbeatRequest:
         """What is so now. What lives in memory is read in one go, so that a command is never in neither list; and what
@@ -256,7 +306,7 @@ class Agent:
         )
 
     async def _leave(self) -> None:
-        if self._node is None:
+        if self._node is None or not self._is_known:
             return
         try:
             async with asyncio.timeout(LEAVE_SECONDS):
