@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -10,6 +11,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -32,6 +34,8 @@ from enginehouse.api.tokens import TokenRoutes
 from enginehouse.api.workers import BusAccess, WorkerRoutes
 from enginehouse.bus import credentials
 from enginehouse.bus.nats import BusOptions, NatsBus
+from enginehouse.bus.violations import LOOK_SECONDS, ViolationLog
+from enginehouse.core import subjects
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.node import Node
 from enginehouse.engine.http import HttpEngine
@@ -127,6 +131,7 @@ class House(Struct, frozen=True):
     poller: Poller
     planner: Planner
     upgrades: Upgrades
+    violation_log: ViolationLog
 
 
 async def run(settings: FrontendSettings) -> int:
@@ -139,7 +144,8 @@ async def run(settings: FrontendSettings) -> int:
     jwt, seed = "", ""
     if account_seed:
         name = f"enginehouse-frontend-{uuid.uuid4()}"
-        jwt, seed = credentials.mint_user(account_seed, name, credentials.frontend_permissions())
+        made = credentials.mint_user(account_seed, name, subjects.frontend_permissions())
+        jwt, seed = made.jwt, made.seed
     bus = await NatsBus.connect(
         BusOptions(
             url=settings.nats_url,
@@ -212,6 +218,7 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
     dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=settings.lease_seconds)
     dispatcher.on_more(wakes.of("dispatch"))
     collector.on_old_worker(dispatcher.send_forced)
+    violation_log = ViolationLog(settings.data / "logs" / "nats.log")
     acceptance = Acceptance(store, board, wakes.of("dispatch", "route"))
     targets = Targets(galleries, versions)
     return House(
@@ -229,7 +236,8 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
         router=router,
         collector=collector,
         dispatcher=dispatcher,
-        metrics=Metrics(store, router),
+        metrics=Metrics(store, router, (collector.violations, violation_log.counts)),
+        violation_log=violation_log,
         galleries=galleries,
     )
 
@@ -254,6 +262,7 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("prune", house.endings.prune_step, PRUNE_SECONDS),
         Loop("hopeless", house.endings.hopeless_step, HOPELESS_SECONDS),
         Loop("poll", house.poller.step, every),
+        Loop("violations", partial(asyncio.to_thread, house.violation_log.look), LOOK_SECONDS),
         Loop("upgrades", house.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS),
     ]
     return {loop.name: loop for loop in loops}
@@ -358,7 +367,8 @@ def _bus_access(settings: FrontendSettings, account_seed: str) -> BusAccess:
         if not account_seed:
             return "", ""
         name = credentials.worker_name(node.id)
-        return credentials.mint_user(account_seed, name, credentials.worker_permissions(node.id))
+        made = credentials.mint_user(account_seed, name, subjects.worker_permissions(node.id))
+        return made.jwt, made.seed
 
     def url_for(host: str) -> str:
         if settings.advertise_nats:

@@ -51,8 +51,8 @@ async def install(here: Site, **more: object) -> dict[str, Any]:
 
 
 async def reply(here: Site, operation: dict[str, Any], outcome: Outcome) -> None:
-    intent = operation["nodes"][0]["intent"]
-    subject = wire.reply_subject(intent, 1)
+    node = operation["nodes"][0]
+    subject = wire.reply_subject(node["node_id"], node["intent"], 1)
     here.bus.deliver(Message(subject, wire.encode(wire.AnyReply(outcome=outcome))))
     await here.house.collector.replies_step()
 

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from pathlib import Path
 
-import nkeys
 import pytest
 from tests.bus.server import plain_server
 
 from enginehouse.bus import credentials
 from enginehouse.bus.address import Address, parse_address
 from enginehouse.bus.nats import BusOptions, NatsBus
+from enginehouse.core import subjects
 from enginehouse.core.errors import Denied, EnginehouseError, Invalid, Unavailable
 from enginehouse.ports import Message
 
@@ -88,8 +88,8 @@ async def test_anonymous_servers_and_those_with_a_user_or_token_let_us_in(
 
 async def test_a_user_in_the_address_wins_over_a_credential(tmp_path: Path) -> None:
     accounts = credentials.load_or_create(tmp_path / "bus")
-    jwt, seed = credentials.mint_user(accounts.account_seed, "one", credentials.worker_permissions("n"))
-    other = nkeys.from_seed(seed.encode()).public_key.decode()
+    made = credentials.mint_user(accounts.account_seed, "one", subjects.worker_permissions("n"))
+    jwt, other = made.jwt, made.user
     # With a key among its users a server asks every client for a signature, and takes a password all the same.
     users = f'users: [{{ user: worker, password: "right" }}, {{ nkey: "{other}" }}]'
     async with plain_server(tmp_path, users) as place:

@@ -12,7 +12,7 @@ import nkeys
 import pytest
 
 from enginehouse.bus import credentials, embedded
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.errors import Conflict, Hopeless
 
 
@@ -51,26 +51,34 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
         credentials.load_or_create(tmp_path)
 
 
-def test_a_workers_credential_says_exactly_what_localai_gives_its_workers(tmp_path: Path) -> None:
+def test_a_workers_credential_allows_its_own_commands_progress_and_answers(tmp_path: Path) -> None:
     accounts = credentials.load_or_create(tmp_path)
-    jwt, seed = credentials.mint_user(
-        accounts.account_seed, credentials.worker_name("a.b"), credentials.worker_permissions("a.b"), expires_at=99.9
+    made = credentials.mint_user(
+        accounts.account_seed, credentials.worker_name("a.b"), subjects.worker_permissions("a.b"), life_seconds=99.9
     )
-    body = claims(jwt)
+    body = claims(made.jwt)
     assert body["name"] == "enginehouse-backend-a-b"
-    assert body["exp"] == 99
+    assert made.expires_at is not None
+    assert body["exp"] == int(made.expires_at)
     assert body["iss"] == accounts.account
-    assert body["sub"] == nkeys.from_seed(seed.encode()).public_key.decode()
+    assert body["sub"] == nkeys.from_seed(made.seed.encode()).public_key.decode()
     granted = msgspec.convert(body["nats"], dict[str, object])
-    assert granted["sub"] == {"allow": ["nodes.a-b.>", "_INBOX.>"]}
+    assert granted["sub"] == {"allow": ["nodes.a-b.>"]}
     assert granted["pub"] == {
-        "allow": ["nodes.a-b.backend.install.*.progress", "nodes.a-b.files.>", "_INBOX.>"],
+        "allow": [
+            "nodes.a-b.backend.install.*.progress",
+            "nodes.a-b.files.>",
+            "_INBOX.eh.a-b.>",
+            "_INBOX.eh-poll.a-b.>",
+        ],
     }
-    assert "exp" not in claims(credentials.mint_user(accounts.account_seed, "x", credentials.frontend_permissions())[0])
+    assert granted["resp"] == {"max": 1, "ttl": 3600 * 10**9}
+    frontend = credentials.mint_user(accounts.account_seed, "x", subjects.frontend_permissions())
+    assert "exp" not in claims(frontend.jwt)
 
 
 def test_a_frontend_may_say_every_command_of_the_wire_and_nothing_else() -> None:
-    permissions = credentials.frontend_permissions()
+    permissions = subjects.frontend_permissions()
     assert set(permissions.publish) == {
         wire.node_subject("ID", verb).replace("ID", "*") for verb in wire.WORKER_SUBJECTS
     }

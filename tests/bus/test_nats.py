@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +15,14 @@ from pathlib import Path
 import pytest
 
 from enginehouse.bus import credentials, embedded
-from enginehouse.bus.credentials import Permissions
 from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core import wire
+from enginehouse.bus.revocation import revoke
+from enginehouse.core import subjects, wire
 from enginehouse.core.errors import Denied, Invalid, TooLarge, Unavailable
+from enginehouse.core.subjects import Permissions
 from enginehouse.ports import Message
+
+OWN_INBOX = Permissions(publish=("_INBOX.>",), subscribe=("_INBOX.>",))
 
 
 async def until_listening(port: int) -> None:
@@ -28,6 +32,12 @@ async def until_listening(port: int) -> None:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.close()
                 return
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110  # what it waits for is told by nobody
+            await asyncio.sleep(0.01)
 
 
 class World:
@@ -54,17 +64,17 @@ class World:
             self._process = None
 
     async def connect(self, name: str, permissions: Permissions, **more: Callable[[], None]) -> NatsBus:
-        jwt, seed = credentials.mint_user(self.accounts.account_seed, name, permissions)
-        options = BusOptions(url=self.server.url, name=name, jwt=jwt, seed=seed, **more)
+        made = credentials.mint_user(self.accounts.account_seed, name, permissions)
+        options = BusOptions(url=self.server.url, name=name, jwt=made.jwt, seed=made.seed, **more)
         bus = await NatsBus.connect(options, limit_seconds=10)
         self._buses.append(bus)
         return bus
 
     async def worker(self, node_id: str) -> NatsBus:
-        return await self.connect(credentials.worker_name(node_id), credentials.worker_permissions(node_id))
+        return await self.connect(credentials.worker_name(node_id), subjects.worker_permissions(node_id))
 
     async def frontend(self, **more: Callable[[], None]) -> NatsBus:
-        return await self.connect("enginehouse-frontend", credentials.frontend_permissions(), **more)
+        return await self.connect("enginehouse-frontend", subjects.frontend_permissions(), **more)
 
     async def close(self) -> None:
         for bus in self._buses:
@@ -103,14 +113,18 @@ async def test_a_command_reaches_its_node_and_its_reply_comes_back(tmp_path: Pat
         await frontend.subscribe(wire.ALL_PROGRESS, progress)
 
         for verb in wire.WORKER_SUBJECTS:
-            await frontend.publish(wire.node_subject("n-1", verb), b"{}", reply=wire.reply_subject("i", 1))
+            await frontend.publish(wire.node_subject("n-1", verb), b"{}", reply=wire.reply_subject("n-1", "i", 1))
             command = await commands.next()
             assert (command.subject, command.payload) == (wire.node_subject("n-1", verb), b"{}")
             await worker.publish(wire.progress_subject("n-1", "op"), b"half")
             assert (await progress.next()).payload == b"half"
             await worker.publish(command.reply, b"done")
             reply = await replies.next()
-            assert (reply.subject, reply.payload, reply.no_responders) == (wire.reply_subject("i", 1), b"done", False)
+            assert (reply.subject, reply.payload, reply.no_responders) == (
+                wire.reply_subject("n-1", "i", 1),
+                b"done",
+                False,
+            )
 
 
 async def test_a_command_that_nobody_hears_is_told_at_once(tmp_path: Path) -> None:
@@ -118,10 +132,10 @@ async def test_a_command_that_nobody_hears_is_told_at_once(tmp_path: Path) -> No
         frontend = await world.frontend()
         replies = Inbox()
         await frontend.subscribe(wire.ALL_REPLIES, replies)
-        await frontend.publish(wire.node_subject("gone", wire.INSTALL), b"{}", reply=wire.reply_subject("i", 3))
+        await frontend.publish(wire.node_subject("gone", wire.INSTALL), b"{}", reply=wire.reply_subject("n-1", "i", 3))
         message = await replies.next()
         assert message.no_responders
-        assert wire.parse_reply_subject(message.subject) == wire.ReplySubject("i", 3)
+        assert wire.parse_reply_subject(message.subject) == wire.ReplySubject("n-1", "i", 3)
 
 
 async def test_a_worker_may_not_listen_to_another_node_or_to_all(tmp_path: Path) -> None:
@@ -148,14 +162,141 @@ async def test_a_worker_can_neither_command_a_node_nor_pretend_to_be_one(tmp_pat
         assert (await commands.next()).payload == b"good"
 
 
+async def test_a_worker_can_neither_read_nor_forge_the_answers_of_another_node(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        frontend, bad, good = await world.frontend(), await world.worker("n-1"), await world.worker("n-2")
+        replies, polls = Inbox(), Inbox()
+        await frontend.subscribe(wire.ALL_REPLIES, replies)
+        await frontend.subscribe(wire.all_polls("f"), polls)
+        theirs = (wire.reply_subject("n-2", "i", 1), wire.poll_subject("n-2", "f", wire.LIST, 1))
+        for subject in (*theirs, wire.ALL_REPLIES, wire.all_polls("f"), "_INBOX.>", "_INBOX.eh.n-2.>", "_INBOX.*.*.>"):
+            with pytest.raises(Denied):
+                await bad.subscribe(subject, Inbox())
+        for subject in (*theirs, "_INBOX.eh.i.1", "_INBOX.anything"):
+            await bad.publish(subject, b"forged")
+        await bad.publish(wire.reply_subject("n-1", "j", 1), b"own")
+        await good.publish(wire.reply_subject("n-2", "i", 1), b"true")
+        heard = {(await replies.next()).payload for _ in range(2)}
+        assert heard == {b"own", b"true"}
+        await good.publish(wire.poll_subject("n-2", "f", wire.LIST, 1), b"true")
+        assert (await polls.next()).payload == b"true"
+
+
+async def test_a_worker_answers_once_under_any_reply_subject_that_it_was_given(tmp_path: Path) -> None:
+    """Of a frontend of another version, or of LocalAI's tools."""
+    async with running(tmp_path) as world:
+        worker = await world.worker("n-1")
+        anybody = await world.connect("tool", Permissions(publish=("nodes.>",), subscribe=("_INBOX.tool.>",)))
+        commands, replies = Inbox(), Inbox()
+        await worker.subscribe(wire.node_subject("n-1", wire.LIST), commands)
+        await anybody.subscribe("_INBOX.tool.>", replies)
+        await worker.publish("_INBOX.tool.1", b"not asked")
+        await anybody.publish(wire.node_subject("n-1", wire.LIST), b"{}", reply="_INBOX.tool.1")
+        await worker.publish((await commands.next()).reply, b"asked")
+        assert (await replies.next()).payload == b"asked"
+        await worker.publish("_INBOX.tool.1", b"twice")
+        await anybody.publish(wire.node_subject("n-1", wire.LIST), b"{}", reply="_INBOX.tool.2")
+        await worker.publish((await commands.next()).reply, b"again")
+        assert (await replies.next()).payload == b"again"
+
+
+async def test_a_revoked_credential_is_cut_off_and_the_others_are_not(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        away, back = asyncio.Event(), asyncio.Event()
+        made = credentials.mint_user(
+            world.accounts.account_seed, "w", subjects.worker_permissions("n-1"), life_seconds=60
+        )
+        options = BusOptions(
+            url=world.server.url,
+            name="w",
+            jwt=made.jwt,
+            seed=made.seed,
+            on_connected=back.set,
+            on_disconnected=away.set,
+        )
+        removed = await NatsBus.connect(options, limit_seconds=10)
+        kept, frontend = await world.worker("n-2"), await world.frontend()
+        commands = Inbox()
+        await kept.subscribe(wire.node_subject("n-2", wire.LIST), commands)
+        back.clear()
+
+        await revoke(world.server.url, world.accounts, {made.user: int(time.time())}, limit_seconds=5)
+
+        await asyncio.wait_for(away.wait(), 5)
+        await frontend.publish(wire.node_subject("n-2", wire.LIST), b"still here")
+        assert (await commands.next()).payload == b"still here"
+        with pytest.raises(Denied):
+            await NatsBus.connect(
+                BusOptions(url=world.server.url, name="w", jwt=made.jwt, seed=made.seed), limit_seconds=5
+            )
+        assert not back.is_set()
+        await removed.close()
+        # Approved again later: a credential of its own, and no more in the list.
+        assert (await world.worker("n-1")).is_connected
+
+
+async def test_a_credential_is_renewed_without_missing_a_message(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        frontend = await world.frontend()
+
+        def made(seconds: float) -> credentials.Credential:
+            permissions = subjects.worker_permissions("n-1")
+            return credentials.mint_user(world.accounts.account_seed, "w", permissions, life_seconds=seconds)
+
+        first, away = made(3), asyncio.Event()
+        options = BusOptions(url=world.server.url, name="w", jwt=first.jwt, seed=first.seed, on_disconnected=away.set)
+        worker = await NatsBus.connect(options, limit_seconds=10)
+        heard: set[bytes] = set()
+        await worker.subscribe(wire.node_subject("n-1", wire.LIST), lambda message: heard.add(message.payload))
+        assert first.expires_at is not None
+        number = 0
+
+        async def speak_until(moment: float) -> None:
+            nonlocal number
+            while time.time() < moment:
+                await frontend.publish(wire.node_subject("n-1", wire.LIST), b"%d" % number)
+                number += 1
+                await asyncio.sleep(0)
+
+        second = made(60)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(speak_until(first.expires_at + 1.5))
+            await worker.renew(second.jwt, second.seed)
+        await until(lambda: len(heard) == number)
+        assert number > 10
+        assert not away.is_set()
+        await worker.close()
+
+
+async def test_what_was_renewed_while_the_bus_was_away_is_used_when_it_is_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        permissions = subjects.worker_permissions("n-1")
+        first = credentials.mint_user(world.accounts.account_seed, "w", permissions, life_seconds=2)
+        back = asyncio.Event()
+        options = BusOptions(url=world.server.url, name="w", jwt=first.jwt, seed=first.seed, on_connected=back.set)
+        worker = await NatsBus.connect(options, limit_seconds=10)
+        world.stop()
+        ends_at = first.expires_at
+        assert ends_at is not None
+        await until(lambda: time.time() > ends_at + 1 and not worker.is_connected)
+        await world.start()
+        back.clear()
+        second = credentials.mint_user(world.accounts.account_seed, "w", permissions, life_seconds=60)
+        await worker.renew(second.jwt, second.seed)
+        await asyncio.wait_for(back.wait(), 15)
+        assert worker.is_connected
+        await worker.close()
+
+
 async def test_strangers_and_expired_credentials_are_refused_at_once(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         everything = Permissions(publish=(">",), subscribe=(">",))
         stranger = credentials.load_or_create(tmp_path / "other")
         foreign = credentials.mint_user(stranger.account_seed, "x", everything)
-        expired = credentials.mint_user(world.accounts.account_seed, "x", everything, expires_at=1)
-        stolen = (credentials.mint_user(world.accounts.account_seed, "x", everything)[0], foreign[1])
-        for jwt, seed in (foreign, expired, stolen, ("", "")):
+        expired = credentials.mint_user(world.accounts.account_seed, "x", everything, life_seconds=-9)
+        own = credentials.mint_user(world.accounts.account_seed, "x", everything)
+        pairs = [(one.jwt, one.seed) for one in (foreign, expired)]
+        for jwt, seed in (*pairs, (own.jwt, foreign.seed), ("", "")):
             with pytest.raises(Denied):
                 await NatsBus.connect(BusOptions(url=world.server.url, name="x", jwt=jwt, seed=seed), limit_seconds=10)
 
@@ -164,7 +305,7 @@ async def test_subscriptions_come_back_after_the_server_was_away(tmp_path: Path)
     async with running(tmp_path) as world:
         back, worker_back, away = asyncio.Event(), asyncio.Event(), asyncio.Event()
         frontend = await world.frontend(on_connected=back.set, on_disconnected=away.set)
-        worker = await world.connect("w", credentials.worker_permissions("n-1"), on_connected=worker_back.set)
+        worker = await world.connect("w", subjects.worker_permissions("n-1"), on_connected=worker_back.set)
         replies, commands = Inbox(), Inbox()
         await frontend.subscribe(wire.ALL_REPLIES, replies)
         await worker.subscribe(wire.node_subject("n-1", wire.LIST), commands)
@@ -183,7 +324,7 @@ async def test_subscriptions_come_back_after_the_server_was_away(tmp_path: Path)
         await world.start()
         await asyncio.wait_for(back.wait(), 20)
         await asyncio.wait_for(worker_back.wait(), 20)
-        await frontend.publish(wire.node_subject("n-1", wire.LIST), b"q", reply=wire.reply_subject("i", 1))
+        await frontend.publish(wire.node_subject("n-1", wire.LIST), b"q", reply=wire.reply_subject("n-1", "i", 1))
         message = await commands.next()
         await worker.publish(message.reply, b"answer")
         assert (await replies.next()).payload == b"answer"
@@ -194,14 +335,14 @@ async def test_a_connection_that_the_server_closes_with_an_error_is_made_again(t
         back = asyncio.Event()
         bus = await world.frontend(on_connected=back.set)
         inbox = Inbox()
-        await bus.subscribe("_INBOX.eh.x.1", inbox)
+        await bus.subscribe("_INBOX.eh.n-1.x.1", inbox)
         back.clear()
         # A protocol error makes the library close for good; nothing of ours can send one, so it is put on the wire
         # here.
         bus._client._transport.write(b"NONSENSE\r\n")  # type: ignore[union-attr]
         await asyncio.wait_for(back.wait(), 20)
         other = await world.worker("n-1")
-        await other.publish("_INBOX.eh.x.1", b"still here")
+        await other.publish("_INBOX.eh.n-1.x.1", b"still here")
         assert (await inbox.next()).payload == b"still here"
 
 
@@ -209,7 +350,7 @@ async def test_a_receiver_that_raises_is_logged_and_the_next_message_still_comes
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path) as world:
-        bus = await world.worker("n-1")
+        bus = await world.connect("own", OWN_INBOX)
         inbox = Inbox()
 
         def receive(message: Message) -> None:
@@ -227,7 +368,7 @@ async def test_a_receiver_that_raises_is_logged_and_the_next_message_still_comes
 
 async def test_messages_of_one_subject_arrive_in_order(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        bus = await world.worker("n-1")
+        bus = await world.connect("own", OWN_INBOX)
         inbox = Inbox()
         await bus.subscribe("_INBOX.>", inbox)
         for number in range(5000):
@@ -238,7 +379,7 @@ async def test_messages_of_one_subject_arrive_in_order(tmp_path: Path) -> None:
 
 async def test_what_the_bus_cannot_carry_is_refused_here(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        bus = await world.worker("n-1")
+        bus = await world.connect("own", OWN_INBOX)
         with pytest.raises(TooLarge):
             await bus.publish("_INBOX.x", b"x" * (1024 * 1024 + 1))
         for subject in ("", "a b", "a\r\nPUB x 0\r\n\r\n"):

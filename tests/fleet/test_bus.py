@@ -91,7 +91,8 @@ def test_nonsense_on_every_subject_changes_nothing(fleet: Fleet, warehouse: Ware
         chance = random.Random(95)
         subjects = [wire.node_subject(node_id, verb) for verb in (*ANSWERING, *SILENT)]
         subjects += [wire.progress_subject(node_id, str(uuid.uuid4())), *replies]
-        subjects += [f"{wire.INBOX}.x", f"{wire.INBOX}.{uuid.uuid4()}.{'9' * 500}", f"{wire.POLLS}.x.y.z.1"]
+        subjects += [f"{wire.INBOX}.x", f"{wire.INBOX}.{node_id}.{uuid.uuid4()}.{'9' * 500}"]
+        subjects += [f"{wire.POLLS}.{node_id}.y.z.1"]
         messages: list[tuple[str, bytes, bool]] = []
         awaited = 0
         for number in range(NONSENSE):

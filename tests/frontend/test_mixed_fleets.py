@@ -95,7 +95,7 @@ async def test_an_upgrade_by_the_name_of_a_pointer_reaches_the_build_behind_it(w
 
 
 async def says(world: World, intent: Intent, payload: bytes) -> None:
-    world.bus.deliver(Message(wire.reply_subject(intent.id, intent.attempt), payload))
+    world.bus.deliver(Message(wire.reply_subject(intent.node_id, intent.id, intent.attempt), payload))
     async with asyncio.timeout(5):  # what cannot be read is dropped, and waited for without an end
         await world.collector.replies_step()
 

@@ -268,7 +268,7 @@ async def test_null_in_an_answer_is_what_is_absent(world: World) -> None:
     await world.dispatcher.step()
     intent = await world.intent(view)
     answer = b'{"success":true,"error":null,"address":null,"stopped_process_keys":null}'
-    world.bus.deliver(Message(wire.reply_subject(intent.id, intent.attempt), answer))
+    world.bus.deliver(Message(wire.reply_subject(intent.node_id, intent.id, intent.attempt), answer))
     async with asyncio.timeout(5):  # what cannot be read is dropped, and waited for without an end
         await world.collector.replies_step()
     assert (await world.intent(view)).state == "succeeded"

@@ -43,7 +43,7 @@ async def test_the_whole_action_is_in_the_row_and_in_the_message(world: World) -
     assert message.resolved == intent.action.resolved
     assert (message.backend, message.force, message.op_id) == ("llama-cpp", True, view.jobID)
     assert message.command == wire.Command(intent=intent.id, generation=1, attempt=1, fence=1)
-    assert sent.reply == wire.reply_subject(intent.id, 1)
+    assert sent.reply == wire.reply_subject(intent.node_id, intent.id, 1)
 
 
 async def test_an_equal_wish_joins_the_one_that_is_open_and_is_sent_once(world: World) -> None:
@@ -85,7 +85,7 @@ async def test_a_node_that_nobody_listens_on_is_waited_for_and_sent_to_when_it_r
     assert world.bus.take() == []
     await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
     await world.dispatcher.step()
-    assert [one.reply for one in world.bus.take()] == [wire.reply_subject(waiting.id, 2)]
+    assert [one.reply for one in world.bus.take()] == [wire.reply_subject(waiting.node_id, waiting.id, 2)]
 
 
 async def test_a_node_is_never_healthy_again_by_the_reply_that_said_it_is_away(world: World) -> None:

@@ -68,12 +68,15 @@ async def test_words_that_belong_to_nothing_change_nothing(world: World) -> None
     await world.reply(msgspec.structs.replace(intent, id="nobody"), Outcome())
     assert (await world.intent(view)) == intent
     for subject, payload in [
-        (wire.reply_subject(intent.id, 1), b"not json"),
-        (wire.reply_subject(intent.id, 1), b'{"outcome": 5}'),
-        (wire.reply_subject(intent.id, 1), b'{"success": true, "error": "' + b"x" * wire.MAX_REPLY_BYTES + b'"}'),
-        (f"{wire.INBOX}.{intent.id}.{'9' * 5000}", b"{}"),
-        (f"{wire.INBOX}.{intent.id}", b"{}"),
-        (f"{wire.INBOX}.{intent.id}.one", b"{}"),
+        (wire.reply_subject(intent.node_id, intent.id, 1), b"not json"),
+        (wire.reply_subject(intent.node_id, intent.id, 1), b'{"outcome": 5}'),
+        (
+            wire.reply_subject(intent.node_id, intent.id, 1),
+            b'{"success": true, "error": "' + b"x" * wire.MAX_REPLY_BYTES + b'"}',
+        ),
+        (f"{wire.INBOX}.{intent.node_id}.{intent.id}.{'9' * 5000}", b"{}"),
+        (f"{wire.INBOX}.{intent.node_id}.{intent.id}", b"{}"),
+        (f"{wire.INBOX}.{intent.node_id}.{intent.id}.one", b"{}"),
     ]:
         world.bus.deliver(Message(subject, payload))
     assert world.collector._replies.empty()
@@ -340,3 +343,17 @@ async def test_absence_is_no_proof_while_a_command_that_was_taken_for_lost_may_s
     assert (await world.intent(delete)).state == "running", "the install may come and undo it"
     await world.reply(await world.intent(delete), Outcome())
     assert (await world.intent(delete)).state == "succeeded"
+
+
+async def test_an_answer_of_another_node_than_the_intents_changes_nothing_and_is_counted(world: World) -> None:
+    (first, second) = await world.join_many("first", "second")
+    intent = await world.intent(await world.install("first"))
+    await world.dispatcher.step()
+    forged = wire.encode(wire.AnyReply(outcome=Outcome(digest="sha256:bad")))
+    world.bus.deliver(Message(wire.reply_subject(second.id, intent.id, 1), forged))
+    await world.collector.replies_step()
+    assert (await world.intent_now(intent)).state == "running"
+    assert world.collector.violations == {"reply": 1}
+    await world.reply(await world.intent_now(intent), Outcome(digest="sha256:good"))
+    assert (await world.intent_now(intent)).state == "succeeded"
+    assert intent.node_id == first.id

@@ -277,7 +277,7 @@ class World:
 
     async def reply(self, intent: Intent, outcome: Outcome | None, *, attempt: int | None = None) -> None:
         """A worker's answer to an attempt (None: nobody listens there), and what the frontend makes of it."""
-        subject = wire.reply_subject(intent.id, intent.attempt if attempt is None else attempt)
+        subject = wire.reply_subject(intent.node_id, intent.id, intent.attempt if attempt is None else attempt)
         payload = b"" if outcome is None else wire.encode(wire.AnyReply(outcome=outcome))
         self.bus.deliver(Message(subject, payload, no_responders=outcome is None))
         await self.collector.replies_step()

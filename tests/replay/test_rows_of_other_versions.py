@@ -192,7 +192,7 @@ async def test_an_answer_to_what_a_later_version_sent_takes_no_other_answer_alon
     )
     # One after the other on one connection: they are taken together.
     for one in (moon, intent_id):
-        await house.worker.bus.publish(wire.reply_subject(one, 1), b'{"success":true}')
+        await house.worker.bus.publish(wire.reply_subject(house.worker.node_id, one, 1), b'{"success":true}')
     assert (await house.frontends.first.ended(mine))["nodes"][0]["attempt"] == 1
     ((action,),) = await house.sql("select action from intents where id = :id", id=moon)
     assert action == TELEPORT

@@ -1,10 +1,10 @@
 """Who may say what on the bus: NATS accounts, and one credential (a signed JWT and its seed) per node and per
 frontend.
 
-The permissions are built from the subjects of `core.wire`, never typed here, so that the list and the code
-cannot drift apart. Seeds are files of mode 0600 and never leave this machine, except a user's own seed, which
-is handed to that user once. The JWTs of operator and account are made anew from the seeds at every start:
-there is nothing else to keep.
+The permissions come from `core.subjects`, never typed here, so that the list and the code cannot drift apart. Seeds are
+files of mode 0600 and never leave this machine, except a user's own seed, which is handed to that user once. The JWTs
+of operator and accounts are made anew from the seeds at every start: there is nothing else to keep. The system account
+exists for one thing: to tell the embedded server which credentials are revoked.
 """
 
 from __future__ import annotations
@@ -14,64 +14,81 @@ import hashlib
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import nkeys
 from msgspec import Struct
 
-from enginehouse.core import wire
 from enginehouse.core.errors import Hopeless
+from enginehouse.core.subjects import Permissions, token
 
-INBOXES = "_INBOX.>"  # LocalAI's Go workers and nats-py take their reply subjects under this prefix
-
-
-class Permissions(Struct, frozen=True, kw_only=True):
-    """Allow lists; what is not listed is denied."""
-
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
+LIFE_SECONDS = 3600.0  # of a worker's credential: what was stolen or not revoked ends by itself
+# A worker answers what it was asked, also where the reply subject is not under its own prefix (another frontend's of an
+# earlier version). One answer per question; the server forgets what was not answered within the life of a credential.
+_RESPONSES = {"max": 1, "ttl": int(LIFE_SECONDS * 1e9)}
 
 
 class BusAccounts(Struct, frozen=True, kw_only=True):
     """The keys of the embedded server. The account's seed makes users; the operator's only vouches for the
-    account."""
+    accounts."""
 
     operator_seed: str
     account_seed: str
-    operator_jwt: str
-    account_jwt: str
+    system_seed: str
 
     @property
     def account(self) -> str:
         """The public name of the account, as the server's configuration wants it."""
         return _public(self.account_seed)
 
+    @property
+    def system(self) -> str:
+        return _public(self.system_seed)
 
-def worker_permissions(node_id: str) -> Permissions:
-    """A worker hears its own commands, tells its own progress and answers. The same list as LocalAI gives its
-    workers."""
-    return Permissions(
-        subscribe=(wire.node_subject(node_id, ">"), INBOXES),
-        publish=(
-            # The op id is one token of the subject; `token` would turn the wildcard into a dash.
-            wire.progress_subject(node_id, "OP").replace("OP", "*"),
-            wire.node_subject(node_id, "files.>"),
-            INBOXES,
-        ),
-    )
+    def operator_jwt(self) -> str:
+        claims = {"type": "operator", "system_account": self.system}
+        return _sign(self.operator_seed, subject=_public(self.operator_seed), name="enginehouse", claims=claims)
+
+    def account_jwt(self, revoked: Mapping[str, int] | None = None) -> str:
+        """`revoked`: the public keys of users, and until when (seconds since 1970) what was issued to them counts for
+        nothing.
+        """
+        claims: dict[str, object] = {"type": "account", "limits": _UNLIMITED}
+        if revoked:
+            claims["revocations"] = dict(revoked)
+        return _sign(self.operator_seed, subject=self.account, name="enginehouse", claims=claims)
+
+    def system_jwt(self) -> str:
+        claims = {"type": "account", "limits": _UNLIMITED}
+        return _sign(self.operator_seed, subject=self.system, name="system", claims=claims)
 
 
-def frontend_permissions() -> Permissions:
-    """A frontend commands every node and hears progress and replies; it never answers a command itself."""
-    return Permissions(
-        publish=tuple(f"nodes.*.{verb}" for verb in wire.WORKER_SUBJECTS),
-        subscribe=(wire.ALL_PROGRESS, INBOXES),
-    )
+# Absent limits mean zero to the server; -1 is "no limit". JetStream stays absent: the bus keeps nothing.
+_UNLIMITED = {
+    "subs": -1,
+    "data": -1,
+    "payload": -1,
+    "imports": -1,
+    "exports": -1,
+    "wildcards": True,
+    "conn": -1,
+    "leaf": -1,
+}
+
+
+class Credential(Struct, frozen=True):
+    """A user of the account. `expires_at` is in seconds since 1970; None lives as long as the account."""
+
+    jwt: str
+    seed: str
+    user: str  # its public key
+    expires_at: float | None
 
 
 def worker_name(node_id: str) -> str:
-    return f"enginehouse-backend-{wire.token(node_id)}"
+    return f"enginehouse-backend-{token(node_id)}"
 
 
 def load_or_create(directory: Path) -> BusAccounts:
@@ -80,54 +97,29 @@ def load_or_create(directory: Path) -> BusAccounts:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     operator = _kept_seed(directory / "operator.seed", nkeys.PREFIX_BYTE_OPERATOR)
     account = _kept_seed(directory / "account.seed", nkeys.PREFIX_BYTE_ACCOUNT)
-    return BusAccounts(
-        operator_seed=operator,
-        account_seed=account,
-        operator_jwt=_sign(operator, subject=_public(operator), name="enginehouse", claims={"type": "operator"}),
-        account_jwt=_sign(
-            operator,
-            subject=_public(account),
-            name="enginehouse",
-            # Absent limits mean zero to the server; -1 is "no limit". JetStream stays absent: the bus keeps
-            # nothing.
-            claims={
-                "type": "account",
-                "limits": {
-                    "subs": -1,
-                    "data": -1,
-                    "payload": -1,
-                    "imports": -1,
-                    "exports": -1,
-                    "wildcards": True,
-                    "conn": -1,
-                    "leaf": -1,
-                },
-            },
-        ),
-    )
+    system = _kept_seed(directory / "system.seed", nkeys.PREFIX_BYTE_ACCOUNT)
+    return BusAccounts(operator_seed=operator, account_seed=account, system_seed=system)
 
 
 def mint_user(
-    account_seed: str, name: str, permissions: Permissions, *, expires_at: float | None = None
-) -> tuple[str, str]:
-    """A new user of the account: its JWT and its seed. Without `expires_at` (seconds since 1970) it is valid
-    until the account goes."""
+    account_seed: str, name: str, permissions: Permissions, *, life_seconds: float | None = None
+) -> Credential:
+    """A new user of the account."""
     seed = _new_seed(nkeys.PREFIX_BYTE_USER)
-    jwt = _sign(
-        account_seed,
-        subject=_public(seed),
-        name=name,
-        expires_at=expires_at,
-        claims={
-            "type": "user",
-            "pub": {"allow": permissions.publish},
-            "sub": {"allow": permissions.subscribe},
-            "subs": -1,
-            "data": -1,
-            "payload": -1,
-        },
-    )
-    return jwt, seed
+    user = _public(seed)
+    expires_at = None if life_seconds is None else time.time() + life_seconds
+    claims: dict[str, object] = {
+        "type": "user",
+        "pub": {"allow": permissions.publish},
+        "sub": {"allow": permissions.subscribe},
+        "subs": -1,
+        "data": -1,
+        "payload": -1,
+    }
+    if permissions.answers:
+        claims["resp"] = _RESPONSES
+    jwt = _sign(account_seed, subject=user, name=name, expires_at=expires_at, claims=claims)
+    return Credential(jwt, seed, user, expires_at)
 
 
 def _new_seed(prefix: int) -> str:
@@ -139,7 +131,7 @@ def _public(seed: str) -> str:
 
 
 def _sign(
-    issuer_seed: str, *, subject: str, name: str, claims: dict[str, object], expires_at: float | None = None
+    issuer_seed: str, *, subject: str, name: str, claims: Mapping[str, object], expires_at: float | None = None
 ) -> str:
     """A NATS JWT of version 2: Ed25519 over `header.payload`, with the hash of the claims as its id."""
     body: dict[str, object] = {

@@ -47,7 +47,9 @@ def prepare(directory: Path, accounts: BusAccounts, *, host: str, port: int | No
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     config, pid_path = directory / "nats.conf", directory / "nats.pid"
-    _write(config, server_config(accounts, host=host, port=chosen, pid_path=pid_path, log_path=log_path))
+    # What it holds is preloaded at every start; the frontend tells the server again what is revoked.
+    shutil.rmtree(directory / "jwt", ignore_errors=True)
+    _write(config, server_config(accounts, directory, host=host, port=chosen, log_path=log_path))
     _write(directory / "port", f"{chosen}\n")
     return EmbeddedServer(
         argv=(program, "--config", str(config)), host=host, port=chosen, pid_path=pid_path, log_path=log_path
@@ -85,17 +87,23 @@ def choose_port(host: str, wanted: int | None, remembered: int | None = None) ->
     )
 
 
-def server_config(accounts: BusAccounts, *, host: str, port: int, pid_path: Path, log_path: Path) -> str:
+def server_config(accounts: BusAccounts, directory: Path, *, host: str, port: int, log_path: Path) -> str:
     """NATS reads strings in JSON's quotes, so every value that comes from outside is quoted by the JSON
     encoder."""
     lines = {
         "server_name": _quoted("enginehouse"),
         "host": _quoted(host),
         "port": str(port),
-        "operator": _quoted(accounts.operator_jwt),
-        "resolver": "MEMORY",
-        "resolver_preload": f"{{ {accounts.account}: {_quoted(accounts.account_jwt)} }}",
-        "pid_file": _quoted(str(pid_path)),
+        "operator": _quoted(accounts.operator_jwt()),
+        # A directory, because only such a resolver takes a new version of the account, which is how a credential is
+        # revoked; what is in it is made anew at every start.
+        "resolver": f"{{ type: full, dir: {_quoted(str(directory / 'jwt'))} }}",
+        "resolver_preload": (
+            f"{{ {accounts.account}: {_quoted(accounts.account_jwt())}, "
+            f"{accounts.system}: {_quoted(accounts.system_jwt())} }}"
+        ),
+        "system_account": accounts.system,
+        "pid_file": _quoted(str(directory / "nats.pid")),
         "log_file": _quoted(str(log_path)),
         # The server turns its own log over; without a limit it would fill the disk.
         "logfile_size_limit": "10MB",

@@ -13,8 +13,9 @@ import base64
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+import msgspec
 import nats.errors
 import nkeys
 from msgspec import Struct
@@ -35,6 +36,7 @@ PING_SECONDS = 8  # two unanswered pings and the third is due: a half-open link 
 UNANSWERED_PINGS = 2
 FLUSH_SECONDS = 5  # a round trip to a server that lives; LocalAI waits as long
 CLOSE_SECONDS = 5
+RENEW_SECONDS = 10  # for a second connection; the first one has a quarter of an hour left by then
 # What may wait to be written or to be received. Receivers return at once, so a full queue means that this process
 # hangs; the excess is dropped and logged, because a reader that waits would miss its pings and lose everything.
 OUTGOING_BYTES = 8 * 1024 * 1024
@@ -72,6 +74,7 @@ class NatsBus:
         self._last_error = "no server answered"
         self._is_opening = False
         self._is_closing = False
+        self._is_renewing = False
         self._reopening: asyncio.Task[None] | None = None
         self.dropped = 0
 
@@ -127,26 +130,61 @@ class NatsBus:
 
     async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
         """Effective on return: the server has confirmed it, and has not denied it."""
-        await self._subscribe(subject, receive)
+        await self._subscribe(self._client, subject, receive)
         self._subscriptions.append((subject, receive))
 
     async def close(self) -> None:
         self._is_closing = True
         if self._reopening is not None:
             self._reopening.cancel()
+        await _close(self._client)
+
+    async def renew(self, jwt: str, seed: str) -> None:
+        """Go over to a new credential. A second connection is ready before the first one is closed, so that nothing is
+        missed; a message that comes between the two comes twice. Without a connection the next one uses it.
+        """
+        self._options = msgspec.structs.replace(self._options, jwt=jwt, seed=seed)
+        if self._is_renewing or not self._client.is_connected:
+            return
+        old, self._is_renewing = self._client, True
         try:
-            # The library's own end may wait for a peer that reads nothing.
-            async with asyncio.timeout(CLOSE_SECONDS):
-                if self._client.is_connected:
-                    await self._client.flush(timeout=FLUSH_SECONDS)
-                await self._client.close()
-        except (TimeoutError, nats.errors.Error, OSError) as error:
-            log.warning("bus.close_failed name=%s error=%s", self._options.name, error)
+            async with asyncio.timeout(RENEW_SECONDS):
+                await self._open()
+            await _close(old, drain=True)
+        except (TimeoutError, Unavailable, Denied, nats.errors.Error, OSError) as error:
+            # The old connection goes on for as long as the server lets it, and the next one uses what is new.
+            log.warning("bus.not_renewed name=%s error=%s", self._options.name, error)
+        finally:
+            self._is_renewing = False
 
     async def _open(self) -> None:
+        client = Client()
+        if not self._is_renewing:
+            self._client = client
+        try:
+            await self._connect(client)
+            for subject, receive in self._subscriptions:
+                await self._subscribe(client, subject, receive)
+        except BaseException:
+            if self._is_renewing:
+                await _close(client)
+            raise
+        self._client = client
+        self._said.clear()
+        self._options.on_connected()
+
+    async def _connect(self, client: Client) -> None:
         options, address = self._options, self._address
         has_credential = bool(options.jwt and options.seed) and not address.has_user
-        client = self._client = Client()
+
+        def only_for_this(call: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+            # A connection that was given up, or is not in use yet, has nothing to tell.
+            async def told() -> None:
+                if client is self._client:
+                    await call()
+
+            return told
+
         await client.connect(
             servers=list(address.servers),
             user=address.user or None,
@@ -174,21 +212,16 @@ class NatsBus:
             verbose=False,
             pedantic=False,
             skip_subject_validation=False,  # it is what keeps line breaks out of the protocol
-            user_jwt_cb=(lambda: options.jwt.encode()) if has_credential else None,
-            signature_cb=(lambda nonce: _signature(options.seed, nonce)) if has_credential else None,
+            # Read at every attempt: it may have been renewed since.
+            user_jwt_cb=(lambda: self._options.jwt.encode()) if has_credential else None,
+            signature_cb=(lambda nonce: _signature(self._options.seed, nonce)) if has_credential else None,
             error_cb=self._on_error,
-            disconnected_cb=self._on_disconnected,
-            reconnected_cb=self._on_reconnected,
-            closed_cb=self._on_closed,
+            disconnected_cb=only_for_this(self._on_disconnected),
+            reconnected_cb=only_for_this(self._on_reconnected),
+            closed_cb=only_for_this(self._on_closed),
         )
-        for subject, receive in self._subscriptions:
-            await self._subscribe(subject, receive)
-        self._said.clear()
-        options.on_connected()
 
-    async def _subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
-        client = self._client
-
+    async def _subscribe(self, client: Client, subject: str, receive: Callable[[Message], None]) -> None:
         async def deliver(message: Msg) -> None:
             headers = message.headers
             nobody = headers is not None and headers.get("Status") == "503" and not message.data
@@ -291,6 +324,20 @@ def _next_server(servers: list[Server], _: object) -> tuple[Server, float]:
 
 def _signature(seed: str, nonce: str) -> bytes:
     return base64.b64encode(nkeys.from_seed(seed.encode()).sign(nonce.encode()))
+
+
+async def _close(client: Client, *, drain: bool = False) -> None:
+    """With `drain`, what has arrived is still received."""
+    try:
+        # The library's own end may wait for a peer that reads nothing.
+        async with asyncio.timeout(CLOSE_SECONDS):
+            if client.is_connected and drain:
+                await client.drain()
+            elif client.is_connected:
+                await client.flush(timeout=FLUSH_SECONDS)
+            await client.close()
+    except (TimeoutError, nats.errors.Error, OSError) as error:
+        log.warning("bus.close_failed error=%s", error)
 
 
 async def _forget(subscription: Subscription) -> None:

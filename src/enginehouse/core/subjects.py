@@ -75,35 +75,87 @@ FORCED = "forced"
 
 
 class ReplySubject(Struct, frozen=True):
-    """Whom an answer is for. `is_forced` where an upgrade went out again as an install, for a worker that knows no
-    upgrades: only the subject tells the two silences apart.
+    """Whom an answer is for, and whose it is: only that node's credential can publish there. `is_forced` where an
+    upgrade went out again as an install, for a worker that knows no upgrades: only the subject tells the two silences
+    apart.
     """
 
+    node_id: str
     intent_id: str
     attempt: int
     is_forced: bool = False
 
 
-def reply_subject(intent_id: str, attempt: int, *, is_forced: bool = False) -> str:
-    return f"{INBOX}.{token(intent_id)}.{attempt}" + (f".{FORCED}" if is_forced else "")
+def reply_subject(node_id: str, intent_id: str, attempt: int, *, is_forced: bool = False) -> str:
+    return f"{INBOX}.{token(node_id)}.{token(intent_id)}.{attempt}" + (f".{FORCED}" if is_forced else "")
 
 
 def parse_reply_subject(subject: str) -> ReplySubject:
     parts = subject.split(".")
-    is_forced = len(parts) == 5 and parts[4] == FORCED
+    is_forced = len(parts) == 6 and parts[5] == FORCED
     # Nine digits: Python refuses to read numbers of thousands, and not as an error of ours.
-    if (len(parts) != 4 and not is_forced) or not parts[3].isdecimal() or len(parts[3]) > 9:
+    if (len(parts) != 5 and not is_forced) or not parts[4].isdecimal() or len(parts[4]) > 9:
         raise Malformed(f"cannot read the reply subject {subject!r}", code="invalid_json")
-    return ReplySubject(parts[2], int(parts[3]), is_forced)
+    return ReplySubject(parts[2], parts[3], int(parts[4]), is_forced)
 
 
 POLLS = "_INBOX.eh-poll"  # answers to questions that one frontend asks for itself
 
 
-def poll_subject(frontend: str, verb: str, node_id: str, number: int) -> str:
+class PollSubject(Struct, frozen=True):
+    """Which question an answer is for, and which node gives it."""
+
+    node_id: str
+    verb: str  # as one token
+    number: int
+
+
+def poll_subject(node_id: str, frontend: str, verb: str, number: int) -> str:
     """Where the answer to one `backend.list` or `models.running` goes."""
-    return f"{POLLS}.{token(frontend)}.{token(verb)}.{token(node_id)}.{number}"
+    return f"{POLLS}.{token(node_id)}.{token(frontend)}.{token(verb)}.{number}"
+
+
+def parse_poll_subject(subject: str) -> PollSubject:
+    parts = subject.split(".")
+    if len(parts) != 6 or not parts[5].isdecimal() or len(parts[5]) > 9:
+        raise Malformed(f"cannot read the subject of an answer {subject!r}", code="invalid_json")
+    return PollSubject(parts[2], parts[4], int(parts[5]))
 
 
 def all_polls(frontend: str) -> str:
-    return f"{POLLS}.{token(frontend)}.>"
+    return f"{POLLS}.*.{token(frontend)}.>"
+
+
+# Who may use which of them -----------------------------------------------------------------------
+
+
+class Permissions(Struct, frozen=True, kw_only=True):
+    """Allow lists of one credential; what is not listed is denied."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    answers: bool = False  # also what it was asked under another reply subject, once
+
+
+def worker_permissions(node_id: str) -> Permissions:
+    """A worker hears its own commands, and publishes its own progress and its own answers."""
+    own = token(node_id)
+    return Permissions(
+        subscribe=(node_subject(node_id, ">"),),
+        publish=(
+            # The op id is one token of the subject; `token` would turn the wildcard into a dash.
+            progress_subject(node_id, "OP").replace("OP", "*"),
+            node_subject(node_id, "files.>"),  # LocalAI's
+            f"{INBOX}.{own}.>",
+            f"{POLLS}.{own}.>",
+        ),
+        answers=True,
+    )
+
+
+def frontend_permissions() -> Permissions:
+    """A frontend commands every node and hears progress and answers; it never answers a command itself."""
+    return Permissions(
+        publish=tuple(f"nodes.*.{verb}" for verb in WORKER_SUBJECTS),
+        subscribe=(ALL_PROGRESS, ALL_REPLIES, f"{POLLS}.>"),
+    )

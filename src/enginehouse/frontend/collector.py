@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
@@ -74,6 +75,8 @@ class Collector:
         self._batch: list[Reply] = []
         self._overheard = Overheard(clock)
         self._unwritten: dict[str, Progress] = {}
+        # What a node said that only another one may say, by kind.
+        self.violations: Counter[str] = Counter()
         self._on_settled: list[Callable[[], None]] = []
         self._send_forced: Callable[[Sequence[Intent]], Awaitable[None]] | None = None
 
@@ -116,6 +119,7 @@ class Collector:
         # The subject's node is the one whose credential could publish it; the payload may claim anything.
         sender = message.subject.split(".")[1]
         if event.node_id != sender:
+            self._refuse("progress", sender)
             return
         progress = bounded_progress(wire.progress_of(event))
         if event.intent:
@@ -125,6 +129,12 @@ class Collector:
             told, progress = self._board.plain_progress(sender, event.op_id, progress)
         if told:
             self._unwritten[told] = progress
+
+    def _refuse(self, kind: str, node_id: str) -> None:
+        """The credential of one node, used to speak about another."""
+        self.violations[kind] += 1
+        if self.violations[kind] & (self.violations[kind] - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+            log.error("bus.violation kind=%s node=%s count=%d", kind, node_id, self.violations[kind])
 
     async def replies_step(self) -> None:
         """Work through the replies that have come; waits for the first."""
@@ -158,6 +168,9 @@ class Collector:
         changes: dict[str, tuple[Intent, Change]] = {}
         for reply in batch:
             intent = known.get(reply.to.intent_id)
+            if intent is not None and intent.node_id != reply.to.node_id:
+                self._refuse("reply", reply.to.node_id)
+                continue
             if intent is None or intent.state != "running" or intent.attempt != reply.to.attempt:
                 continue
             if intent.id in changes:

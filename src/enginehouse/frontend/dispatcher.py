@@ -61,7 +61,8 @@ class Dispatcher:
         self._board.expect(intent, operation_id)
         try:
             sent = encode_command(intent, operation_id)
-            await self._bus.publish(sent.subject, sent.payload, wire.reply_subject(intent.id, intent.attempt))
+            reply = wire.reply_subject(intent.node_id, intent.id, intent.attempt)
+            await self._bus.publish(sent.subject, sent.payload, reply)
         except EnginehouseError as error:
             return error
         log.info(
@@ -79,7 +80,7 @@ class Dispatcher:
         first = await self._store.transaction(lambda connection: operations.first_of_intents(connection, ids))
         unsent: list[tuple[Intent, EnginehouseError]] = []
         for intent in intents:
-            reply = wire.reply_subject(intent.id, intent.attempt, is_forced=True)
+            reply = wire.reply_subject(intent.node_id, intent.id, intent.attempt, is_forced=True)
             try:
                 sent = encode_forced(intent, first.get(intent.id, intent.id))
                 await self._bus.publish(sent.subject, sent.payload, reply)

@@ -121,7 +121,7 @@ class Poller:
         number = self._round
         self._questions[node_id] = _Question(number, asked_at, None)
         for verb in (wire.LIST, wire.RUNNING):
-            reply = wire.poll_subject(self._owner, verb, node_id, number)
+            reply = wire.poll_subject(node_id, self._owner, verb, number)
             try:
                 await self._bus.publish(wire.node_subject(node_id, verb), b"{}", reply)
             except EnginehouseError as error:
@@ -129,12 +129,12 @@ class Poller:
                 return
 
     def _take(self, message: Message) -> None:
-        parts = message.subject.split(".")
-        question = self._questions.get(parts[4]) if len(parts) == 6 else None
-        if question is None or parts[5] != str(question.number):
-            return  # an answer to an older question
         try:
-            if parts[3] == wire.token(wire.LIST):
+            answer = wire.parse_poll_subject(message.subject)
+            question = self._questions.get(answer.node_id)
+            if question is None or answer.number != question.number:
+                return  # an answer to an older question
+            if answer.verb == wire.token(wire.LIST):
                 if message.no_responders:
                     return
                 listed = wire.decode(message.payload, wire.BackendListReply, "a listing")
@@ -148,5 +148,6 @@ class Poller:
                     question.replicas = running.models or ()
         except Malformed as error:
             log.warning("poll.dropped subject=%s error=%s", message.subject, error)
+            return
         if question.backends is not None and question.replicas is not None:
-            self._answered.append(parts[4])
+            self._answered.append(answer.node_id)
