@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from enginehouse.core import placement, report
-from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, StartReplica
+from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, StartReplica, subject_of
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.intent import Intent, Outcome, State
@@ -69,8 +69,15 @@ PULL = PullModel(model=MODEL)
 START = StartReplica(model=MODEL, slot=0, directory="xllamacpp", key="k")
 
 
-def step(intents: list[Intent], nodes: list[Node], only: str = "") -> object:
-    return next_step(MODEL, intents, nodes, {one.id: BUILD for one in nodes}, only=only, new_key="k")
+def step(intents: list[Intent], nodes: list[Node], only: str = "", changes: tuple[Intent, ...] = ()) -> object:
+    builds = {one.id: BUILD for one in nodes}
+    return next_step(MODEL, intents, nodes, builds, only=only, new_key="k", changes=changes)
+
+
+def change(action: InstallBackend | PullModel | RemoveBackend, state: State, at: str = "a", **fields: object) -> Intent:
+    """What somebody else did or does about the same engine or the same files."""
+    made = msgspec.structs.replace(intent(action, state, at), id="other", subject=subject_of(action))
+    return msgspec.structs.replace(made, **fields)
 
 
 def test_a_load_installs_and_places_side_by_side_and_then_starts() -> None:
@@ -117,6 +124,66 @@ def test_a_load_whose_step_was_superseded_leaves_that_node_to_whoever_asked_for_
     assert isinstance(alone, GiveUp)
     assert alone.code == "superseded"
     assert "a newer request" in alone.message
+
+
+WARM = Report(mark=9.0, backends=(INSTALLED, POINTER), models=(HeldModel("m", ("ab",)),))
+REMOVE = RemoveBackend(backend="llama-cpp", directory="xllamacpp")
+
+
+def test_what_was_deleted_since_the_report_is_installed_again() -> None:
+    gone = change(REMOVE, "succeeded", generation=4)
+    assert step([], [node("a", report=WARM)], changes=(gone,)) == Next("a", INSTALL)
+    # The report is known to be younger than that: it was installed again by somebody else.
+    later = msgspec.structs.replace(WARM, mark=10.5)
+    assert step([], [node("a", report=later)], changes=(gone,)) == Next("a", START)
+    # Also after the load itself had installed it.
+    own = [msgspec.structs.replace(intent(INSTALL, "succeeded"), subject="backend:xllamacpp", generation=3)]
+    assert step(own, [node("a", report=WARM)], changes=(gone,)) == Next("a", INSTALL)
+    earlier = change(REMOVE, "succeeded", generation=2)
+    assert step(own, [node("a", report=WARM)], changes=(earlier,)) == Next("a", START)
+
+
+def test_a_warm_node_whose_engine_was_deleted_is_no_longer_preferred() -> None:
+    nodes = [node("a", report=WARM), node("b", report=WARM)]
+    assert step([], nodes, changes=(change(REMOVE, "succeeded"),)) == Next("b", START)
+
+
+def test_a_load_waits_for_a_delete_of_its_engine_or_goes_elsewhere() -> None:
+    going = change(REMOVE, "running")
+    assert step([], [node("a", report=WARM)], changes=(going,)) == Wait()
+    assert step([], [node("a", report=WARM), node("b")], changes=(going,)) == Next("b", INSTALL)
+    assert step([], [node("a", report=WARM), node("b")], only="a", changes=(going,)) == Wait()
+    placed = [intent(PULL, "succeeded")]
+    assert step(placed, [node("a", report=WARM)], changes=(going,)) == Wait()
+    assert isinstance(step([], [node("a", report=WARM, drained=True)], changes=(going,)), GiveUp)
+
+
+def test_not_installed_here_means_install_it_there_and_said_again_it_is_a_failure() -> None:
+    absent = msgspec.structs.replace(intent(START, "failed"), reason="not_found")
+    assert step([absent], [node("a", report=WARM), node("b")]) == Next("a", INSTALL)
+    again = [absent, intent(INSTALL, "succeeded")]
+    assert step(again, [node("a", report=WARM)]) == Next("a", START)
+    assert step([*again, absent], [node("a", report=WARM), node("b")]) == Next("b", INSTALL)
+    assert step([*again, absent], [node("a", report=WARM)]) == GiveUp("not_found", "it ended")
+
+
+def test_what_does_not_stay_is_not_installed_for_ever() -> None:
+    broken = Report(mark=99.0, backends=(msgspec.structs.replace(INSTALLED, is_broken=True),))
+    assert step([intent(INSTALL, "succeeded")] * 2, [node("a", report=broken)]) == Next("a", INSTALL)
+    assert isinstance(step([intent(INSTALL, "succeeded")] * 3, [node("a", report=broken)]), GiveUp)
+
+
+def test_a_load_waits_for_another_version_of_its_engine_that_replaced_its_own_install() -> None:
+    ended = [intent(INSTALL, "superseded")]
+    upgrade = change(msgspec.structs.replace(INSTALL, upgrade=True), "running", generation=4)
+    assert step(ended, [node("a"), node("b")], changes=(upgrade,)) == Wait()
+    delete = change(REMOVE, "running", generation=4)
+    assert step(ended, [node("a"), node("b")], changes=(delete,)) == Next("b", INSTALL)
+
+
+def test_a_load_whose_node_was_removed_goes_to_another() -> None:
+    removed = msgspec.structs.replace(intent(INSTALL, "cancelled", "a"), reason="node_removed")
+    assert step([removed], [node("b")]) == Next("b", INSTALL)
 
 
 def test_a_load_whose_step_was_cancelled_ends() -> None:

@@ -6,12 +6,12 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.frontend.world import MODEL, UNREAD, Time, World, running
+from tests.frontend.world import MODEL, UNREAD, Time, World, installed, running
 
 from enginehouse.core import wire
-from enginehouse.core.action import RemoveModel, StartReplica
+from enginehouse.core.action import InstallBackend, RemoveModel, StartReplica
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
-from enginehouse.core.intent import Intent, Outcome
+from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.replica import Replica
 from enginehouse.core.routing import Route
@@ -19,6 +19,7 @@ from enginehouse.frontend.accepting import Request
 from enginehouse.frontend.events import Event, Watcher
 from enginehouse.frontend.router import Router
 from enginehouse.store import db, models, operations, replicas, wishes
+from enginehouse.store.db import Connection
 
 GONE = Outcome(code="backend_exited", message="cannot start: it exited")
 
@@ -116,6 +117,95 @@ async def test_after_a_failed_load_its_error_is_repeated_for_a_while(world: Worl
     assert len(await world.store.transaction(lambda c: operations.recent(c, 9))) == 1
     time.passed += 11
     assert await world.loader.ensure("tiny", ()) not in ("", first)
+
+
+async def test_a_cancelled_load_is_told_to_those_who_wait_and_the_next_request_begins_another(world: World) -> None:
+    await add_model(world)
+    await world.join("first")
+    first = await world.loader.ensure("tiny", ())
+    await world.loader.step()
+    await world.endings.cancel(first, None, "me")
+    with pytest.raises(Unavailable) as caught:
+        await world.loader.ensure("tiny", (), first)
+    assert (caught.value.code, caught.value.retry_after_seconds) == ("cancelled", 1.0)
+    assert caught.value.message.startswith("cannot ")
+    assert await world.loader.ensure("tiny", ()) not in ("", first)
+
+
+async def test_a_superseded_load_is_told_to_those_who_wait_and_the_next_request_begins_another(world: World) -> None:
+    await add_model(world)
+    await world.join("first")
+    first = await world.loader.ensure("tiny", ())
+    await world.loader.step()
+    await world.wish("delete", name="llama-cpp")
+    await world.dispatcher.step()
+    (removal,) = await world.open_intents((await world.nodes.get("first"))[0].id)
+    await world.reply(removal, Outcome())
+    await world.loader.step()
+    with pytest.raises(Unavailable) as caught:
+        await world.loader.ensure("tiny", (), first)
+    assert caught.value.code == "superseded"
+    assert await world.loader.ensure("tiny", ()) not in ("", first)
+
+
+async def test_requests_that_wait_for_a_load_hear_that_it_was_cancelled(world: World) -> None:
+    await add_model(world)
+    await world.join("first")
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(outcome_of(world)) for _ in range(3)]
+        first = await world.loader.ensure("tiny", ())
+        async with asyncio.timeout(5):
+            while [(one.operation_id, one.waiters) for one in world.router._pending.values()] != [(first, 3)]:
+                await world.now()
+        await world.endings.cancel(first, None, "me")
+        await world.router.step()
+    heard = [task.result() for task in waiting]
+    assert [(type(one), getattr(one, "code", "")) for one in heard] == [(Unavailable, "cancelled")] * 3
+
+
+async def outcome_of(world: World) -> object:
+    try:
+        return await world.router.acquire("tiny")
+    except EnginehouseError as error:
+        return error
+
+
+async def test_what_a_worker_calls_healing_is_no_500_when_it_has_not_healed(world: World) -> None:
+    await add_model(world)
+    await world.join("first")
+    await world.loader.ensure("tiny", ())
+    full = Outcome(code="insufficient_disk", message="cannot install engine: the disk is full", can_heal=True)
+    await world.loader.step()
+    (node,) = (await world.nodes.every())[0]
+    (install,) = await world.open_intents(node.id)
+    ended = Change(kind="fail", now=0.0, reason=full.code, message=full.message, outcome=full)
+
+    def fail(connection: Connection) -> None:
+        now = db.now(connection)
+        claimed = operations.apply(connection, install, Change(kind="claim", now=now, owner="o", lease_until=now))
+        operations.apply(connection, claimed, msgspec.structs.replace(ended, now=now))
+
+    await world.store.transaction(fail)
+    await world.loader.step()
+    with pytest.raises(Unavailable) as caught:
+        await world.loader.ensure("tiny", ())
+    assert caught.value.code == "insufficient_disk"
+
+
+async def test_an_engine_that_was_deleted_since_the_last_report_is_installed_again(world: World) -> None:
+    await add_model(world)
+    node = await world.join("first")
+    await world.report(node.id, backends=(installed("engine", "sha256:1"),))
+    await world.wish("delete", name="engine")
+    await world.dispatcher.step()
+    (removal,) = await world.open_intents(node.id)
+    await world.loader.ensure("tiny", ())
+    await world.loader.step()
+    assert [one.id for one in await world.open_intents(node.id)] == [removal.id]  # it waits for that to end
+    await world.reply(removal, Outcome())
+    await world.loader.step()
+    (install,) = await world.open_intents(node.id)
+    assert isinstance(install.action, InstallBackend)
 
 
 async def test_a_failed_load_on_a_named_node_is_no_reason_to_refuse_others(world: World) -> None:

@@ -33,6 +33,7 @@ MAX_NONCE = 64
 MAX_STOPPED = 1000
 _CODE = re.compile(r"[a-z0-9_]{0,64}")
 DRAINING = "draining"  # the reason of a wait that ends when its node is resumed
+NODE_REMOVED = "node_removed"  # the reason of what was cancelled with its node
 NODE_AWAY = "node_away"  # the reason of a wait that ends when the node returns, not by the clock
 
 # A start that finds no core left, or no engine, may heal in an hour; somebody waits for an answer now, and the loader

@@ -8,17 +8,21 @@ intents themselves.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from enginehouse.core import placement
-from enginehouse.core.action import InstallBackend, PullModel, StartReplica
+from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, StartReplica
 from enginehouse.core.backend import Resolved, find
+from enginehouse.core.changes import nodes_after
 from enginehouse.core.errors import Unavailable
-from enginehouse.core.intent import Intent
+from enginehouse.core.intent import NODE_REMOVED, Intent
 from enginehouse.core.model import Model, holds
 from enginehouse.core.node import Node
+
+MAX_TIMES = 3  # that one load installs the same engine on the same node: somebody may delete it once or twice meanwhile
 
 
 class Next(Struct, frozen=True):
@@ -54,29 +58,37 @@ def next_step(
     *,
     only: str,
     new_key: str,
+    changes: Sequence[Intent] = (),
 ) -> Step:
     """`resolved` has the build of the model's backend for each node that can run it; `only` is the node that the
-    operator named, if any.
+    operator named, if any. `changes` are the intents of anybody about that engine and these files which are open, or
+    were done since the last reports.
     """
     if any(intent.is_open for intent in intents):
         return _beside(model, intents, nodes)
-    if any(intent.state == "cancelled" for intent in intents):
+    if any(intent.state == "cancelled" and intent.reason != NODE_REMOVED for intent in intents):
         return GiveUp(code="cancelled", message=f"cannot load {model.name}: it was cancelled")
     last = intents[-1] if intents else None
-    # Where a step was superseded somebody wants something else, and newer wishes win: that node is theirs.
-    failed = [intent for intent in intents if intent.state in ("failed", "superseded")]
-    failed_on = {intent.node_id for intent in failed}
+    newest = _newest(changes, resolved)
+    nodes = nodes_after(nodes, [*(one for one in changes if not one.is_open), *intents])
+    failed = [intent for intent in intents if _has_failed(intent, intents, newest)]
+    failed_on = {intent.node_id for intent in failed} | _in_vain(intents)
     if last is not None and last.node_id not in failed_on:
-        if isinstance(last.action, StartReplica):
+        if isinstance(last.action, StartReplica) and last.state == "succeeded":
             return Done()
         chosen = next((node for node in nodes if node.id == last.node_id), None)
         if chosen is not None and chosen.id in resolved:
+            if chosen.id in newest:
+                return Wait()  # somebody else installs or removes the engine there
             return Next(chosen.id, _next_action(model, chosen, intents, resolved[chosen.id], new_key))
+    leaving = {node_id for node_id, one in newest.items() if isinstance(one.action, RemoveBackend)}
     try:
-        node = placement.choose_node(model, nodes, resolved.keys(), avoid=failed_on, only=only)
+        node = placement.choose_node(model, nodes, resolved.keys(), avoid=failed_on | leaving, only=only)
     except Unavailable as error:
         if placement.may_return(nodes, resolved.keys(), avoid=failed_on, only=only):
             return Wait()
+        if any(one.is_schedulable for one in nodes if one.id in leaving - failed_on and only in ("", one.id)):
+            return Wait()  # the engine is being deleted there; afterwards it is installed anew
         if failed:
             # The last cause says more than "no node is left".
             cause = failed[-1]
@@ -84,6 +96,50 @@ def next_step(
             return GiveUp(code=cause.reason or cause.state, message=told)
         return GiveUp(code=error.code, message=error.message)
     return Next(node.id, _next_action(model, node, intents, resolved[node.id], new_key))
+
+
+def _newest(changes: Sequence[Intent], resolved: Mapping[str, Resolved]) -> dict[str, Intent]:
+    """Per node the open intent of somebody about the engine there."""
+    return {
+        one.node_id: one
+        for one in changes
+        if one.is_open
+        and one.node_id in resolved
+        and isinstance(one.action, InstallBackend | RemoveBackend)
+        and one.subject == f"backend:{resolved[one.node_id].directory}"
+    }
+
+
+def _has_failed(intent: Intent, intents: Sequence[Intent], newest: Mapping[str, Intent]) -> bool:
+    """Whether a step says that this load does not get further on its node.
+
+    Where a step was superseded somebody wants something else, and newer requests win: that node is theirs, unless what
+    they want is another version of the engine. "Not installed here" of a worker means: install it there; said again
+    after that, it is a failure.
+    """
+    if intent.state == "superseded":
+        by = newest.get(intent.node_id)
+        return not (isinstance(intent.action, InstallBackend) and by is not None and _installs(by))
+    if intent.state == "cancelled":
+        return True
+    if intent.state != "failed":
+        return False
+    missing = [one for one in intents if one.node_id == intent.node_id and _lacks_engine(one)]
+    return not _lacks_engine(intent) or len(missing) > 1
+
+
+def _in_vain(intents: Sequence[Intent]) -> set[str]:
+    """The nodes where the same step succeeded so often that once more will not help: what it brings does not stay."""
+    done = Counter((one.node_id, type(one.action)) for one in intents if one.state == "succeeded")
+    return {node_id for (node_id, _), times in done.items() if times >= MAX_TIMES}
+
+
+def _installs(intent: Intent) -> bool:
+    return isinstance(intent.action, InstallBackend)
+
+
+def _lacks_engine(intent: Intent) -> bool:
+    return intent.state == "failed" and isinstance(intent.action, StartReplica) and intent.reason == "not_found"
 
 
 def _beside(model: Model, intents: Sequence[Intent], nodes: Sequence[Node]) -> Next | Wait:
@@ -101,11 +157,10 @@ def _beside(model: Model, intents: Sequence[Intent], nodes: Sequence[Node]) -> N
 def _next_action(
     model: Model, node: Node, intents: Sequence[Intent], resolved: Resolved, new_key: str
 ) -> InstallBackend | PullModel | StartReplica:
-    """What the node still lacks. A step of this load that succeeded counts at once, the report may lag behind it."""
-    done = [intent.action for intent in intents if intent.node_id == node.id and intent.state == "succeeded"]
-    installed = find(node.report.backends, resolved.directory)
-    if installed is None and not any(isinstance(action, InstallBackend) for action in done):
+    """What the node still lacks."""
+    here = [intent for intent in intents if intent.node_id == node.id]
+    if find(node.report.backends, resolved.directory) is None or (here and _lacks_engine(here[-1])):
         return InstallBackend(backend=model.backend, resolved=resolved)
-    if not holds(node.report.models, model) and not any(isinstance(action, PullModel) for action in done):
+    if not holds(node.report.models, model):
         return PullModel(model=model)
     return StartReplica(model=model, slot=0, directory=resolved.directory, key=new_key)

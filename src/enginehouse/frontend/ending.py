@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from enginehouse.core.action import Foreign, InstallBackend, RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
-from enginehouse.core.intent import Change, Intent
+from enginehouse.core.intent import NODE_REMOVED, Change, Intent
 from enginehouse.core.operation import width_of
 from enginehouse.frontend.accepting import (
     Acceptance,
@@ -142,7 +142,7 @@ class Endings:
         def work(connection: Connection) -> tuple[str, list[Intent]]:
             node = find_node(connection, name_or_id)
             why = f"the node {node.name} was removed by {author}"
-            ended = cancel_all(connection, operations.open_on(connection, node.id), "node_removed", why)
+            ended = cancel_all(connection, operations.open_on(connection, node.id), NODE_REMOVED, why)
             replicas.remove_all_on(connection, node.id)
             nodes.remove(connection, node.id)
             return node.id, ended
@@ -167,7 +167,7 @@ class Endings:
             for intent in intents.open_on_others(connection, [one for one, kind in types.items() if kind == "backend"]):
                 gone = intent.node_id not in types
                 why = "its node is gone" if gone else "its node takes no backends"
-                ended += cancel_all(connection, [intent], "node_removed" if gone else "unsupported", why)
+                ended += cancel_all(connection, [intent], NODE_REMOVED if gone else "unsupported", why)
             nameless = [one for one in intents.nameless(connection) if _names_nothing(one)]
             return ended + cancel_all(connection, nameless, "invalid_name", "it names no backend")
 

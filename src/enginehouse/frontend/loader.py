@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
 
 from enginehouse.core.action import Action, PullModel, StartReplica, phrase, subject_of
+from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Unavailable
-from enginehouse.core.intent import OPEN
+from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
 from enginehouse.core.model import Model
 from enginehouse.core.name import check_model_name
@@ -31,6 +32,7 @@ from enginehouse.frontend.models import reachable
 from enginehouse.frontend.nodes import find_node
 from enginehouse.frontend.router import model_not_found
 from enginehouse.store import db, leases, models, nodes, operations, replicas, wishes
+from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,9 @@ log = logging.getLogger(__name__)
 COOL_DOWN_SECONDS = 10.0  # after a failed load, requests get its error instead of a new load each (LocalAI's number)
 # The same where the cause was of the moment: a node that was away may be back before anybody has read the error.
 SHORT_COOL_DOWN_SECONDS = 1.0
-_OF_THE_MOMENT = frozenset({"insufficient_capacity", "worker_restarted", "upstream_error", "superseded"})
+_OF_THE_MOMENT = frozenset({"insufficient_capacity", "worker_restarted", "upstream_error"})
+# How a load ends that somebody wanted otherwise: no failure of the model, and no reason to refuse the next request.
+_NO_FAILURE = frozenset({"cancelled", "superseded"})
 _STATES = {"install": "installing", "place": "staging", "start": "loading"}
 _NO_BYTES: dict[str, object] = {"bytes_sent": 0, "total_bytes": 0, "file_index": 0, "total_files": 0}
 
@@ -80,10 +84,11 @@ class Loader:
             await self._board.operations_changed([found])
         return found
 
-    async def ensure(self, model: str, dead: Collection[str]) -> str:
+    async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> str:
         """For requests: join the load that is under way, begin one, or repeat the error of one that just failed.
 
         Empty when a replica is there already, other than the processes (nonces) that the caller knows to be `dead`.
+        That a load was cancelled or superseded is told to those that were `waiting_for` it, and no failure to others.
         """
 
         def work(connection: Connection) -> tuple[str, bool]:
@@ -95,8 +100,11 @@ class Loader:
             last = operations.last_of(connection, "load", model, targets=())
             if last is not None and last.is_steered:
                 return last.id, False
-            if last is not None and last.error_code and _ended_ago(connection, last) < _cool_down(last):
-                raise _failure_of(last)
+            if last is not None and last.error_code:
+                failure, pause_seconds = _failure_of(connection, last)
+                is_told = last.id == waiting_for or last.error_code not in _NO_FAILURE
+                if is_told and _ended_ago(connection, last) < pause_seconds:
+                    raise failure
             return self._open_or_new(connection, wanted, "", "loader"), True
 
         operation_id, is_new = await self._store.transaction(work)
@@ -173,7 +181,8 @@ class Loader:
             operations.end_steering(connection, operation.id, error.code, error.message)
             return True
         only = operation.targets[0] if operation.targets else ""
-        step = next_step(model, intents, every, builds, only=only, new_key=secrets.token_urlsafe(32))
+        changes = _changing(connection, model, every, builds)
+        step = next_step(model, intents, every, builds, only=only, new_key=secrets.token_urlsafe(32), changes=changes)
         if isinstance(step, Next) and isinstance(step.action, StartReplica):
             served = replicas.ready_since(connection, model.name, operation.created_at)
             if served & {only or step.node_id}:
@@ -216,6 +225,15 @@ class Loader:
         }
 
 
+def _changing(
+    connection: Connection, model: Model, every: Sequence[Node], builds: Mapping[str, Resolved]
+) -> list[Intent]:
+    """What anybody does, or has done since the last reports, to this engine and these files where they could run."""
+    able = [node for node in every if node.id in builds and node.is_target]
+    subjects = {f"backend:{build.directory}" for build in builds.values()}
+    return store_intents.changing(connection, able, {*subjects, subject_of(PullModel(model=model))})
+
+
 def _with_files(connection: Connection, step: Next) -> Action:
     """A start says what it knows of its files, so that it brings none back that are removed after this."""
     if not isinstance(step.action, StartReplica):
@@ -230,15 +248,27 @@ def _ended_ago(connection: Connection, operation: Operation) -> float:
     return db.now(connection) - max([operation.created_at, *(intent.updated_at for intent in intents)])
 
 
-def _cool_down(operation: Operation) -> float:
-    return SHORT_COOL_DOWN_SECONDS if operation.error_code in _OF_THE_MOMENT else COOL_DOWN_SECONDS
+def _failure_of(connection: Connection, operation: Operation) -> tuple[EnginehouseError, float]:
+    """The error of a load that ended without a replica, and for how long it is repeated.
 
-
-def _failure_of(operation: Operation) -> EnginehouseError:
-    """The error of a load that ended without a replica. Another try may go better where the cause was of the moment."""
-    if operation.error_code in _OF_THE_MOMENT:
-        error: EnginehouseError = Unavailable(operation.error_message, code=operation.error_code)
+    Another try may go better where the cause was of the moment, or where the worker called it one that heals.
+    """
+    if operation.error_code in _NO_FAILURE:
+        ended = Unavailable(
+            f"cannot answer yet: the load of {operation.name} was {operation.error_code}; ask again",
+            code=operation.error_code,
+            param="model",
+        )
+        ended.retry_after_seconds = SHORT_COOL_DOWN_SECONDS
+        return ended, COOL_DOWN_SECONDS
+    intents = operations.intents_of(connection, [operation.id])[operation.id]
+    causes = [one.outcome for one in intents if one.state == "failed" and one.reason == operation.error_code]
+    heals = bool(causes) and all(outcome is not None and outcome.can_heal for outcome in causes)
+    error: EnginehouseError
+    if heals or operation.error_code in _OF_THE_MOMENT:
+        error = Unavailable(operation.error_message, code=operation.error_code)
+        error.retry_after_seconds = SHORT_COOL_DOWN_SECONDS
     else:
         error = Hopeless(operation.error_message, code=operation.error_code)
-    error.retry_after_seconds = _cool_down(operation)
-    return error
+        error.retry_after_seconds = COOL_DOWN_SECONDS
+    return error, error.retry_after_seconds

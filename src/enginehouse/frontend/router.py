@@ -24,9 +24,10 @@ LOOK_AGAIN_SECONDS = 1.0  # a waiting request asks how its load is doing; anothe
 class Loads(Protocol):
     """What the router needs of the loader."""
 
-    async def ensure(self, model: str, dead: Collection[str]) -> str:
+    async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> str:
         """Have a load of this model under way; its operation's id, or nothing when a replica is there, other than the
-        processes known to be `dead`. Raises when the model is unknown, cannot load or has just failed to.
+        processes known to be `dead`. Raises when the model is unknown, cannot load or has just failed to, and when the
+        load that the caller was `waiting_for` was cancelled or superseded.
         """
 
     async def loading(self, operation_id: str) -> dict[str, object]:
@@ -174,7 +175,8 @@ class Router:
                 return  # somebody did while this one stood in line
             dead = {route.nonce for route in self._dropped if route.model == model}
             try:
-                pending.operation_id = await self._loads.ensure(model, dead) or pending.operation_id
+                found = await self._loads.ensure(model, dead, pending.operation_id)
+                pending.operation_id = found or pending.operation_id
             except EnginehouseError as error:
                 pending.failure = error
                 self._close(model, pending)

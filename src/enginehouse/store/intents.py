@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import and_, bindparam, func, or_, select, update
 
 from enginehouse.core.intent import OPEN, Intent
+from enginehouse.core.node import Node
 from enginehouse.core.progress import Progress, is_newer
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import intent_of, slices, text_of
@@ -26,6 +27,28 @@ def open_on_others(connection: Connection, node_ids: Iterable[str]) -> list[Inte
 def nameless(connection: Connection) -> list[Intent]:
     """Open intents about a backend without a name."""
     return [intent_of(row) for row in connection.execute(_NAMELESS)]
+
+
+_ABOUT = select(intents).where(
+    intents.c.node_id.in_(bindparam("node_ids", expanding=True)),
+    intents.c.subject.in_(bindparam("subjects", expanding=True)),
+    or_(
+        intents.c.state.in_(sorted(OPEN)),
+        and_(intents.c.state == "succeeded", intents.c.updated_at >= bindparam("since")),
+    ),
+)
+
+
+def changing(connection: Connection, nodes: Iterable[Node], subjects: Iterable[str]) -> list[Intent]:
+    """What is open on these nodes about these subjects, and what was done since their reports: see `core.changes`."""
+    found: list[Intent] = []
+    marks = {node.id: node.report.mark for node in nodes}
+    about = sorted(set(subjects))
+    for some in slices(marks if about else ()):
+        since = min(marks[node_id] for node_id in some)
+        rows = connection.execute(_ABOUT, {"node_ids": some, "subjects": about, "since": since})
+        found += [intent_of(row) for row in rows]
+    return found
 
 
 def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> dict[str, int]:

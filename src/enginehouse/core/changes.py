@@ -1,0 +1,102 @@
+"""What a node has: its last report, and what intents have changed since that was taken.
+
+The one rule for everybody who decides by reports: what an intent has changed, or will change, counts before the report
+does. A report is up to a heartbeat old, and much older where the node is away; an intent that has ended since is newer.
+Whoever asks what a node *will* have hands in the open intents as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+import msgspec
+
+from enginehouse.core.action import (
+    Foreign,
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    RemoveModel,
+    StartReplica,
+    StopReplica,
+)
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.intent import Intent
+from enginehouse.core.model import HeldModel
+from enginehouse.core.node import Node
+from enginehouse.core.report import Report
+
+
+def counts(intent: Intent, report: Report) -> bool:
+    """Whether an intent may have changed something that the report does not show: it is open, or was done after the
+    moment from which the report is known to be younger.
+    """
+    return intent.is_open or (intent.state == "succeeded" and intent.updated_at >= report.mark)
+
+
+def report_after(report: Report, intents: Iterable[Intent]) -> Report:
+    """The report as it would be after these intents of its node, those that count."""
+    for intent in sorted(intents, key=lambda one: (one.subject, one.generation)):
+        if counts(intent, report):
+            report = _after(report, intent)
+    return report
+
+
+def nodes_after(nodes: Iterable[Node], intents: Iterable[Intent]) -> list[Node]:
+    """The same for many nodes at once."""
+    by_node: dict[str, list[Intent]] = {}
+    for intent in intents:
+        by_node.setdefault(intent.node_id, []).append(intent)
+    return [
+        msgspec.structs.replace(node, report=report_after(node.report, by_node[node.id]))
+        if node.id in by_node
+        else node
+        for node in nodes
+    ]
+
+
+def _after(report: Report, intent: Intent) -> Report:
+    action = intent.action
+    match action:
+        case InstallBackend():
+            return msgspec.structs.replace(report, backends=_with(report.backends, action, intent))
+        case RemoveBackend():
+            gone = {action.directory, action.called} - {""}
+            left = (one for one in report.backends if one.name not in gone and one.meta_backend_for not in gone)
+            return msgspec.structs.replace(report, backends=tuple(left))
+        case PullModel():
+            held = HeldModel(action.model.name, tuple(file.sha256 for file in action.model.files))
+            others = (one for one in report.models if one.name != held.name)
+            return msgspec.structs.replace(report, models=(*others, held))
+        case RemoveModel():
+            kept = tuple(one for one in report.models if one.name != action.model)
+            return msgspec.structs.replace(report, models=kept)
+        case StartReplica() | StopReplica() | Foreign():
+            return report  # processes have rows of their own
+        case _:
+            assert_never(action)
+
+
+def _with(
+    backends: tuple[InstalledBackend, ...], action: InstallBackend, intent: Intent
+) -> tuple[InstalledBackend, ...]:
+    build = action.resolved
+    # A worker that resolved the tag by itself tells what it found.
+    digest = (intent.outcome.digest if intent.outcome is not None else "") or build.digest
+    installed = InstalledBackend(
+        name=build.directory,
+        is_system=False,
+        is_meta=False,
+        gallery_url=build.gallery_url,
+        version=build.version,
+        uri=build.uri,
+        digest=digest,
+        generation=intent.generation,
+    )
+    names = {build.directory}
+    pointers: tuple[InstalledBackend, ...] = ()
+    if build.meta and build.meta != build.directory:
+        names.add(build.meta)
+        pointers = (InstalledBackend(name=build.meta, is_system=False, is_meta=True, meta_backend_for=build.directory),)
+    return (*(one for one in backends if one.name not in names), installed, *pointers)
