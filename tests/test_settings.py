@@ -301,6 +301,15 @@ def test_what_a_worker_may_install_is_handed_on_by_up(tmp_path: Path) -> None:
     assert "--absolute-links" not in as_flags(up(tmp_path), Installing.__struct_fields__)
 
 
+def test_the_confinement_of_engines_is_handed_on_by_up(tmp_path: Path) -> None:
+    given = {"engine_confinement": "off", "engine_user": "engines"}
+    flags = as_flags(up(tmp_path, given), Installing.__struct_fields__)
+    assert flags[-4:] == ["--engine-confinement", "off", "--engine-user", "engines"]
+    assert "--engine-user" not in as_flags(up(tmp_path), Installing.__struct_fields__)
+    assert "it is either auto or off" in refusal(tmp_path, flags={"engine_confinement": "on"})
+    assert "the name of a user" in refusal(tmp_path, flags={"engine_user": "a b"})
+
+
 def test_backends_are_looked_for_where_localai_has_them(tmp_path: Path) -> None:
     environ = {"LOCALAI_BACKENDS_PATH": "/srv/backends", "LOCALAI_BACKENDS_SYSTEM_PATH": "/srv/system"}
     settings = load(LocalSettings, {"data": str(tmp_path)}, environ)

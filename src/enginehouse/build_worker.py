@@ -10,7 +10,7 @@ from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.errors import Invalid
 from enginehouse.core.wire import RegisterReply
 from enginehouse.engine.http import HttpEngine
-from enginehouse.host import disk, processes
+from enginehouse.host import confinement, disk, processes
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
 from enginehouse.setting_file import read_credentials
@@ -25,6 +25,7 @@ FIRST_ENGINE_PORT = 50051
 
 async def run(settings: WorkerSettings) -> int:
     disk.make_usable(settings.data)
+    chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
     place = WorkerPlace(
         directory=settings.data,
         name=settings.name,
@@ -39,6 +40,8 @@ async def run(settings: WorkerSettings) -> int:
         absolute_links=settings.absolute_links,
         archive_limit_bytes=settings.archive_limit_bytes,
         blob_cap_bytes=settings.blob_cap_bytes,
+        confinement=chosen,
+        hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
     )
     lock = disk.Lock(settings.data / "worker.lock", "start a worker")
     # Beside that of the data directory: `enginehouse local` may be given the backends alone.

@@ -69,6 +69,20 @@ def parse_path(value: object) -> Path:
     return Path(os.path.abspath(os.path.expanduser(parse_text(value))))
 
 
+def parse_confinement(value: object) -> str:
+    text = parse_text(value).lower()
+    if text not in ("auto", "off"):
+        raise Invalid("it is either auto or off")
+    return text
+
+
+def parse_user(value: object) -> str:
+    name = parse_text(value)
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*\$?", name):
+        raise Invalid("it must be the name of a user of this machine")
+    return name
+
+
 def parse_port(value: object, *, lowest: int = 1) -> int:
     number = _whole_number(value, "a port is a number")
     if not lowest <= number <= 65535:
@@ -232,6 +246,8 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "absolute_links": parse_flag,
     "archive_limit_bytes": parse_size,
     "blob_cap_bytes": parse_size,
+    "engine_confinement": parse_confinement,
+    "engine_user": parse_user,
     "backends_path": parse_path,
     "backends_system_path": parse_path,
     "url": parse_http_urls,

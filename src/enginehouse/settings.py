@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -54,6 +54,8 @@ class Installing(Struct, frozen=True, kw_only=True):
     archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
     blob_cap_bytes: int = BLOB_CAP_BYTES
     backends_system_path: Path = SYSTEM_BACKENDS
+    engine_confinement: Literal["auto", "off"] = "auto"
+    engine_user: str = ""
 
 
 class UpSettings(Timings, frozen=True, kw_only=True):
@@ -65,6 +67,8 @@ class UpSettings(Timings, frozen=True, kw_only=True):
     archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
     blob_cap_bytes: int = BLOB_CAP_BYTES
     backends_system_path: Path = SYSTEM_BACKENDS
+    engine_confinement: Literal["auto", "off"] = "auto"
+    engine_user: str = ""
     backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
     host: str = "127.0.0.1"
     port: int | None = None
@@ -192,7 +196,7 @@ def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
             words += [word for host in value for word in (flag_of(field), host)]
         elif field == "backend_galleries":
             words += [flag_of(field), encode_sources(value)]
-        elif isinstance(value, bool) or value is None:
+        elif isinstance(value, bool) or value in (None, ""):
             words += [flag_of(field)] if value else []
         else:
             words += [flag_of(field), f"{value}s" if field.endswith("_seconds") else str(value)]

@@ -27,6 +27,7 @@ NODE = {
     "fingerprint": "abcd",
     "heartbeat_age_seconds": 3.2,
     "worker_version": "0.1.0",
+    "engine_confinement": "landlock",
     "created_at": "2026-01-01T00:00:00Z",
     "backends": [
         {"name": "xllamacpp", "is_system": False, "is_meta": False, "version": "1.2"},
@@ -175,6 +176,7 @@ def test_a_node_is_shown_with_what_it_has(tmp_path: Path) -> None:
     ]
     assert shown["labels"] == "room=attic"
     assert shown["model"] == "tiny-chat#0"
+    assert shown["engines confined"] == "landlock"
     assert "free vram" not in shown
 
 

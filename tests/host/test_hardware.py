@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -177,3 +178,15 @@ def test_a_port_is_free_when_a_server_could_have_it() -> None:
     assert hardware.is_port_free("127.0.0.1", port)
     assert not hardware.is_port_free("127.0.0.1", 70000)
     assert not hardware.is_port_free("203.0.113.1", port)
+
+
+def test_the_memory_device_of_nvidia_is_made_before_a_confined_engine_needs_it(places: Places, tmp_path: Path) -> None:
+    driver, device = tmp_path / "nvidia", tmp_path / "nvidia-uvm"
+    there = msgspec.structs.replace(places, nvidia=driver, nvidia_memory=device)
+    make_tool(tmp_path / "bin", "nvidia-modprobe", f'echo "$@" >> {device}')
+    graphics.make_devices(there)
+    assert not device.exists()
+    driver.mkdir()
+    graphics.make_devices(there)
+    graphics.make_devices(there)
+    assert device.read_text() == "-u -c 0\n"

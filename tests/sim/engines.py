@@ -41,7 +41,7 @@ class SimSupervisor:
     def listen_on(self, host: str) -> None:
         """Addresses do not matter here."""
 
-    def trim_logs(self) -> None:
+    def tidy(self) -> None:
         """There are none."""
 
     def running(self) -> tuple[RunningReplica, ...]:

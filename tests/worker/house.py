@@ -15,6 +15,7 @@ from enginehouse.core import wire
 from enginehouse.core.report import Report
 from enginehouse.core.wire import Command, RegisterReply
 from enginehouse.engine.http import HttpEngine
+from enginehouse.host import confinement
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.place import WorkerPlace
 
@@ -33,6 +34,7 @@ class House:
             grace_seconds=2.0,
             thread_budget=1000,
             allowed_hosts=allowed_hosts,
+            confinement=confinement.choose("auto", ""),
         )
         self.link = MemoryLink(statuses)
         self.buses: list[MemoryBus] = []

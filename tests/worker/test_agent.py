@@ -266,3 +266,11 @@ async def test_stopping_in_the_middle_of_an_install_leaves_nothing_half_done(tmp
     assert [path.name for path in house.place.backends.iterdir()] == [".enginehouse"]
     assert house.bus.replies("r") == []
     assert (house.place.journal / "journal.jsonl").read_bytes().count(b"result") == 0
+
+
+async def test_the_report_says_how_engines_are_confined(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    async with working(house):
+        await until(lambda: bool(house.link.heartbeats))
+        assert house.report.confinement == house.place.confinement.described
+        assert house.report.confinement.startswith(("landlock", "none: "))

@@ -22,7 +22,8 @@ from enginehouse.core.model import Model
 from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.engine.http import HttpEngine
 from enginehouse.fetch.galleries import load_builtin, load_named
-from enginehouse.host import hardware
+from enginehouse.host import confinement, hardware
+from enginehouse.host.confinement import Confinement
 from enginehouse.ports import Message
 from enginehouse.worker.actions import Actions
 from enginehouse.worker.assembly import assemble
@@ -96,7 +97,13 @@ class World:
     """One worker's parts on a directory, without a bus."""
 
     def __init__(
-        self, directory: Path, *, thread_budget: int = 1000, base_port: int = 0, allowed_hosts: tuple[str, ...] = ()
+        self,
+        directory: Path,
+        *,
+        thread_budget: int = 1000,
+        base_port: int = 0,
+        allowed_hosts: tuple[str, ...] = (),
+        chosen: Confinement | None = None,
     ) -> None:
         self.place = WorkerPlace(
             directory=directory,
@@ -107,6 +114,7 @@ class World:
             stall_seconds=20.0,
             thread_budget=thread_budget,
             allowed_hosts=allowed_hosts,
+            confinement=chosen or confinement.choose("auto", ""),
         )
         self.place.make_directories()
         self.assembled = assemble(self.place.installer_options, os.environ)
@@ -117,7 +125,13 @@ class World:
         self.journal = Journal(self.place.journal)
         self.changes = 0
         self.supervisor = Supervisor(
-            self.place, self.trees, self.models, self.engine, environment=os.environ, changed=self._changed
+            self.place,
+            self.trees,
+            self.models,
+            self.engine,
+            environment=os.environ,
+            enclosures=self.assembled.enclosures,
+            changed=self._changed,
         )
         self.parts = Parts(
             trees=InstalledBackends(self.trees),
@@ -134,8 +148,10 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running_world(directory: Path, *, thread_budget: int = 1000) -> AsyncIterator[World]:
-    world = World(directory, thread_budget=thread_budget)
+async def running_world(
+    directory: Path, *, thread_budget: int = 1000, chosen: Confinement | None = None
+) -> AsyncIterator[World]:
+    world = World(directory, thread_budget=thread_budget, chosen=chosen)
     async with world.supervisor:
         yield world
     await world.engine.close()

@@ -81,6 +81,7 @@ def show(node: str) -> None:
         ("labels", ", ".join(f"{key}={value}" for key, value in sorted((found.labels or {}).items()))),
         ("key", found.fingerprint),
         ("version", found.worker_version),
+        ("engines confined", found.engine_confinement),
         ("joined", f"{output.age_of(found.created_at)} ago" if found.created_at else ""),
         *(("backend", _installed(one)) for one in found.backends or ()),
         *(("model", f"{one.model_id}#{one.replica_index}") for one in found.replicas or ()),

@@ -97,6 +97,7 @@ class Node(Struct, frozen=True, kw_only=True):
     heartbeat_age_seconds: float | None = None
     degraded: bool = False
     worker_version: str = ""
+    engine_confinement: str = ""
     created_at: str = ""
     backends: tuple[InstalledBackend, ...] | None = None
     replicas: tuple[RunningReplica, ...] | None = None

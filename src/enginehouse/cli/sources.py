@@ -41,6 +41,12 @@ def installing(function: Function) -> Function:
     function = setting("blob_cap_bytes", "How much of what was fetched is kept for later versions (20GiB).", "SIZE")(
         function
     )
+    function = setting("engine_user", "Run engines as this user of the machine; the worker must be root.", "NAME")(
+        function
+    )
+    function = setting(
+        "engine_confinement", "off: engines may use whatever this user may (auto: as little as they need).", "auto|off"
+    )(function)
     function = setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")(function)
     function = click.option(
         "--absolute-links",

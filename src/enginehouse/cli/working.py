@@ -27,7 +27,7 @@ from enginehouse.core.gallery import Catalogue
 from enginehouse.core.installation import check_directory
 from enginehouse.core.progress import Phase, format_bytes
 from enginehouse.core.reference import parse_uri
-from enginehouse.host import hardware
+from enginehouse.host import confinement, hardware
 from enginehouse.setting_file import read_credentials
 from enginehouse.worker.assembly import InstallerOptions
 from enginehouse.worker.install import Installed, InstallWish
@@ -128,6 +128,9 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
         registry_credentials=read_credentials(settings.registry_credentials),
         limits=ArchiveLimits(absolute_links=settings.absolute_links, total_bytes=settings.archive_limit_bytes),
         cap_bytes=settings.blob_cap_bytes,
+        data=settings.data,
+        hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
+        confinement=confinement.choose(settings.engine_confinement, settings.engine_user),
     )
     # Whoever sits before a terminal is told in sentences; without any handler the log would go there too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())

@@ -42,6 +42,7 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
     mark: float = 0.0
     boot_mark: float = 0.0  # the mark of the registration that began this run
     version: str = ""  # of the worker program
+    confinement: str = ""  # of its engines: the kinds, or "none" and the reason
     backends: tuple[InstalledBackend, ...] = ()
     models: tuple[HeldModel, ...] = ()
     replicas: tuple[RunningReplica, ...] = ()

@@ -276,6 +276,7 @@ class NodeView(Struct, kw_only=True):
     heartbeat_age_seconds: float
     degraded: bool  # it sends heartbeats and has no connection to the bus
     worker_version: str
+    engine_confinement: str
     backends: tuple[InstalledBackend, ...]
     replicas: tuple[RunningReplica, ...]
 
@@ -313,6 +314,7 @@ def render_node(node: Node, now: float) -> NodeView:
         heartbeat_age_seconds=round(max(0.0, now - node.last_heartbeat), 1),
         degraded=node.is_degraded,
         worker_version=node.report.version,
+        engine_confinement=node.report.confinement,
         backends=node.report.backends,
         replicas=node.report.replicas,
     )

@@ -7,6 +7,7 @@ loop go through a thread. A tool that hangs or talks nonsense counts as absent.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import threading
@@ -48,7 +49,20 @@ class Places(Struct, frozen=True, kw_only=True):
 
     cards: Path = Path("/sys/class/drm")
     board: Path = Path("/proc/device-tree/model")
+    nvidia: Path = Path("/proc/driver/nvidia")
+    nvidia_memory: Path = Path("/dev/nvidia-uvm")
     find_tool: Callable[[str], str | None] = shutil.which
+
+
+def make_devices(places: Places) -> None:
+    """Have NVIDIA's memory device, which its driver makes on first use with a program that is root's. A confined engine
+    cannot become root, not even that way, so it must be there before.
+    """
+    program = places.find_tool("nvidia-modprobe")
+    if program is None or not places.nvidia.exists() or places.nvidia_memory.exists():
+        return
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run([program, "-u", "-c", "0"], stdin=subprocess.DEVNULL, capture_output=True, timeout=TOOL_SECONDS)
 
 
 class Watch:

@@ -18,8 +18,11 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import psutil
+
+from enginehouse.host.confinement import Confined
 
 NONCE = "ENGINEHOUSE_NONCE"
 THREADS = "ENGINEHOUSE_THREADS"
@@ -32,18 +35,35 @@ _ENGINE_VARIABLES = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR
 _ENGINE_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "VK_", "OMP_")
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """What a child of ours runs before exec, so that the kernel kills it when we die; None where the system cannot."""
+def die_with_parent(then: Callable[[], None] | None = None) -> Callable[[], None] | None:
+    """What a child of ours runs before exec, so that the kernel kills it when we die; None where the system cannot.
+
+    `then` follows. It comes after the user was changed, which would undo the first.
+    """
     if _libc is None:
-        return None
-    libc, parent = _libc, os.getpid()
+        return then
+    prctl, parent = _libc.prctl, os.getpid()
 
     def ask_kernel() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # it died before we asked
+        if then is not None:
+            then()
 
     return ask_kernel
+
+
+class _As(TypedDict, total=False):
+    user: int
+    group: int
+    extra_groups: tuple[int, ...]
+
+
+def _as_user(confined: Confined | None) -> _As:
+    if confined is None or confined.user is None:
+        return {}
+    return {"user": confined.user.uid, "group": confined.user.gid, "extra_groups": confined.user.groups}
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -61,9 +81,10 @@ async def spawn(
     environment: Mapping[str, str],
     log: Path,
     inherit: Sequence[int] = (),
+    confined: Confined | None = None,
 ) -> asyncio.subprocess.Process:
     """A child in its own session and group; stdout and stderr go to the end of `log`, and of our descriptors it gets
-    only those in `inherit`."""
+    only those in `inherit`. Where `confined` is given, it is that from its first instruction on."""
     # Append mode, so that the file can be cut while the child writes to it.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -77,14 +98,20 @@ async def spawn(
             close_fds=True,
             pass_fds=tuple(inherit),
             start_new_session=True,
-            preexec_fn=die_with_parent(),
+            preexec_fn=die_with_parent(confined.enter if confined is not None else None),
+            **_as_user(confined),
         )
     finally:
         os.close(descriptor)
 
 
 async def run_briefly(
-    command: Sequence[str], *, directory: Path, environment: Mapping[str, str], limit_seconds: float
+    command: Sequence[str],
+    *,
+    directory: Path,
+    environment: Mapping[str, str],
+    limit_seconds: float,
+    confined: Confined | None = None,
 ) -> tuple[int, str]:
     """Run a short program to its end: its code (negative for a signal) and its last line. `TimeoutError` kills it."""
     process = await asyncio.create_subprocess_exec(
@@ -95,7 +122,8 @@ async def run_briefly(
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=die_with_parent(),
+        preexec_fn=die_with_parent(confined.enter if confined is not None else None),
+        **_as_user(confined),
     )
     try:
         async with asyncio.timeout(limit_seconds):
@@ -130,7 +158,8 @@ def carriers(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
         try:
             if not _may_carry(process.pid):
                 continue
-            if process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
+            # Engines of root may run as another user; their nonce is proof enough.
+            if os.getuid() not in (0, process.uids().real) or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environment = process.environ()
         except (psutil.Error, OSError):

@@ -77,7 +77,15 @@ class Agent:
         trees = self._assembled.trees
         self._installed = InstalledBackends(trees)
         self._models = Models(place.models, self._assembled.python)
-        self._supervisor = Supervisor(place, trees, self._models, engine, environment=environment, changed=self._wake)
+        self._supervisor = Supervisor(
+            place,
+            trees,
+            self._models,
+            engine,
+            environment=environment,
+            enclosures=self._assembled.enclosures,
+            changed=self._wake,
+        )
         self._journal = Journal(place.journal)
         self._parts = Parts(
             trees=self._installed,
@@ -256,7 +264,7 @@ class Agent:
             self._is_unheard = False
             interval = self._place.heartbeat_seconds or self._node.heartbeat_seconds or HEARTBEAT_SECONDS
             self._due_at = asyncio.get_running_loop().time() + interval
-            await in_thread(self._supervisor.trim_logs)
+            await in_thread(self._supervisor.tidy)
 
     def _hears(self) -> bool:
         """Whether commands reach us, as far as can be known."""
@@ -291,6 +299,7 @@ class Agent:
             mark=self._mark,
             boot_mark=self._boot_mark,
             version=enginehouse.__version__,
+            confinement=self._place.confinement.described,
             backends=backends,
             models=models,
             replicas=replicas,

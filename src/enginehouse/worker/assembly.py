@@ -16,7 +16,9 @@ from enginehouse.fetch.patience import Patience
 from enginehouse.fetch.pypi import Limits, Python
 from enginehouse.fetch.registry import Registries
 from enginehouse.host import disk, hardware, processes
+from enginehouse.host.confinement import NONE, Confinement
 from enginehouse.worker.blobs import DEFAULT_CAP_BYTES, Blobs
+from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.install import Installer, Storage
 from enginehouse.worker.packages import Packages
 from enginehouse.worker.sharing import Manifests
@@ -33,6 +35,9 @@ class InstallerOptions(Struct, frozen=True, kw_only=True):
     cap_bytes: int = DEFAULT_CAP_BYTES
     stall_seconds: float = 120.0
     patience: Patience = Patience()
+    data: Path | None = None  # what engines must not see; None is where the backends are
+    hidden: tuple[Path, ...] = ()  # and what else
+    confinement: Confinement = NONE
 
 
 class Assembled(Struct, frozen=True, kw_only=True):
@@ -42,6 +47,7 @@ class Assembled(Struct, frozen=True, kw_only=True):
     suppliers: Suppliers
     python: Python
     client: Client
+    enclosures: Enclosures
 
     async def close(self) -> None:
         await self.client.close()
@@ -67,9 +73,16 @@ def assemble(options: InstallerOptions, environment: Mapping[str, str]) -> Assem
         cap_bytes=options.cap_bytes,
     )
     suppliers = Suppliers(client, registries, hardware.platform())
-    installer = Installer(storage, suppliers, Packages(python, environment))
+    enclosures = Enclosures(options.data or options.backends.parent, options.confinement, options.hidden)
+    installer = Installer(storage, suppliers, Packages(python, environment, enclosures))
     return Assembled(
-        trees=trees, blobs=storage.blobs, installer=installer, suppliers=suppliers, python=python, client=client
+        trees=trees,
+        blobs=storage.blobs,
+        installer=installer,
+        suppliers=suppliers,
+        python=python,
+        client=client,
+        enclosures=enclosures,
     )
 
 

@@ -10,6 +10,7 @@ import configparser
 import re
 import signal
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from enginehouse.core.backend import Resolved, package_digest
@@ -20,6 +21,7 @@ from enginehouse.fetch.galleries import builtin_directory
 from enginehouse.fetch.pypi import Python, check_package, check_requirement
 from enginehouse.host import processes
 from enginehouse.worker.building import Report
+from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.threads import in_thread
 
 CHECK_SECONDS = 60.0  # an import takes 0.1 s; on a cold disk under load much longer
@@ -33,8 +35,11 @@ fi
 exec "$here/venv/bin/python" -I "$here/launcher.py" "$@"
 """
 _ENTRY_POINT = """# Made by enginehouse at install: starts the console entry point {name!r} of the package.
+import os
 import sys
 
+# The tree cannot be written to, and -I keeps Python from reading the variable itself.
+sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX")
 if "--check" in sys.argv:
     from importlib.util import find_spec
 
@@ -48,9 +53,10 @@ _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 class Packages:
-    def __init__(self, python: Python, environment: Mapping[str, str]) -> None:
+    def __init__(self, python: Python, environment: Mapping[str, str], enclosures: Enclosures) -> None:
         """`environment` is ours; engines are told only what they need of it."""
         self._python = python
+        self._enclosures = enclosures
         self._environment = processes.engine_environment(environment)
 
     async def build(self, resolved: Resolved, tree: Path, report: Report) -> None:
@@ -88,12 +94,16 @@ class Packages:
 
     async def _ask(self, tree: Path) -> tuple[int, str]:
         try:
-            return await processes.run_briefly(
-                [str(tree / RUN_FILE), "--check"],
-                directory=tree,
-                environment=self._environment,
-                limit_seconds=CHECK_SECONDS,
-            )
+            with ExitStack() as stack:
+                enclosure = await in_thread(stack.enter_context, self._enclosures.for_check(tree))
+                confined = await in_thread(stack.enter_context, self._enclosures.confined(enclosure))
+                return await processes.run_briefly(
+                    [str(tree / RUN_FILE), "--check"],
+                    directory=tree,
+                    environment=self._environment | enclosure.environment,
+                    limit_seconds=CHECK_SECONDS,
+                    confined=confined,
+                )
         except TimeoutError as error:
             raise Unavailable(
                 f"cannot install {tree.name}: it did not start within {CHECK_SECONDS:.0f} s", code="stalled"

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from enginehouse.core.archive import ArchiveLimits
+from enginehouse.host.confinement import NONE, Confinement
 from enginehouse.worker.assembly import InstallerOptions
 from enginehouse.worker.blobs import DEFAULT_CAP_BYTES
 
@@ -26,10 +27,12 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float = 0.0  # 0 leaves the choice to the frontend
     allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
     registry_credentials: dict[str, str] = {}
+    hidden: tuple[Path, ...] = ()  # what engines must not see, besides the data directory
     system_backends: Path | None = None
     absolute_links: bool = False
     archive_limit_bytes: int = ArchiveLimits().total_bytes
     blob_cap_bytes: int = DEFAULT_CAP_BYTES
+    confinement: Confinement = NONE  # of engines
     thread_budget: int = 0  # for all engines of this user on this machine; 0 means its cores
 
     @property
@@ -46,6 +49,9 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
             limits=ArchiveLimits(absolute_links=self.absolute_links, total_bytes=self.archive_limit_bytes),
             cap_bytes=self.blob_cap_bytes,
             stall_seconds=self.stall_seconds,
+            data=self.directory,
+            hidden=self.hidden,
+            confinement=self.confinement,
         )
 
     @property

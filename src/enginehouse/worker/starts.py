@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import psutil
@@ -21,13 +22,17 @@ from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.core.name import model_directory
 from enginehouse.host import disk, hardware, processes
+from enginehouse.host.confinement import UNCONFINED_EXIT, Confinement
 from enginehouse.ports import Engine
+from enginehouse.worker.enclosures import Enclosures, Needs
 from enginehouse.worker.place import WorkerPlace
 from enginehouse.worker.replicas import Ports, Record, Records, Running, StartWish
 from enginehouse.worker.threads import in_thread
 
 CANNOT_BIND = 98  # what a launcher ends with when its port is taken
 POLL_SECONDS = 0.02
+LINES_LOOKED_AT = 50  # of an engine's log, for the file that it was refused
+_REFUSAL = re.compile(r"permission denied|operation not permitted|EACCES|EPERM", re.IGNORECASE)
 BUDGET_SECONDS = 30.0  # for the machine-wide lock, which is held for milliseconds
 
 
@@ -48,11 +53,19 @@ class Chosen(Struct, frozen=True, kw_only=True):
 
 
 class Starter:
-    def __init__(self, place: WorkerPlace, engine: Engine, records: Records, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        place: WorkerPlace,
+        engine: Engine,
+        records: Records,
+        environment: Mapping[str, str],
+        enclosures: Enclosures,
+    ) -> None:
         self._place = place
         self._engine = engine
         self._records = records
         self._environment = processes.engine_environment(environment)
+        self._enclosures = enclosures
 
     async def spawn(self, chosen: Chosen) -> Running:
         """The process, not ready yet. Whatever fails leaves no file behind."""
@@ -62,6 +75,7 @@ class Starter:
         record = Record(nonce=nonce, process_key=wish.process_key, directory=wish.directory)
         async with AsyncExitStack() as unless_spawned:
             unless_spawned.push_async_callback(in_thread, self._records.remove, nonce)
+            unless_spawned.push_async_callback(in_thread, self._enclosures.remove, nonce)
             try:
                 process = await self._spawn_within_budget(chosen, record, log)
             except TimeoutError as error:
@@ -93,12 +107,23 @@ class Starter:
                 processes.THREADS: str(threads),
                 "ENGINEHOUSE_MODEL_FILE": str(description),
             }
-            return await processes.spawn(
-                [str(chosen.tree / RUN_FILE), "--addr", chosen.address],
-                directory=chosen.tree,
-                environment=self._environment | told,
+            needs = Needs(
+                directory=record.directory,
+                nonce=record.nonce,
+                tree=chosen.tree,
+                read=(chosen.model_path.parent, description),
                 log=log,
             )
+            enclosure = await in_thread(self._enclosures.enclose, needs)
+            with ExitStack() as stack:
+                confined = await in_thread(stack.enter_context, self._enclosures.confined(enclosure))
+                return await processes.spawn(
+                    [str(chosen.tree / RUN_FILE), "--addr", chosen.address],
+                    directory=chosen.tree,
+                    environment=self._environment | enclosure.environment | told,
+                    log=log,
+                    confined=confined,
+                )
 
     async def until_ready(self, current: Running) -> bool:
         """True when it answers, False when its port was taken by another; raises when it ended or does nothing."""
@@ -123,7 +148,7 @@ class Starter:
             await asyncio.sleep(POLL_SECONDS)
         if current.process.returncode == CANNOT_BIND:
             return False
-        raise _ended(current)
+        raise await in_thread(_ended, current, self._place.confinement)
 
     def _threads_for(self, wish: StartWish, in_use: int, running_models: Collection[str]) -> int:
         cores = hardware.cores()
@@ -180,7 +205,7 @@ def _activity(pid: int) -> float:
         return 0.0
 
 
-def _ended(current: Running) -> EnginehouseError:
+def _ended(current: Running, confinement: Confinement) -> EnginehouseError:
     code = current.process.returncode or 0
     name = current.wish.model.name
     if code < 0:
@@ -189,4 +214,19 @@ def _ended(current: Running) -> EnginehouseError:
             f"cannot start {name}: its engine was ended by signal {-code} before it was ready", code="backend_exited"
         )
     told = "; ".join(processes.last_lines(current.log, 1)) or "it gave no reason"
+    refused = _refused_by_confinement(current.log, code) if confinement.is_on else ""
+    if refused:
+        told = refused if refused == told else f"{told} ({refused})"
+        told += (
+            f"; engines on this node are confined ({confinement.described}): if it needs what it was refused, start "
+            "the worker with --engine-confinement off"
+        )
     return Hopeless(f"cannot start {name}: its engine ended with code {code}: {told}", code="backend_exited")
+
+
+def _refused_by_confinement(log: Path, code: int) -> str:
+    """The last line that tells of a refusal, which may have been ours; empty where there is none."""
+    if code == UNCONFINED_EXIT and not processes.last_lines(log, 1):
+        return "it could not be confined, or may not be run"
+    lines = processes.last_lines(log, LINES_LOOKED_AT)
+    return next((line for line in reversed(lines) if _REFUSAL.search(line)), "")

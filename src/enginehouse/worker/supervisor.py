@@ -21,6 +21,7 @@ from enginehouse.core.installation import RUN_FILE
 from enginehouse.core.replica import RunningReplica
 from enginehouse.host import processes
 from enginehouse.ports import Engine
+from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.locks import Locks
 from enginehouse.worker.place import WorkerPlace
 from enginehouse.worker.pull import Models
@@ -48,6 +49,7 @@ class Supervisor:
         engine: Engine,
         *,
         environment: Mapping[str, str],
+        enclosures: Enclosures,
         changed: Callable[[], None],
     ) -> None:
         self._place = place
@@ -57,7 +59,8 @@ class Supervisor:
         self._changed = changed
         self._host = place.advertise_host or "127.0.0.1"
         self._records = Records(place.processes)
-        self._starter = Starter(place, engine, self._records, environment)
+        self._enclosures = enclosures
+        self._starter = Starter(place, engine, self._records, environment, enclosures)
         self._running: dict[str, Running] = {}
         self._coming: dict[str, StartWish] = {}  # being started, from before there is a process
         self._locks = Locks()
@@ -69,6 +72,7 @@ class Supervisor:
         self._ports = Ports(self._place.base_port, asyncio.get_running_loop().time)
         await self._watchers.__aenter__()
         await asyncio.to_thread(self._kill_leftovers)
+        await asyncio.to_thread(self._enclosures.prepare)
         return self
 
     async def __aexit__(
@@ -164,8 +168,13 @@ class Supervisor:
         current = self._running.get(process_key)
         return current.report() if current is not None and current.process.returncode is None else None
 
-    def trim_logs(self) -> None:
-        """Keep the logs of long-lived engines bounded; they are written in append mode, so cutting is safe. Blocks."""
+    def tidy(self) -> None:
+        """Keep the logs of long-lived engines bounded (they are written in append mode, so cutting is safe), and no
+        home of a backend that is gone. Blocks.
+        """
+        wishes = [*self._coming.values(), *(one.wish for one in list(self._running.values()))]
+        installed = {path.name for path in self._trees.every_tree()}
+        self._enclosures.tidy(installed | {wish.directory for wish in wishes})
         for one in list(self._running.values()):
             try:
                 if one.log.stat().st_size > LOG_BYTES:
@@ -243,6 +252,7 @@ class Supervisor:
             del self._running[current.wish.process_key]
         self._chosen_ports().release(current.wish.process_key, current.port, used=current.is_ready)
         await in_thread(self._records.remove, current.nonce)
+        await in_thread(self._enclosures.remove, current.nonce)
         self._changed()
 
     async def _stop(self, current: Running) -> None:
