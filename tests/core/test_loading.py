@@ -200,6 +200,21 @@ def test_a_warm_node_is_preferred_to_a_cold_one_and_an_idle_to_a_busy_one() -> N
     assert placement.choose_node(MODEL, [busy, node("b")], {"a", "b"}).id == "b"
 
 
+def test_a_node_without_room_for_the_model_is_taken_last() -> None:
+    large = msgspec.structs.replace(MODEL, files=(ModelFile("f", "builtin:f", "0" * 64, 4 * 1024**3),))
+    warm = Report(backends=(INSTALLED, POINTER))
+    full = node("a", report=warm, capacity=Capacity(available_ram=1024**3))
+    roomy = node("b", capacity=Capacity(available_ram=8 * 1024**3))
+    assert placement.choose_node(large, [full, roomy], {"a", "b"}).id == "b"
+    assert placement.choose_node(MODEL, [full, roomy], {"a", "b"}).id == "a"
+    # Its report may be old: only the machine itself refuses.
+    assert placement.choose_node(large, [full], {"a"}).id == "a"
+    card = node("a", report=warm, capacity=Capacity(available_ram=1024**3, available_vram=8 * 1024**3))
+    unknown = node("a", report=warm, capacity=Capacity(available_vram=1024**3))
+    for one in (card, unknown):
+        assert placement.choose_node(large, [one, roomy], {"a", "b"}).id == "a"
+
+
 def test_a_node_that_still_reports_a_lost_replica_is_taken_when_there_is_no_better_one() -> None:
     """A load begins when no replica can be reached; what a report says of one may be older than that."""
     running = Report(replicas=(RunningReplica(model_id="m", replica_index=0),))

@@ -106,30 +106,6 @@ async def test_a_process_is_known_by_the_nonce_it_carries(tmp_path: Path) -> Non
     assert processes.start_time(process.pid) is None
 
 
-async def test_threads_are_counted_once_per_engine_whatever_it_starts(tmp_path: Path) -> None:
-    before = processes.threads_in_use()
-    environment = {processes.NONCE: "counted", processes.THREADS: "3", "PATH": os.environ["PATH"]}
-    process = await processes.spawn(
-        [sys.executable, "-u", "-c", STUBBORN], directory=tmp_path, environment=environment, log=tmp_path / "log"
-    )
-    await lines_of(tmp_path / "log", 1)
-    own = {env[processes.NONCE]: env.get(processes.THREADS) for _, env in processes.carriers("counted")}
-    assert own == {"counted": "3"}
-    assert processes.threads_in_use() >= 3
-    await processes.stop_group(process, 0.2)
-    assert not list(processes.carriers("counted"))
-    assert before >= 0
-
-
-async def test_only_one_worker_of_a_machine_counts_and_starts_at_a_time() -> None:
-    async with processes.thread_budget(5):
-        with pytest.raises(TimeoutError):
-            async with processes.thread_budget(0.1):
-                pass
-    async with processes.thread_budget(5) as in_use:
-        assert in_use >= 0
-
-
 async def test_a_brief_program_tells_its_end(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"]}
 

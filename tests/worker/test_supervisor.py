@@ -30,7 +30,7 @@ from tests.worker.world import (
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.model import ModelOptions
-from enginehouse.host import processes
+from enginehouse.host import processes, threads
 from enginehouse.worker.install import InstallWish
 from enginehouse.worker.replicas import Ports, StartWish, Stopped
 
@@ -191,22 +191,44 @@ async def test_a_port_that_is_taken_in_the_last_moment_is_left_for_the_next(
             assert taken < int(started.address.rpartition(":")[2]) < taken + 10
 
 
-async def test_threads_are_never_promised_beyond_the_budget_of_the_machine(
+def threads_of(nonce: str) -> str:
+    return next(environment[threads.THREADS] for _, environment in processes.carriers(nonce))
+
+
+async def test_an_engine_starts_with_a_smaller_share_where_all_cores_are_promised(
     tmp_path: Path, installed_tree: Path
 ) -> None:
-    environment = {**os.environ, processes.NONCE: "somebody-else", processes.THREADS: "5000"}
+    environment = {**os.environ, processes.NONCE: "somebody-else", threads.THREADS: "5000"}
     other = wait_for_input(environment)
     try:
         await until(lambda: any(pid == other.pid for pid, _ in processes.carriers("somebody-else")))
-        async with running_world(tmp_path, thread_budget=5000) as world:
+        async with running_world(tmp_path, thread_budget=2) as world:
             link_tree(installed_tree, world.place.backends / "xllamacpp")
             await world.models.pull(tiny_chat(), 1, silent)
-            with pytest.raises(Unavailable, match="promised to running engines; unload one first") as caught:
-                await world.supervisor.start(wish())
-            assert caught.value.code == "insufficient_capacity"
-            assert not any(world.place.processes.iterdir())
+            for slot in range(3):
+                started = await world.supervisor.start(msgspec.structs.replace(wish(), slot=slot))
+                assert threads_of(started.nonce) == "1"
+                assert await asyncio.to_thread(ask, started.address, "What is the capital of France?") == (
+                    "The capital of France is Paris."
+                )
     finally:
         other.communicate(b"\n")
+
+
+async def test_a_model_that_does_not_fit_into_memory_is_refused_with_both_figures(world: World) -> None:
+    file = msgspec.structs.replace(tiny_chat().files[0], name="large.gguf", size_bytes=2**50)
+    model = msgspec.structs.replace(tiny_chat(), files=(file,))
+    path = world.models.path_of(model) / "large.gguf"
+    path.touch()
+    try:
+        os.truncate(path, 2**40)  # as sparse as it gets
+    except OSError as error:
+        pytest.skip(f"no such file can be made here: {error}")
+    model = msgspec.structs.replace(model, files=(msgspec.structs.replace(file, size_bytes=2**40),))
+    with pytest.raises(Unavailable, match=r"its files are 1\.\d TiB and .* of memory are free") as caught:
+        await world.supervisor.start(msgspec.structs.replace(wish(), model=model))
+    assert caught.value.code == "insufficient_capacity"
+    assert not any(world.place.processes.iterdir())
 
 
 async def test_an_upgrade_stops_only_the_processes_of_the_old_tree(world: World) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from enginehouse.core.backend import find
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.model import Model, holds
-from enginehouse.core.node import Node
+from enginehouse.core.node import Capacity, Node
 
 
 def choose_node(
@@ -21,9 +21,10 @@ def choose_node(
     """The node for a replica of `model`.
 
     `supported` are the nodes on which the backend can run at all, `avoid` those that this load has already failed on,
-    `only` the node that the operator named. What is already on a node counts most (a warm node answers in a second, a
-    cold one after a download), then whether it still reports a replica (which nobody can reach, or there would be no
-    load), then how much runs there, then its memory, then its name, so that the choice is stable.
+    `only` the node that the operator named. Where the model fits into memory comes first, since a start is refused
+    elsewhere. What is already on a node counts next (a warm node answers in a second, a cold one after a download),
+    then whether it still reports a replica (which nobody can reach, or there would be no load), then how much runs
+    there, then its memory, then its name, so that the choice is stable.
     """
     fitting = [
         node
@@ -35,6 +36,7 @@ def choose_node(
     return min(
         fitting,
         key=lambda node: (
+            not fits(model, node.capacity),
             find(node.report.backends, model.backend) is None,
             not holds(node.report.models, model),
             any(replica.model_id == model.name for replica in node.report.replicas),
@@ -43,6 +45,16 @@ def choose_node(
             node.name,
         ),
     )
+
+
+def free_memory(capacity: Capacity) -> int:
+    """Of the machine and its graphics cards together, as far as it is known."""
+    return capacity.available_ram + capacity.available_vram
+
+
+def fits(model: Model, capacity: Capacity) -> bool:
+    """Whether the files of a model fit into free memory; what is not known counts as fitting."""
+    return not capacity.available_ram or not model.size_bytes or model.size_bytes <= free_memory(capacity)
 
 
 def may_return(nodes: Sequence[Node], supported: Collection[str], *, avoid: Collection[str], only: str) -> bool:

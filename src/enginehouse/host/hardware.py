@@ -62,6 +62,10 @@ def capacity(path: Path) -> Capacity:
     )
 
 
+def graphics_vendor() -> str:
+    return _graphics.look().vendor
+
+
 def capability() -> str:
     return detect().capability
 

@@ -11,12 +11,10 @@ import asyncio
 import asyncio.subprocess
 import contextlib
 import ctypes
-import fcntl
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -25,7 +23,6 @@ import psutil
 from enginehouse.host.confinement import Confined
 
 NONCE = "ENGINEHOUSE_NONCE"
-THREADS = "ENGINEHOUSE_THREADS"
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
 # Loaded before any fork: between fork and exec nothing may be imported or looked up.
@@ -269,36 +266,3 @@ def last_lines(log: Path, count: int = 1, limit_bytes: int = 16 * 1024) -> list[
     except OSError:
         return []
     return [line.strip() for line in text.splitlines() if line.strip()][-count:]
-
-
-def threads_in_use() -> int:
-    """Threads promised to live engines of this user on this machine, whichever worker started them."""
-    promised: dict[str, int] = {}
-    for _, environment in carriers():
-        threads = environment.get(THREADS, "")
-        if threads.isdecimal():
-            # Descendants inherit the environment of their engine: one nonce is one promise.
-            promised[environment[NONCE]] = int(threads)
-    return sum(promised.values())
-
-
-@contextlib.asynccontextmanager
-async def thread_budget(limit_seconds: float) -> AsyncIterator[int]:
-    """Threads in use, with every other worker of this user kept from starting an engine meanwhile."""
-    path = Path(tempfile.gettempdir()) / f"enginehouse-threads-{os.getuid()}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        async with asyncio.timeout(limit_seconds):
-            while not _try_lock(descriptor):  # noqa: ASYNC110 - a blocking flock could not be given up
-                await asyncio.sleep(_POLL_SECONDS)
-        yield await asyncio.to_thread(threads_in_use)
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

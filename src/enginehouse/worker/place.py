@@ -33,7 +33,7 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
     archive_limit_bytes: int = ArchiveLimits().total_bytes
     blob_cap_bytes: int = DEFAULT_CAP_BYTES
     confinement: Confinement = NONE  # of engines
-    thread_budget: int = 0  # for all engines of this user on this machine; 0 means its cores
+    thread_budget: int = 0  # shared by all engines of this user on this machine; 0 means its cores
 
     @property
     def backends(self) -> Path:

@@ -1,8 +1,9 @@
 """Brings up one engine process: port, threads, description, environment; then waits until it answers or has ended.
 
 The engine learns its key from a private file that is removed as soon as it answers, and of our environment only what it
-needs. Threads are promised under a lock that all workers of this user on this machine share, because engines that
-compete for cores slow each other down by more than half. Who owns the process afterwards is the supervisor's business.
+needs. Threads are promised in turn by all workers of this user on this machine, because engines that compete for cores
+slow each other down by more than half; memory is what an engine may be refused for. Who owns the process afterwards is
+the supervisor's business.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from msgspec import Struct
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.core.name import model_directory
-from enginehouse.host import disk, hardware, processes
+from enginehouse.core.placement import fits, free_memory
+from enginehouse.core.progress import format_bytes
+from enginehouse.core.threads import CARD_THREADS, is_for_card, share
+from enginehouse.host import disk, hardware, processes, threads
 from enginehouse.host.confinement import UNCONFINED_EXIT, Confinement
 from enginehouse.ports import Engine
 from enginehouse.worker.enclosures import Enclosures, Needs
@@ -33,7 +37,7 @@ CANNOT_BIND = 98  # what a launcher ends with when its port is taken
 POLL_SECONDS = 0.02
 LINES_LOOKED_AT = 50  # of an engine's log, for the file that it was refused
 _REFUSAL = re.compile(r"permission denied|operation not permitted|EACCES|EPERM", re.IGNORECASE)
-BUDGET_SECONDS = 30.0  # for the machine-wide lock, which is held for milliseconds
+BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then it goes on without
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
@@ -77,12 +81,8 @@ class Starter:
             unless_spawned.push_async_callback(in_thread, self._records.remove, nonce)
             unless_spawned.push_async_callback(in_thread, self._enclosures.remove, nonce)
             try:
+                await in_thread(self._check_memory, chosen)
                 process = await self._spawn_within_budget(chosen, record, log)
-            except TimeoutError as error:
-                raise Unavailable(
-                    f"cannot start {wish.model.name}: another worker on this machine is busy starting engines",
-                    code="resource_exhausted",
-                ) from error
             except OSError as error:
                 raise disk.storage_error(error, f"start {wish.model.name}") from error
             unless_spawned.pop_all()
@@ -97,14 +97,14 @@ class Starter:
         )
 
     async def _spawn_within_budget(self, chosen: Chosen, record: Record, log: Path) -> asyncio.subprocess.Process:
-        async with processes.thread_budget(BUDGET_SECONDS) as in_use:
-            threads = self._threads_for(chosen.wish, in_use, chosen.running_models)
+        async with threads.budget(BUDGET_SECONDS) as promised:
+            given = share(self._place.thread_budget or hardware.cores(), chosen.wish.model.options.threads, promised)
             await in_thread(_keep_last, log)
-            description = await in_thread(self._records.describe, record.nonce, _description(chosen, threads))
+            description = await in_thread(self._records.describe, record.nonce, _description(chosen, given))
             await in_thread(self._records.write, record)
             told = {
                 processes.NONCE: record.nonce,
-                processes.THREADS: str(threads),
+                threads.THREADS: str(CARD_THREADS if await in_thread(_is_on_card, chosen) else given),
                 "ENGINEHOUSE_MODEL_FILE": str(description),
             }
             needs = Needs(
@@ -150,17 +150,21 @@ class Starter:
             return False
         raise await in_thread(_ended, current, self._place.confinement)
 
-    def _threads_for(self, wish: StartWish, in_use: int, running_models: Collection[str]) -> int:
-        cores = hardware.cores()
-        budget = self._place.thread_budget or cores
-        if in_use >= budget:
-            names = ", ".join(sorted(running_models)) or "of another worker on this machine"
+    def _check_memory(self, chosen: Chosen) -> None:
+        """Whether the model's files fit into what is free now; how much more an engine takes, nobody knows before."""
+        model, capacity = chosen.wish.model, hardware.capacity(self._place.models)
+        if not fits(model, capacity):
+            running = ", ".join(sorted(chosen.running_models))
             raise Unavailable(
-                f"cannot start {wish.model.name}: all {budget} cores of this machine are promised to running engines; "
-                f"unload one first ({names})",
+                f"cannot start {model.name}: its files are {format_bytes(model.size_bytes)} and "
+                f"{format_bytes(free_memory(capacity))} of memory are free on this machine; "
+                + (f"unload a model first ({running})" if running else "end other programs or use another machine"),
                 code="insufficient_capacity",
             )
-        return min(wish.model.options.threads or max(1, cores // 2), budget - in_use)
+
+
+def _is_on_card(chosen: Chosen) -> bool:
+    return is_for_card(chosen.wish.directory, hardware.graphics_vendor())
 
 
 def choose_port(ports: Ports, key: str, host: str, refused: Collection[int]) -> int:
@@ -177,14 +181,14 @@ def _record_of(current: Running) -> Record:
     )
 
 
-def _description(chosen: Chosen, threads: int) -> dict[str, object]:
+def _description(chosen: Chosen, given: int) -> dict[str, object]:
     options = chosen.wish.model.options
     return {
         "path": str(chosen.model_path),
         "name": chosen.wish.model.name,
         "context": options.context_size,
         "parallel": options.parallel,
-        "threads": threads,
+        "threads": given,
         "key": chosen.wish.key,
     }
 
