@@ -227,7 +227,9 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
         keys=Keys(store),
         nodes=nodes,
         operations=Operations(acceptance, targets, versions),
-        endings=Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=settings.lease_seconds),
+        endings=Endings(
+            acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=settings.lease_seconds
+        ),
         poller=Poller(store, collector, patience, owner=owner, lease_seconds=settings.lease_seconds),
         planner=Planner(store, targets, versions),
         upgrades=Upgrades(store, targets, versions),

@@ -9,6 +9,7 @@ from tests.frontend.world import GALLERY, UNREAD, Time, World, installed, regist
 
 from enginehouse.core import wire
 from enginehouse.core.action import InstallBackend
+from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Conflict, Invalid, NotFound, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node import Node
@@ -363,3 +364,98 @@ async def test_no_node_can_take_it_names_every_reason(world: World) -> None:
     with pytest.raises(Conflict) as refused:
         await world.install(name="cuda-only")
     assert "first" in refused.value.message
+
+
+# What intents have changed since a report ----------------------------------------------------------
+
+
+async def ended(world: World, view: OperationView, outcome: Outcome) -> None:
+    """Send what is due, and have the first node of an operation answer."""
+    await world.dispatcher.step()
+    await world.reply(await world.intent(view), outcome)
+
+
+async def wanted(world: World, view: OperationView) -> InstallBackend:
+    action = (await world.intent(view)).action
+    assert isinstance(action, InstallBackend)
+    return action
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_an_install_after_a_delete_brings_what_the_tag_means_now(world: World, is_done: bool) -> None:
+    world.registry.digests[IMAGE] = "sha256:old"
+    await having(world, "first")
+    await world.install(name="image")  # so that this frontend has asked a moment ago
+    world.registry.digests[IMAGE] = "sha256:new"
+    deleted = await world.wish("delete", name="image")
+    if is_done:
+        await ended(world, deleted, Outcome())
+    action = await wanted(world, await world.install(name="image"))
+    assert (action.resolved.digest, action.keep) == ("sha256:new", False)
+
+
+async def test_a_rollback_on_a_node_that_is_away_is_not_undone_by_an_install(world: World) -> None:
+    """The report is from before: the node has another version than it says, and the one it says may be gone."""
+    world.registry.digests[IMAGE] = "sha256:three"
+    (node,) = await having(world, "first", digest="sha256:two")
+    await world.set_health(node.id, "offline")
+    view = await world.install(name="image")
+    action = await wanted(world, view)
+    assert (action.keep, action.resolved.digest) == (True, "sha256:three")
+    await world.report(node.id, sequence=2, backends=(installed("image", "sha256:one"),))
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_an_install_joins_an_upgrade_that_is_under_way(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    await having(world, "first")
+    upgrade = await world.wish("upgrade", name="image")
+    install = await world.install(name="image")
+    assert (await world.intent(install)).id == (await world.intent(upgrade)).id
+
+
+async def test_an_upgrade_behind_an_install_from_an_address_is_of_that_address(world: World) -> None:
+    (node,) = await having(world, "first", backend="mine", digest="sha256:old")
+    known = InstalledBackend(name="mine", is_system=False, is_meta=False, digest="sha256:old", uri="r.example/old:1")
+    await world.report(node.id, sequence=2, backends=(known,))
+    world.registry.digests |= {"r.example/old:1": "sha256:older", "r.example/new:1": "sha256:newer"}
+    asked = wish("install", "mine", uri="r.example/new:1")
+    await world.operations.request(asked)
+    view = await world.wish("upgrade", name="mine")
+    action = await wanted(world, view)
+    assert (action.resolved.uri, action.resolved.digest) == ("r.example/new:1", "sha256:newer")
+
+
+async def test_what_is_being_deleted_is_not_upgraded_and_can_be_deleted_again(world: World) -> None:
+    await having(world, "first")
+    deleted = await world.wish("delete", name="image")
+    with pytest.raises(NotFound):
+        await world.wish("upgrade", name="image")
+    again = await world.wish("delete", name="image")
+    assert (await world.intent(again)).id == (await world.intent(deleted)).id
+
+
+async def test_a_retry_asks_anew_what_a_tag_means(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:gone"
+    (node,) = await world.join_many("first")
+    view = await world.install(name="image")
+    await ended(world, view, Outcome(code="not_found", message="cannot find sha256:gone"))
+    world.registry.digests[IMAGE] = "sha256:here"
+    again = await world.board.view(await world.endings.retry(view.jobID, None, ME))
+    action = await wanted(world, again)
+    assert (action.resolved.digest, action.keep) == ("sha256:here", False)
+    await ended(world, again, Outcome(code="not_found", message="cannot find it either"))
+    # And what somebody has brought meanwhile is kept.
+    await world.report(node.id, backends=(installed("image", "sha256:other"),))
+    last = await world.board.view(await world.endings.retry(again.jobID, None, ME))
+    assert (await wanted(world, last)).keep
+
+
+async def test_a_retry_keeps_its_version_where_the_registry_does_not_answer(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:one"
+    await world.join("first")
+    view = await world.install(name="image")
+    await ended(world, view, Outcome(code="not_found", message="cannot find it"))
+    del world.registry.digests[IMAGE]
+    again = await world.board.view(await world.endings.retry(view.jobID, None, ME))
+    assert (await wanted(world, again)).resolved.digest == "sha256:one"

@@ -191,7 +191,14 @@ class World:
         self.collector = Collector(store, self.board, self.nodes, time, owner)
         self.dispatcher = Dispatcher(store, self.bus, self.board, owner=owner, lease_seconds=LEASE_SECONDS)
         self.collector.on_old_worker(self.dispatcher.send_forced)
-        self.endings = Endings(self.acceptance, self.dispatcher.recall, owner=owner, lease_seconds=LEASE_SECONDS)
+        self.endings = Endings(
+            self.acceptance,
+            self.dispatcher.recall,
+            self.targets,
+            self.versions,
+            owner=owner,
+            lease_seconds=LEASE_SECONDS,
+        )
         self.poller = Poller(store, self.collector, PATIENCE, owner=owner, lease_seconds=LEASE_SECONDS)
         self.upgrades = Upgrades(store, self.targets, self.versions)
         self.planner = Planner(store, self.targets, self.versions)

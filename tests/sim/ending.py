@@ -99,6 +99,8 @@ def _wanted_and_found(intent: IntentRow, disk: Disk) -> tuple[str, str]:
         case "install_backend" | "remove_backend":
             tree = disk.trees.get(about)
             wanted = action["resolved"]["digest"] if action["type"] == "install_backend" else ""
+            if action.get("keep"):
+                wanted = msgspec.json.decode(intent.outcome or "{}").get("digest", "")
             return wanted, tree.digest if tree else ""
         case "pull_model" | "remove_model":
             return "held" if action["type"] == "pull_model" else "", "held" if about in disk.models else ""

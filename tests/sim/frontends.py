@@ -15,12 +15,12 @@ from msgspec import Struct
 from tests.sim.bus import SimBus
 from tests.sim.clocks import SimClock
 from tests.sim.loop import PROCESS, Process
+from tests.sim.registry import HOST
 from tests.sim.store import SimStore
 from tests.sim.trace import Violation
 
 from enginehouse.core import wire
-from enginehouse.core.artifact import Artifact
-from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
+from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery import Entry, Gallery
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.accepting import Acceptance
@@ -54,9 +54,12 @@ LATE_LINK_SECONDS = (0.2, 3.0)  # packets lost and sent again
 
 
 def gallery(name: str, backends: tuple[str, ...], models: tuple[str, ...]) -> Gallery:
-    """Each gallery has its own version of every backend, and a meta name for the first. The models have one each."""
+    """Each gallery has its own version of every backend, and a meta name for the first. The last is an image, whose tag
+    moves. The models have one each.
+    """
     meta = Entry(name="engine", capabilities={"default": backends[0]})
-    entries = [Entry(name=one, uri=f"pypi:{one}=={name}", version=name) for one in backends]
+    entries = [Entry(name=one, uri=f"pypi:{one}=={name}", version=name) for one in backends[:-1]]
+    entries.append(Entry(name=backends[-1], uri=f"{HOST}/{backends[-1]}:{name}", version=name))
     offered = [
         Model(name=one, backend=backend, files=(ModelFile("weights", f"builtin:{one}", f"{number:064x}"),))
         for number, (one, backend) in enumerate(zip(models, ("engine", *backends[1:]), strict=False))
@@ -148,8 +151,9 @@ class SimFrontend:
         nodes = Nodes(
             store, board, stale_seconds=STALE_SECONDS, approve_keys=keys, verify=lambda *_: True, wake=wake_all
         )
-        versions = Versions(_no_registry, clock)
+        versions = Versions(world.registry.ask, clock)
         galleries = Galleries(world.galleries)
+        targets = Targets(galleries, versions)
         acceptance = Acceptance(store, board, wake)
         collector = Collector(store, board, nodes, clock, owner)
         collector.on_settled(wake_all)
@@ -163,8 +167,8 @@ class SimFrontend:
             events=events,
             board=board,
             nodes=nodes,
-            operations=Operations(acceptance, Targets(galleries, versions), versions),
-            endings=Endings(acceptance, dispatcher.recall, owner=owner, lease_seconds=lease),
+            operations=Operations(acceptance, targets, versions),
+            endings=Endings(acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease),
             collector=collector,
             loader=loader,
             poller=Poller(store, collector, PATIENCE, owner=owner, lease_seconds=lease),
@@ -268,10 +272,6 @@ class SimFrontend:
     def _on_the_way(self) -> float:
         chance, late_rate = self._world.chance("link"), self._world.late_link_rate
         return chance.uniform(*(LATE_LINK_SECONDS if late_rate and chance.random() < late_rate else LINK_SECONDS))
-
-
-async def _no_registry(uri: str, platform: str, sha256: str) -> Artifact:
-    raise NotFound(f"cannot find {uri}: every build of these galleries has its digest", code="not_found")
 
 
 async def register(objects: Objects, request: wire.RegisterRequest) -> wire.RegisterReply:

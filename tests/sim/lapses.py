@@ -22,6 +22,7 @@ from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
 from enginehouse.frontend import collector, ending, operations
 from enginehouse.frontend.collector import Collector
+from enginehouse.frontend.targets import Targets
 from enginehouse.store import claims
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection
@@ -76,6 +77,21 @@ def delete_at_once(chance: Random) -> tuple[Wish, ...]:
         wishes.append(wish(len(wishes), at, "install", f"one@{name}"))
         wishes.append(wish(len(wishes), at + chance.uniform(0.1, 3.0), "delete", name))
     return tuple(sorted(wishes, key=lambda one: one.at))
+
+
+def _targets_by_reports_alone() -> list[Patch]:
+    return [(Targets, "_changing", lambda self, connection, wish, targets: [])]
+
+
+def _anew_after_a_delete(chance: Random) -> tuple[Wish, ...]:
+    """An image whose tag has moved is deleted, and installed again before a report has told of that."""
+    at = 5.0 + chance.uniform(0.0, 2.0)
+    again = at + chance.choice((0.05, 0.3, 1.0)) * chance.uniform(0.2, 1.0)
+    return (
+        wish(0, 1.0, "install", f"one@{BACKENDS[-1]}"),
+        wish(1, at, "delete", BACKENDS[-1]),
+        wish(2, again, "install", f"one@{BACKENDS[-1]}"),
+    )
 
 
 # How many ------------------------------------------------------------------------------------------
@@ -233,6 +249,21 @@ LAPSES = (
         _what_was_given_up_is_forgotten,
         {**LATE, "duplicate_rate": 0.5, "drop_rate": 0.0},
         _install_and_cancel,
+        (),
+    ),
+    Mutant(
+        "an install after a delete believes the report",
+        ("G2",),
+        _targets_by_reports_alone,
+        {
+            **QUICK,
+            "nodes": 2,
+            "tag_moves_at": 4.0,
+            "safety_seconds": 9.0,
+            "disk_error_rate": 0.0,
+            "full_disk_rate": 0.0,
+        },
+        _anew_after_a_delete,
         (),
     ),
     Mutant("a lane is wider than asked", ("lanes",), _lanes_are_not_counted, FLEET, _one_after_another),

@@ -163,6 +163,8 @@ class SimOldMachine:
     async def _install(self, name: str, *, is_forced: bool) -> Struct:
         try:
             resolved = self._catalogue.explain(name, "default", "linux/amd64").resolved
+            if not resolved.digest:
+                resolved = msgspec.structs.replace(resolved, digest=self._world.registry.digest(resolved.uri))
         except EnginehouseError as error:
             return wire.BackendInstallReply(success=False, error=error.message)
         async with self._turn(resolved.directory):

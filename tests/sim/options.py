@@ -114,6 +114,7 @@ class Options(Struct, frozen=True, kw_only=True):
     full_disk_rate: float
     disk_error_rate: float
     read_error_rate: float = 0.0
+    tag_moves_at: float = 0.0
     wishes: tuple[Wish, ...]
     faults: tuple[Fault, ...]
 
@@ -156,6 +157,7 @@ def expand(seed: int) -> Options:
     if outlives_lease:
         return _outliving(chance, options)
     # Sources of their own: what is drawn for these runs makes no other one different.
+    options = msgspec.structs.replace(options, tag_moves_at=Random(f"{seed}/tags").uniform(0.5, safety))
     if not is_calm:
         rate = Random(f"{seed}/reads").choice(READ_ERROR_RATES)
         options = msgspec.structs.replace(options, read_error_rate=rate)

@@ -5,6 +5,8 @@ Judged at the moment of the commit, so that a word too early is caught even wher
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from tests.sim.invariants import success_was_so
 from tests.sim.ledgers import WorkerChecks
@@ -20,8 +22,23 @@ from enginehouse.core.action import (
     StartReplica,
     StopReplica,
 )
+from enginehouse.core.reference import parse_uri
 
 _ACTION: msgspec.json.Decoder[Action] = msgspec.json.Decoder(Action)
+
+
+def is_anew(intent: IntentRow, intents: Iterable[IntentRow]) -> bool:
+    """Whether this is an install of an image after a delete that was open then, or had just been done."""
+    action = _ACTION.decode(intent.action)
+    if not isinstance(action, InstallBackend) or parse_uri(action.resolved.uri).kind != "image":
+        return False
+    before = (intent.node_id, intent.subject, intent.generation - 1)
+    return any(
+        (one.node_id, one.subject, one.generation) == before
+        and one.state in ("succeeded", "superseded")
+        and isinstance(_ACTION.decode(one.action), RemoveBackend)
+        for one in intents
+    )
 
 
 def prove(intent: IntentRow, checks: WorkerChecks, *, is_old: bool) -> str:
@@ -32,6 +49,8 @@ def prove(intent: IntentRow, checks: WorkerChecks, *, is_old: bool) -> str:
         case InstallBackend() if is_old:
             # It looks the plain name up by itself, and takes what is there for what is wanted.
             return "" if seen - {""} else success_was_so(intent, action.resolved.digest, seen)
+        case InstallBackend() if action.keep:
+            return success_was_so(intent, msgspec.json.decode(intent.outcome or "{}").get("digest", ""), seen - {""})
         case InstallBackend():
             wanted = action.resolved.digest
             if action.force and not checks.has_taken_effect(intent.subject, intent.generation, wanted):

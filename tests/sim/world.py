@@ -7,6 +7,7 @@ made only to those.
 from __future__ import annotations
 
 import asyncio
+import json
 from random import Random
 
 from tests.sim.bus import BusWeather, Network
@@ -18,8 +19,9 @@ from tests.sim.machines import SimMachine
 from tests.sim.old import SimOldMachine
 from tests.sim.options import BACKENDS, GALLERIES, MODELS, Fault, Options
 from tests.sim.parts import InstallWeather
-from tests.sim.proving import prove
-from tests.sim.rows import Changed, IntentRow, OperationRow
+from tests.sim.proving import is_anew, prove
+from tests.sim.registry import SimRegistry
+from tests.sim.rows import Changed, IntentRow, OperationRow, select_rows
 from tests.sim.store import EPOCH, Database, StoreWeather
 from tests.sim.trace import Trace, Violation
 from tests.sim.watching import Watched
@@ -49,6 +51,7 @@ class World:
         self.confirmed: dict[str, str] = {}  # author -> operation, where the commit was confirmed to the frontend
         self.checks = StoreChecks(self._store_time, loop.fail, options.nodes, self._prove)
         self.network = Network(loop, self.chance("bus"), self.bus_weather, self.trace)
+        self.registry = SimRegistry(loop.time, options.tag_moves_at)
         self.galleries = [gallery(name, BACKENDS, MODELS) for name in GALLERIES]
         self.machines = [self._machine(number) for number in range(options.nodes)]
         self.frontends = [SimFrontend(self, number) for number in range(options.frontends)]
@@ -84,6 +87,25 @@ class World:
             if machine.node_id == intent.node_id:
                 wrong = prove(intent, machine.checks, is_old=machine.is_old)
                 machine.checks.judge("G10", wrong)
+                if not machine.is_old:
+                    machine.checks.judge("G2", self._is_what_the_tag_meant(intent))
+
+    def _is_what_the_tag_meant(self, intent: IntentRow) -> str:
+        """Whoever installs an image after its delete gets what its tag means, from the asking on."""
+        authors = select_rows(
+            self.database.connection,
+            "select author from operations join operation_intents on operation_id = id where intent_id = ?",
+            (intent.id,),
+        )
+        asked_at = {f"client-{wish.number}": wish.at for wish in self.options.wishes}
+        known = [asked_at[str(author)] for (author,) in authors if author in asked_at]
+        if not known or not is_anew(intent, self.checks.intents.values()):
+            return ""
+        action, outcome = json.loads(intent.action), json.loads(intent.outcome or "{}")
+        meant = self.registry.meant_since(action["resolved"]["uri"], min(known))
+        if outcome.get("digest") in meant:
+            return ""
+        return f"intent {intent.id} came after a delete and succeeded with what its tag no longer meant: {outcome}"
 
     def watched(self, name: str) -> Watched:
         watcher = Watched(name, self.loop.time, self.loop.fail)

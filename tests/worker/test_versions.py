@@ -82,6 +82,22 @@ async def test_the_same_tag_is_upgraded_when_it_has_moved_and_only_then(one: She
     assert said_by(one.tree) == "two"
 
 
+async def test_an_install_that_keeps_what_is_there_brings_another_version_only_where_there_is_none(one: Shelf) -> None:
+    await one.publish("engine:latest", five_layers())
+    await one.install(one.wish("engine:latest"))
+    image = await one.publish("engine:latest", five_layers(text="two"))
+    exact = one.wish("engine:latest", upgrade=False, digest=image.digest, meta="the-engine", version="2")
+    newest = msgspec.structs.replace(exact, keep=True)
+    assert not (await one.install(newest)).changed
+    assert said_by(one.tree) == "one"
+    pointer = one.assembled.trees.pointers.known("the-engine")
+    assert pointer is not None
+    assert (pointer.meta_backend_for, pointer.version) == (DIRECTORY, ""), "of what is there"
+    await one.assembled.installer.remove(DIRECTORY)
+    assert (await one.install(newest)).digest == image.digest
+    assert said_by(one.tree) == "two"
+
+
 async def test_an_index_rebuilt_for_another_machine_is_no_upgrade(one: Shelf) -> None:
     place = one.directory / "images" / "index"
     mine = write_image(place, five_layers(), platform=hardware.platform())

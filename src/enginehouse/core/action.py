@@ -21,6 +21,7 @@ class InstallBackend(Struct, tag="install_backend", frozen=True, omit_defaults=T
     resolved: Resolved
     force: bool = False
     upgrade: bool = False
+    keep: bool = False  # whatever version is in the directory will do; `resolved` is for where there is none
     # For LocalAI's workers, which resolve by themselves: where to look the name up, or that there is only an address.
     galleries: str = ""
     is_external: bool = False
@@ -106,14 +107,24 @@ def is_same_wish(wanted: Action, open_one: Action) -> bool:
 
 
 def _is_same_install(wanted: InstallBackend, open_one: InstallBackend) -> bool:
-    """Whether both would leave the same tree. A digest that one of them does not know yet is found in the same
-    place.
+    """Whether the open one leaves what is wanted: the same build, or any of it where any will do. A digest that one of
+    them does not know yet is found in the same place. What must be fetched anew, or looked for, joins only its like.
     """
     first, second = wanted.resolved, open_one.resolved
-    digests = {first.digest, second.digest} - {""}
-    return len(digests) <= 1 and (
-        (first.directory, first.uri, first.meta, first.sha256, wanted.force, wanted.upgrade)
-        == (second.directory, second.uri, second.meta, second.sha256, open_one.force, open_one.upgrade)
+    if (first.directory, first.uri, first.meta, first.sha256) != (
+        second.directory,
+        second.uri,
+        second.meta,
+        second.sha256,
+    ):
+        return False
+    if wanted.keep:
+        return True
+    return (
+        len({first.digest, second.digest} - {""}) <= 1
+        and not open_one.keep
+        and (open_one.force or not wanted.force)
+        and (open_one.upgrade or not wanted.upgrade)
     )
 
 

@@ -21,6 +21,7 @@ from enginehouse.core.errors import Unavailable
 from enginehouse.core.intent import NODE_REMOVED, Intent
 from enginehouse.core.model import Model, holds
 from enginehouse.core.node import Node
+from enginehouse.core.reference import parse_uri
 
 MAX_TIMES = 3  # that one load installs the same engine on the same node: somebody may delete it once or twice meanwhile
 
@@ -160,7 +161,9 @@ def _next_action(
     """What the node still lacks."""
     here = [intent for intent in intents if intent.node_id == node.id]
     if find(node.report.backends, resolved.directory) is None or (here and _lacks_engine(here[-1])):
-        return InstallBackend(backend=model.backend, resolved=resolved)
+        # Of an image in any version: somebody may be installing it, or have installed it since.
+        is_image = parse_uri(resolved.uri).kind == "image"
+        return InstallBackend(backend=model.backend, resolved=resolved, keep=is_image)
     if not holds(node.report.models, model):
         return PullModel(model=model)
     return StartReplica(model=model, slot=0, directory=resolved.directory, key=new_key)

@@ -66,8 +66,9 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
     """The success of an intent, where the report proves it; None where it proves nothing.
 
     Only state that the wish names counts: an install settles on its digest or on its own applied generation, a delete
-    on absence. A forced install settles on its generation alone, because the same digest was there before it; so does
-    one whose digest is not known before it is fetched. A start is never settled by state: its address comes with the
+    on absence. An install that keeps what is there settles on whatever is there. A forced install settles on its
+    generation alone, because the same digest was there before it; so does one whose digest is not known before it is
+    fetched. A start is never settled by state: its address comes with the
     result or with the replica that carries this generation.
     """
     action: Action = intent.action
@@ -104,7 +105,7 @@ def _shows_install(report: Report, action: InstallBackend, generation: int) -> O
     for backend in report.backends:
         if backend.name != action.resolved.directory or backend.is_broken:
             continue
-        is_same = backend.digest in wanted
+        is_same = backend.digest in wanted or action.keep
         if not report.is_whole:
             # No generations: that it is there now, and was asked for before, is all that can be known. Something was
             # there before an upgrade too, so only the new digest counts.

@@ -123,6 +123,7 @@ class BackendInstallRequest(Struct, frozen=True, omit_defaults=True, kw_only=Tru
     # Additive.
     command: Command | None = None
     resolved: Resolved | None = None
+    keep: bool = False
     model: ModelStart | None = None
 
 

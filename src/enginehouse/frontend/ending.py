@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from enginehouse.core.action import Foreign, InstallBackend, RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.intent import NODE_REMOVED, Change, Intent
-from enginehouse.core.operation import width_of
+from enginehouse.core.operation import Operation, width_of
 from enginehouse.frontend.accepting import (
     Acceptance,
     Kept,
@@ -22,6 +22,8 @@ from enginehouse.frontend.accepting import (
     with_intents,
 )
 from enginehouse.frontend.nodes import find_node
+from enginehouse.frontend.targets import Targets
+from enginehouse.frontend.versions import Versions, without_pin
 from enginehouse.store import db, history, idempotency, intents, leases, nodes, operations, replicas
 from enginehouse.store.db import Connection
 
@@ -39,8 +41,19 @@ Recall = Callable[[Iterable[Intent]], Awaitable[None]]
 class Endings:
     """`recall` tells workers to stop what has been cancelled: the dispatcher's."""
 
-    def __init__(self, acceptance: Acceptance, recall: Recall, *, owner: str, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        acceptance: Acceptance,
+        recall: Recall,
+        targets: Targets,
+        versions: Versions,
+        *,
+        owner: str,
+        lease_seconds: float,
+    ) -> None:
         self._acceptance = acceptance
+        self._targets = targets
+        self._versions = versions
         self._store = acceptance.store
         self._board = acceptance.board
         self._wake = acceptance.wake
@@ -72,36 +85,20 @@ class Endings:
 
     async def retry(self, operation_id: str, node: str | None, request: Request) -> str:
         """Do again what failed or was cancelled of an operation: a new operation with the same actions, which begins
-        with its first attempt."""
+        with its first attempt. What a tag means is asked anew: the version of the first try may be gone."""
+        first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
+        builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
+        await self._versions.look([without_pin(build) for build in builds], fresh_seconds=0.0)
 
         def work(connection: Connection) -> str:
-            before, intents = with_intents(connection, operation_id, node)
-            if before.kind == "load":
-                raise Invalid(
-                    f"cannot retry the load of {before.name}: load it again, which chooses a node anew",
-                    code="unsupported",
-                )
-            newest = {(intent.node_id, intent.subject): intent for intent in intents}
-            again = [
-                intent
-                for intent in newest.values()
-                if intent.state in _RETRIED and not isinstance(intent.action, Foreign)
-            ]
-            if not again:
-                raise Conflict(
-                    f"cannot retry operation {operation_id}: nothing of it failed or was cancelled", code="conflict"
-                )
-            present = nodes.named(connection, {intent.node_id for intent in again})[0]
-            again = [intent for intent in again if intent.node_id in present]
-            if not again:
-                raise Conflict(f"cannot retry operation {operation_id}: its nodes are gone", code="conflict")
+            before, again = _retried(connection, operation_id, node)
             kept = Kept(targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id)
             operation = new_operation(connection, before.kind, before.name, request.author, kept)
             if not _left_behind(connection, before.id, {intent.id for intent in again}):
                 operations.dismiss(connection, before.id, db.now(connection))
             fleet = sum(one.is_target for one in nodes.every(connection))
             width = width_of(before.kind, before.asked.max_parallel, fleet)
-            actions = [(intent.node_id, intent.action) for intent in again]
+            actions = self._targets.again(connection, [(intent.node_id, intent.action) for intent in again])
             return insert_operation(connection, operation, actions, width)
 
         accepted = await self._acceptance.accept(work, request, ["retry", operation_id, node])
@@ -175,6 +172,26 @@ class Endings:
         for intent in ended:
             log.warning("intent.hopeless intent=%s reason=%s", intent.id, intent.reason)
         await self._board.intents_changed(ended)
+
+
+def _retried(connection: Connection, operation_id: str, node: str | None) -> tuple[Operation, list[Intent]]:
+    """What a retry does again of an operation, on one node or all."""
+    before, found = with_intents(connection, operation_id, node)
+    if before.kind == "load":
+        raise Invalid(
+            f"cannot retry the load of {before.name}: load it again, which chooses a node anew", code="unsupported"
+        )
+    newest = {(intent.node_id, intent.subject): intent for intent in found}
+    again = [
+        intent for intent in newest.values() if intent.state in _RETRIED and not isinstance(intent.action, Foreign)
+    ]
+    if not again:
+        raise Conflict(f"cannot retry operation {operation_id}: nothing of it failed or was cancelled", code="conflict")
+    present = nodes.named(connection, {intent.node_id for intent in again})[0]
+    again = [intent for intent in again if intent.node_id in present]
+    if not again:
+        raise Conflict(f"cannot retry operation {operation_id}: its nodes are gone", code="conflict")
+    return before, again
 
 
 def _locked(connection: Connection, intents: Iterable[Intent]) -> list[Intent]:

@@ -111,6 +111,7 @@ def _install(
         op_id=operation_id,
         command=command,
         resolved=resolved,
+        keep=action.keep,
     )
 
 

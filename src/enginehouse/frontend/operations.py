@@ -17,7 +17,7 @@ from enginehouse.core.operation import width_of
 from enginehouse.frontend.accepting import Acceptance, Actions, Kept, Request, insert_operation, new_operation
 from enginehouse.frontend.ending import cancel_all
 from enginehouse.frontend.nodes import find_node
-from enginehouse.frontend.targets import BackendWish, Targets, check_wish, fresh_seconds
+from enginehouse.frontend.targets import BackendWish, Targets, check_wish
 from enginehouse.frontend.versions import Versions
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
@@ -40,8 +40,8 @@ class Operations:
         check_wish(wish)
         if wish.kind != "delete":
             # Outside of any transaction: a registry may take its time.
-            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
-            await self._versions.look(builds, fresh_seconds=fresh_seconds(wish))
+            asked = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
+            await self._versions.look(asked.builds, fresh_seconds=asked.fresh_seconds)
 
         def work(connection: Connection) -> str:
             chosen = self._targets.choose(connection, wish)

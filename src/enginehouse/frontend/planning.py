@@ -12,7 +12,7 @@ from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Excluded, width_of
-from enginehouse.frontend.targets import BackendWish, Targets, check_wish, fresh_seconds
+from enginehouse.frontend.targets import BackendWish, Targets, check_wish
 from enginehouse.frontend.versions import Versions
 from enginehouse.store.db import Store
 
@@ -54,8 +54,8 @@ class Planner:
     async def plan(self, wish: BackendWish) -> Plan:
         check_wish(wish)
         if wish.kind != "delete":
-            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
-            await self._versions.look(builds, fresh_seconds=fresh_seconds(wish))
+            asked = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
+            await self._versions.look(asked.builds, fresh_seconds=asked.fresh_seconds)
         chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, wish))
         rows = [self._row(wish, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)
@@ -88,7 +88,7 @@ class Planner:
         if installed is not None:
             row.installed_version = installed.version or UNSET
             row.installed_digest = installed.digest or UNSET
-            if build.digest and installed.digest in (build.digest, build.index_digest):
+            if action.keep or (build.digest and installed.digest in (build.digest, build.index_digest)):
                 row.does = "reinstall" if wish.force else "nothing"
         known = self._versions.known(build) if row.does != "nothing" else None
         if known is not None and known.size_bytes:

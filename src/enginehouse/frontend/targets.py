@@ -6,16 +6,19 @@ waits; waiting for approval, being of another kind, having no build or not havin
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
 from enginehouse.core import backend as backends
-from enginehouse.core.action import Action, InstallBackend, RemoveBackend
+from enginehouse.core.action import Action, InstallBackend, RemoveBackend, subject_of
 from enginehouse.core.backend import InstalledBackend, Resolved, package_digest
+from enginehouse.core.changes import nodes_after
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, NotFound, Unavailable
 from enginehouse.core.installation import check_directory, directory_behind
+from enginehouse.core.intent import Intent
 from enginehouse.core.name import check_name
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Asked, Excluded, OperationKind
@@ -23,7 +26,7 @@ from enginehouse.core.reference import parse_uri, shown_uri
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.nodes import find_node
 from enginehouse.frontend.versions import FRESH_SECONDS, Versions
-from enginehouse.store import nodes
+from enginehouse.store import intents, nodes
 from enginehouse.store.db import Connection
 
 MAX_URI = 2048
@@ -65,6 +68,7 @@ class Chosen(Struct, frozen=True):
     actions: list[tuple[Node, Action]]
     excluded: list[Excluded]
     fleet: int  # approved nodes that take backends
+    is_anew: bool  # some node is to have again what is being deleted there, or was a moment ago
 
 
 def check_wish(wish: BackendWish) -> None:
@@ -89,9 +93,11 @@ def check_wish(wish: BackendWish) -> None:
         )
 
 
-def fresh_seconds(wish: BackendWish) -> float:
-    """How old an answer of a registry may be: whoever upgrades means what is there now."""
-    return 0.0 if wish.kind == "upgrade" or wish.force else FRESH_SECONDS
+class Builds(Struct, frozen=True):
+    """What a registry is to be asked for a wish, and how old its answer may be."""
+
+    builds: list[Resolved]
+    fresh_seconds: float
 
 
 def _check_uri(wish: BackendWish) -> None:
@@ -125,6 +131,8 @@ class Targets:
     def choose(self, connection: Connection, wish: BackendWish) -> Chosen:
         every = nodes.every(connection)
         targets, reasons = _asked_for(connection, every, wish)
+        changes = self._changing(connection, wish, targets)
+        targets = nodes_after(targets, changes)
         match wish.kind:
             case "delete":
                 actions = self._removals(wish, targets, reasons)
@@ -135,16 +143,51 @@ class Targets:
         excluded = [Excluded(node.id, node.name, reasons[node.id]) for node in every if node.id in reasons]
         if not actions:
             raise _nothing_to_do(wish, excluded)
-        return Chosen(actions, excluded, sum(node.is_target for node in every))
+        is_anew = any(isinstance(one.action, RemoveBackend) for one in changes)
+        return Chosen(actions, excluded, sum(node.is_target for node in every), is_anew)
 
-    def builds(self, connection: Connection, wish: BackendWish) -> list[Resolved]:
-        """The builds that a wish comes to, for looking up their versions; none where it will be refused anyway."""
+    def _changing(self, connection: Connection, wish: BackendWish, targets: Sequence[Node]) -> list[Intent]:
+        """What is open, or was done since their reports, about what the wish may mean on these nodes."""
+        plain = wish.plain_name
+        directories = {plain, *(directory_behind(node.report.backends, plain) or plain for node in targets)}
+        with contextlib.suppress(EnginehouseError):
+            builds, _ = self._galleries.resolve_each(wish.name, targets)
+            directories |= {build.directory for build in builds.values()}
+        changes = intents.changing(connection, targets, (f"backend:{one}" for one in directories))
+        if wish.kind == "delete":
+            # What is being deleted already, or was a moment ago, can be asked to be deleted once more.
+            changes = [one for one in changes if not isinstance(one.action, RemoveBackend)]
+        return changes
+
+    def again(self, connection: Connection, actions: Sequence[tuple[str, Action]]) -> list[tuple[str, Action]]:
+        """The same once more, as it is wished now: a tag may have moved since, and the node may have what it lacked."""
+        here = {node_id: nodes.get(connection, node_id) for node_id, _ in actions}
+        subjects = {subject_of(action) for _, action in actions}
+        found = [node for node in here.values() if node is not None]
+        after = {node.id: node for node in nodes_after(found, intents.changing(connection, found, subjects))}
+        return [(node_id, self._renewed(action, after.get(node_id))) for node_id, action in actions]
+
+    def _renewed(self, action: Action, node: Node | None) -> Action:
+        if not isinstance(action, InstallBackend) or node is None:
+            return action
+        is_plain = not (action.force or action.upgrade or action.is_external)
+        return msgspec.structs.replace(
+            action,
+            resolved=self._versions.renewed(action.resolved),
+            keep=is_plain and _is_kept(action.resolved, node),
+        )
+
+    def builds(self, connection: Connection, wish: BackendWish) -> Builds:
+        """The builds that a wish comes to, for looking up their versions; none where it will be refused anyway. Whoever
+        upgrades means what is there now, and so does who installs again what was deleted.
+        """
         try:
             chosen = self.choose(connection, wish)
         except EnginehouseError:
-            return []
+            return Builds([], FRESH_SECONDS)
         found = [action.resolved for _, action in chosen.actions if isinstance(action, InstallBackend)]
-        return [self._versions.unpinned(build) for build in found]
+        is_now = wish.kind == "upgrade" or wish.force or chosen.is_anew
+        return Builds([self._versions.unpinned(build) for build in found], 0.0 if is_now else FRESH_SECONDS)
 
     def _installs(
         self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]
@@ -154,17 +197,18 @@ class Targets:
         builds, unfit = self._galleries.resolve_each(wish.name, targets)
         reasons |= unfit
         return [
-            (node, self._install(wish, _as_installed(wish, builds[node.id], node), upgrade=False))
+            (node, self._install(wish, builds[node.id], upgrade=False, keep=_is_kept(builds[node.id], node)))
             for node in targets
             if node.id in builds
         ]
 
-    def _install(self, wish: BackendWish, build: Resolved, *, upgrade: bool) -> InstallBackend:
+    def _install(self, wish: BackendWish, build: Resolved, *, upgrade: bool, keep: bool = False) -> InstallBackend:
         return InstallBackend(
             backend=wish.plain_name,
             resolved=self._versions.pinned(build),
             force=wish.force,
             upgrade=upgrade,
+            keep=keep and not wish.force,
             galleries=self._galleries.encoded,
         )
 
@@ -311,14 +355,12 @@ def _named(connection: Connection, wish: BackendWish) -> list[Node]:
     return list({node.id: node for node in found}.values())
 
 
-def _as_installed(wish: BackendWish, build: Resolved, node: Node) -> Resolved:
+def _is_kept(build: Resolved, node: Node) -> bool:
     """To install what is there changes nothing, whatever its tag has come to mean: new versions come by upgrades, which
-    leave most of a fleet serving.
+    leave most of a fleet serving. Which version that is the worker finds when its turn has come; a report may be old.
     """
-    installed = backends.find(node.report.backends, build.directory)
-    if installed is None or not installed.digest or wish.force or parse_uri(build.uri).kind != "image":
-        return build
-    return msgspec.structs.replace(build, digest=installed.digest, version=installed.version)
+    is_there = backends.find(node.report.backends, build.directory) is not None
+    return is_there and parse_uri(build.uri).kind == "image"
 
 
 def _nothing_to_do(wish: BackendWish, excluded: Sequence[Excluded]) -> EnginehouseError:

@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 Ask = Callable[[str, str, str], Awaitable[Artifact]]  # of a URI, for a platform, with the sha256 an archive must have
 
-FRESH_SECONDS = 60.0  # a second wish within a minute means the same version
+# A second request within a moment means the same version. Not longer: between the two somebody may have deleted the
+# backend and pushed a new version of it.
+FRESH_SECONDS = 5.0
 FAILED_SECONDS = 15.0  # a registry that does not answer is not waited for by everybody who asks meanwhile
 LIMIT_SECONDS = 5.0  # somebody waits for the answer
 MAX_KNOWN = 5000  # builds times platforms of a large gallery; beyond it the oldest are asked again
@@ -76,6 +78,13 @@ class Versions:
             return build
         return msgspec.structs.replace(build, digest="", index_digest="")
 
+    def renewed(self, build: Resolved) -> Resolved:
+        """A build as it would be pinned now, whatever it was pinned to; itself where nothing is known by now."""
+        known = self._known.get(_key(build))
+        if known is None or not known.digest or known.failure or not _has_tag(without_pin(build)):
+            return build
+        return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
+
     def _is_fresh(self, key: tuple[str, str], since: float, patient: bool) -> bool:
         known = self._known.get(key)
         if known is None or not patient:
@@ -109,6 +118,14 @@ class Versions:
         else:
             now = self._clock.monotonic()
             self._known[key] = Known(asked_at=now, failure=failure, failed_at=now)
+
+
+def without_pin(build: Resolved) -> Resolved:
+    """The build as its gallery has it: what a tag meant once is no part of it."""
+    source = parse_uri(build.uri)
+    if source.image is None or source.image.digest:
+        return build
+    return msgspec.structs.replace(build, digest="", index_digest="")
 
 
 def _key(build: Resolved) -> tuple[str, str]:

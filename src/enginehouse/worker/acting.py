@@ -120,7 +120,11 @@ class Acting:
             current.stopped = stopped.keys
 
         wish = InstallWish(
-            resolved=action.resolved, generation=current.generation, force=action.force, upgrade=action.upgrade
+            resolved=action.resolved,
+            generation=current.generation,
+            force=action.force,
+            upgrade=action.upgrade,
+            keep=action.keep,
         )
         before = await self._parts.trees.inode_of(directory)
         try:

@@ -134,7 +134,10 @@ def decode(verb: str, payload: bytes, known: Known) -> Work:
             return _keep(request, known)
         case wire.BackendInstallRequest():
             action = InstallBackend(
-                backend=request.backend or request.name, resolved=build_for(request, known), force=request.force
+                backend=request.backend or request.name,
+                resolved=build_for(request, known),
+                force=request.force,
+                keep=request.keep,
             )
         case wire.BackendUpgradeRequest():
             action = InstallBackend(

@@ -52,6 +52,7 @@ class InstallWish(Struct, frozen=True, kw_only=True):
     resolved: Resolved
     generation: int = 0
     force: bool = False
+    keep: bool = False  # whatever version is installed will do
     upgrade: bool = False  # look whether there is something newer, even if what is asked for is installed
 
 
@@ -99,7 +100,7 @@ class Installer:
             # What an earlier install left is not to be built on before it is finished or undone.
             await in_thread(self._swap.settle, resolved.directory)
             known = await in_thread(self._trees.metadata_of, resolved.directory)
-            if known is not None and not wish.force and is_wanted(known, resolved, wish.upgrade):
+            if known is not None and not wish.force and (wish.keep or is_wanted(known, resolved, wish.upgrade)):
                 return await self._keep(wish, known, known)
             return await self._replace(wish, known, report, swapped)
         except OSError as error:
@@ -139,7 +140,8 @@ class Installer:
         fresh = msgspec.structs.replace(seen, generation=max(known.generation, wish.generation))
         if fresh != known:
             await in_thread(self._trees.note, wish.resolved.directory, fresh)
-        await in_thread(self._trees.pointers.point, wish.resolved)
+        resolved = msgspec.structs.replace(wish.resolved, version=known.version) if wish.keep else wish.resolved
+        await in_thread(self._trees.pointers.point, resolved)
         return Installed(digest=fresh.digest, changed=False)
 
     async def _replace(self, wish: InstallWish, known: Metadata | None, report: Report, swapped: Swapped) -> Installed:
