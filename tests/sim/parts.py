@@ -201,6 +201,7 @@ class SimAssembled:
         self.trees = SimTrees(disk)
         self.installer = installer
         self.python = None
+        self.enclosures = None
         self.client = None
 
     async def close(self) -> None:
