@@ -169,8 +169,8 @@ def test_not_installed_here_means_install_it_there_and_said_again_it_is_a_failur
 
 def test_what_does_not_stay_is_not_installed_for_ever() -> None:
     broken = Report(mark=99.0, backends=(msgspec.structs.replace(INSTALLED, is_broken=True),))
-    assert step([intent(INSTALL, "succeeded")] * 2, [node("a", report=broken)]) == Next("a", INSTALL)
-    assert isinstance(step([intent(INSTALL, "succeeded")] * 3, [node("a", report=broken)]), GiveUp)
+    assert step([intent(INSTALL, "succeeded")] * 3, [node("a", report=broken)]) == Next("a", INSTALL)
+    assert isinstance(step([intent(INSTALL, "succeeded")] * 4, [node("a", report=broken)]), GiveUp)
 
 
 def test_a_load_waits_for_another_version_of_its_engine_that_replaced_its_own_install() -> None:
@@ -253,16 +253,30 @@ def test_no_node_to_choose_names_the_reason_of_each() -> None:
 
 
 def test_a_report_settles_an_install_by_digest_and_a_forced_one_by_generation() -> None:
-    seen = Report(boot_id="b", mark=20.0, backends=(INSTALLED,))
+    seen = Report(boot_id="b", mark=20.0, backends=(INSTALLED, POINTER))
     assert report.shows(seen, intent(INSTALL, "running")) is not None
     other = msgspec.structs.replace(BUILD, digest="sha256:2")
     assert report.shows(seen, intent(InstallBackend(backend="x", resolved=other), "running")) is None
     forced = intent(InstallBackend(backend="x", resolved=BUILD, force=True), "running")
     assert report.shows(seen, forced) is None
     applied = msgspec.structs.replace(INSTALLED, generation=3)
-    assert report.shows(Report(boot_id="b", backends=(applied,)), forced) is not None
+    assert report.shows(Report(boot_id="b", backends=(applied, POINTER)), forced) is not None
     broken = msgspec.structs.replace(INSTALLED, is_broken=True)
-    assert report.shows(Report(boot_id="b", backends=(broken,)), intent(INSTALL, "running")) is None
+    assert report.shows(Report(boot_id="b", backends=(broken, POINTER)), intent(INSTALL, "running")) is None
+
+
+def test_a_report_settles_an_install_of_a_meta_name_only_where_that_name_leads_to_it() -> None:
+    asked = intent(INSTALL, "running")
+    elsewhere = msgspec.structs.replace(POINTER, meta_backend_for="another")
+    for pointers in ((), (elsewhere,)):
+        assert report.shows(Report(boot_id="b", backends=(INSTALLED, *pointers)), asked) is None
+    # A listing of LocalAI's workers says that the name is there; one that is an alias it hides.
+    listed = msgspec.structs.replace(POINTER, meta_backend_for="")
+    assert report.shows(Report(backends=(INSTALLED,)), asked) is None
+    assert report.shows(Report(backends=(INSTALLED, listed)), asked) is not None
+    alias = msgspec.structs.replace(BUILD, alias="llama-cpp")
+    hidden = intent(msgspec.structs.replace(INSTALL, resolved=alias), "running")
+    assert report.shows(Report(backends=(INSTALLED,)), hidden) is not None
 
 
 def test_a_report_settles_a_delete_only_by_absence() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.frontend.world import Time, World, installed, running
+from tests.frontend.world import Time, World, installed, pointer, running
 
 from enginehouse.core import wire
 from enginehouse.core.action import InstallBackend
@@ -194,7 +194,7 @@ async def test_a_report_settles_by_the_result_that_it_carries(world: World) -> N
 async def test_a_report_settles_by_the_state_that_it_shows(world: World, time: Time) -> None:
     view, intent = await sent(world)
     assert isinstance(intent.action, InstallBackend)
-    shown = (installed("engine", intent.action.resolved.digest),)
+    shown = (installed("engine", intent.action.resolved.digest), pointer("llama-cpp", "engine"))
     await world.report(intent.node_id, backends=shown, mark=intent.created_at - 1)
     assert (await world.intent(view)).state == "running"
     await world.report(intent.node_id, sequence=2, backends=(installed("engine", "sha256:other"),))
@@ -269,9 +269,10 @@ async def test_an_applied_generation_proves_an_install_whatever_came_before_it(w
     intent = await world.intent(newest)
     time.passed += 1
     digest = intent.action.resolved.digest  # type: ignore[union-attr]
-    await world.report(older.node_id, backends=(installed("engine", digest, intent.generation - 1),))
+    name = pointer("llama-cpp", "engine")
+    await world.report(older.node_id, backends=(installed("engine", digest, intent.generation - 1), name))
     assert (await world.intent(newest)).is_open
-    await world.report(older.node_id, sequence=2, backends=(installed("engine", digest, intent.generation),))
+    await world.report(older.node_id, sequence=2, backends=(installed("engine", digest, intent.generation), name))
     assert (await world.intent(newest)).state == "succeeded"
 
 

@@ -310,5 +310,9 @@ def installed(name: str, digest: str, generation: int = 0) -> InstalledBackend:
     return InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest, generation=generation)
 
 
+def pointer(name: str, directory: str) -> InstalledBackend:
+    return InstalledBackend(name=name, is_system=False, is_meta=True, meta_backend_for=directory)
+
+
 def running(nonce: str, model: str = "tiny", generation: int = 0) -> RunningReplica:
     return RunningReplica(model_id=model, replica_index=0, address="h:1", nonce=nonce, generation=generation)

@@ -21,6 +21,7 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 from tests.sim.ledgers import WorkerChecks
+from tests.sim.options import METAS
 from tests.sim.trace import Trace
 
 from enginehouse.core.action import subject_of
@@ -35,6 +36,10 @@ WORK: ContextVar[Work | None] = ContextVar("work", default=None)  # what the cur
 ENDED: ContextVar[list[str]] = ContextVar("ended")  # the engines that were stopped for it
 
 
+def _with(metas: tuple[str, ...], meta: str) -> tuple[str, ...]:
+    return metas if not meta or meta in metas else (*metas, meta)
+
+
 class DiskWeather(Struct):
     full_rate: float = 0.0
     error_rate: float = 0.0
@@ -45,7 +50,7 @@ class Tree(Struct, frozen=True):
     digest: str
     generation: int
     inode: int
-    meta: str = ""
+    metas: tuple[str, ...] = ()  # the names that lead to it
 
 
 class Engine(Struct):
@@ -85,10 +90,10 @@ class Disk:
                     name=directory, is_system=False, is_meta=False, digest=tree.digest, generation=tree.generation
                 )
             )
-            if tree.meta:
-                found.append(
-                    InstalledBackend(name=tree.meta, is_system=False, is_meta=True, meta_backend_for=directory)
-                )
+            found += [
+                InstalledBackend(name=meta, is_system=False, is_meta=True, meta_backend_for=directory)
+                for meta in tree.metas
+            ]
         return tuple(found)
 
     def inode_of(self, directory: str) -> int | None:
@@ -104,21 +109,32 @@ class Disk:
         self._synced = {directory: replace(tree, generation=0) for directory, tree in self._synced.items()}
         self.checks.forgotten()
 
-    def note_generation(self, directory: str, generation: int) -> None:
+    def note_generation(self, directory: str, generation: int, meta: str) -> None:
         self.check_room()
         tree = self.trees[directory]
-        self._synced[directory] = self.trees[directory] = replace(tree, generation=max(tree.generation, generation))
-        self.trace.note(self.name, f"disk: {directory} is wanted by generation {generation} as well")
+        noted = replace(tree, generation=max(tree.generation, generation), metas=_with(tree.metas, meta))
+        self._synced[directory] = self.trees[directory] = noted
+        self.trace.note(self.name, f"disk: {directory} is wanted by generation {generation} as well {meta}")
+        self._note_pointers(directory)
         self.checks.took_effect(f"backend:{directory}", self.trees[directory].digest)
 
     def swap(self, resolved: Resolved, generation: int) -> int:
         """Usable from now on, and safe after `sync`."""
         self.check_room()
         self._inodes += 1
-        self.trees[resolved.directory] = Tree(resolved.digest, generation, self._inodes, resolved.meta)
+        before = self.trees.get(resolved.directory)
+        metas = _with(before.metas if before is not None else (), resolved.meta)
+        self.trees[resolved.directory] = Tree(resolved.digest, generation, self._inodes, metas)
+        self._note_pointers(resolved.directory)
         self.trace.note(self.name, f"disk: {resolved.directory} is {resolved.digest[7:13]} by generation {generation}")
         self.checks.took_effect(f"backend:{resolved.directory}", resolved.digest)
         return self._inodes
+
+    def _note_pointers(self, directory: str) -> None:
+        """Which names lead to it from now on."""
+        tree = self.trees.get(directory)
+        for meta in METAS:
+            self.checks.became(f"pointer:{meta}", directory if tree is not None and meta in tree.metas else "")
 
     def sync(self, directory: str) -> None:
         self.check_write()
@@ -130,6 +146,7 @@ class Disk:
         self.trees.pop(directory)
         if before is not None:
             self.trees[directory] = before
+        self._note_pointers(directory)
         self.trace.note(self.name, f"disk: {directory} is {before.digest[7:13] if before else 'gone'} again")
         self.checks.became(f"backend:{directory}", before.digest if before else "")
 
@@ -149,6 +166,7 @@ class Disk:
         self.check_write()
         self.trees.pop(directory, None)
         self._synced.pop(directory, None)
+        self._note_pointers(directory)
         self.trace.note(self.name, f"disk: {directory} is gone")
         self.checks.took_effect(f"backend:{directory}", "")
 

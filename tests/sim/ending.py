@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from tests.sim.clients import ANSWER_SECONDS, Clients
 from tests.sim.disk import Disk
+from tests.sim.options import BACKENDS, METAS
 from tests.sim.rows import IntentRow, select_rows
 from tests.sim.store import EPOCH
 from tests.sim.trace import Violation
@@ -46,6 +47,7 @@ async def judge_the_end(world: World, clients: Clients) -> None:
         *_left_behind(world),
         *_wrong_refusals(world, clients),
         *_done_twice(world, clients),
+        *_names_that_lead_nowhere(world, clients),
         *_shown_late(world),
         *await _unreadable(world, clients),
     ):
@@ -144,6 +146,29 @@ def _done_twice(world: World, clients: Clients) -> list[tuple[str, str]]:
         for author in clients.keyed
         if left[author] > 1
     ]
+
+
+def _names_that_lead_nowhere(world: World, clients: Clients) -> list[tuple[str, str]]:
+    """G10: every name that was asked for gets its pointer, also where the request joined the install of another."""
+    wrong: list[tuple[str, str]] = []
+    machines = {machine.node_id: machine for machine in world.machines}
+    for accepted in clients.accepted:
+        meta = accepted.name.rpartition("@")[2]
+        if accepted.kind != "install" or meta not in METAS:
+            continue
+        query = "select intent_id from operation_intents where operation_id = ?"
+        rows = select_rows(world.database.connection, query, (accepted.operation_id,))
+        intents = [world.checks.intents[str(intent_id)] for (intent_id,) in rows]
+        for intent in intents:
+            machine = machines.get(intent.node_id)
+            here = [one for one in intents if one.node_id == intent.node_id]
+            if machine is None or any(one.state != "succeeded" for one in here):
+                continue
+            since = min(one.created_at for one in here) - EPOCH
+            if BACKENDS[0] not in machine.checks.seen_since(f"pointer:{meta}", since):
+                said = f"{accepted.author} was told that {meta} is installed on {machine.name}, where it led nowhere"
+                wrong.append(("G10", said))
+    return wrong
 
 
 def _ends(world: World) -> dict[str, float]:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from tests.sim.bus import SimBus
 from tests.sim.clocks import SimClock
 from tests.sim.loop import PROCESS, Process
+from tests.sim.options import METAS
 from tests.sim.registry import HOST
 from tests.sim.store import SimStore
 from tests.sim.trace import Violation
@@ -54,17 +55,17 @@ LATE_LINK_SECONDS = (0.2, 3.0)  # packets lost and sent again
 
 
 def gallery(name: str, backends: tuple[str, ...], models: tuple[str, ...]) -> Gallery:
-    """Each gallery has its own version of every backend, and a meta name for the first. The last is an image, whose tag
+    """Each gallery has its own version of every backend, and meta names for the first. The last is an image, whose tag
     moves. The models have one each.
     """
-    meta = Entry(name="engine", capabilities={"default": backends[0]})
+    metas = [Entry(name=one, capabilities={"default": backends[0]}) for one in METAS]
     entries = [Entry(name=one, uri=f"pypi:{one}=={name}", version=name) for one in backends[:-1]]
     entries.append(Entry(name=backends[-1], uri=f"{HOST}/{backends[-1]}:{name}", version=name))
     offered = [
         Model(name=one, backend=backend, files=(ModelFile("weights", f"builtin:{one}", f"{number:064x}"),))
-        for number, (one, backend) in enumerate(zip(models, ("engine", *backends[1:]), strict=False))
+        for number, (one, backend) in enumerate(zip(models, (METAS[0], *backends[1:]), strict=False))
     ]
-    return Gallery(name=name, url=f"{name}:", backends=(meta, *entries), models=tuple(offered))
+    return Gallery(name=name, url=f"{name}:", backends=(*metas, *entries), models=tuple(offered))
 
 
 LOAD_SECONDS = 5.0  # whatever moves a load wakes it

@@ -64,6 +64,17 @@ def one_is_open(open_ones: set[str], subject: str) -> str:
     return "" if len(open_ones) <= 1 else f"{subject} has {len(open_ones)} open intents: {sorted(open_ones)}"
 
 
+def same_work_is_joined(older: IntentRow, newer: IntentRow) -> str:
+    """G4: whoever asks for the build that is being installed joins that, whatever name was used."""
+    first, second = json.loads(older.action), json.loads(newer.action)
+    for one in (first, second):
+        one.pop("backend", None)
+        one.get("resolved", {}).pop("meta", None)
+    if first["type"] == "install_backend" and first == second:
+        return f"intent {newer.id} superseded {older.id}, which was the same work"
+    return ""
+
+
 def lease_is_respected(before: IntentRow, after: IntentRow, now: float) -> str:
     """G3: nobody takes a running intent whose owner's lease has not ended, and whoever takes one has a higher fence."""
     if (before.state, after.state) == ("running", "running") and before.owner != after.owner:

@@ -12,10 +12,11 @@ from random import Random
 import msgspec
 from sqlalchemy import literal, select
 from tests.sim.mutation import Mutant, Patch
-from tests.sim.options import BACKENDS, LEASE_SECONDS, Fault, Wish, WishKind
+from tests.sim.options import BACKENDS, LEASE_SECONDS, METAS, Fault, Wish, WishKind
 from tests.sim.parts import SimModels
 
-from enginehouse.core.action import RemoveBackend
+from enginehouse.core import action
+from enginehouse.core.action import Action, RemoveBackend
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.model import HeldModel
@@ -23,7 +24,7 @@ from enginehouse.core.report import Report
 from enginehouse.frontend import collector, ending, operations
 from enginehouse.frontend.collector import Collector
 from enginehouse.frontend.targets import Targets
-from enginehouse.store import claims
+from enginehouse.store import claims, wishes
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection
 from enginehouse.worker import actions
@@ -91,6 +92,27 @@ def _anew_after_a_delete(chance: Random) -> tuple[Wish, ...]:
         wish(0, 1.0, "install", f"one@{BACKENDS[-1]}"),
         wish(1, at, "delete", BACKENDS[-1]),
         wish(2, again, "install", f"one@{BACKENDS[-1]}"),
+    )
+
+
+def _another_name_is_another_wish() -> list[Patch]:
+    def is_same_wish(wanted: Action, open_one: Action) -> bool:
+        return action.is_same_wish(wanted, open_one) and action.pointer_of(wanted) == action.pointer_of(open_one)
+
+    return [(wishes, "is_same_wish", is_same_wish)]
+
+
+def _joined_names_are_forgotten() -> list[Patch]:
+    return [(wishes, "add_pointers", lambda connection, done, new_id, now: [])]
+
+
+def _under_several_names(chance: Random) -> tuple[Wish, ...]:
+    """The same build asked for by its own name and by the others, while it is being installed."""
+    names = [*METAS, BACKENDS[0]]
+    chance.shuffle(names)
+    times = sorted(chance.uniform(1.0, 2.0) for _ in names)
+    return tuple(
+        wish(number, at, "install", f"one@{name}") for number, (at, name) in enumerate(zip(times, names, strict=True))
     )
 
 
@@ -264,6 +286,21 @@ LAPSES = (
             "full_disk_rate": 0.0,
         },
         _anew_after_a_delete,
+        (),
+    ),
+    Mutant(
+        "another name is another wish",
+        ("G4",),
+        _another_name_is_another_wish,
+        {**QUICK, "install_seconds": 2.0},
+        _under_several_names,
+    ),
+    Mutant(
+        "a name that joined gets no pointer",
+        ("G10",),
+        _joined_names_are_forgotten,
+        {**QUICK, "install_seconds": 2.0, "nodes": 2},
+        _under_several_names,
         (),
     ),
     Mutant("a lane is wider than asked", ("lanes",), _lanes_are_not_counted, FLEET, _one_after_another),

@@ -23,6 +23,7 @@ from tests.sim.invariants import (
     one_is_open,
     one_works_at_a_time,
     request_is_kept_whole,
+    same_work_is_joined,
     stored_progress_does_not_fall,
     wish_is_kept_whole,
 )
@@ -77,6 +78,9 @@ class StoreChecks:
         place = (after.node_id, after.subject)
         if before is None:
             self._newest[place] = max(self._newest.get(place, 0), after.generation)
+            for older in self.intents.values():
+                if (older.node_id, older.subject, older.generation) == (*place, after.generation - 1):
+                    self._judge("G4", same_work_is_joined(older, after) if older.state == "superseded" else "")
         else:
             self._judge("G1", ended_stays_ended(before, after))
             self._judge("G1", wish_is_kept_whole(before, after))

@@ -146,9 +146,14 @@ class SimOldMachine:
     async def _answer(self, verb: str, payload: bytes) -> Struct:
         match verb:
             case wire.LIST:
+                # It does not tell where its pointers lead.
                 listed = tuple(
                     InstalledBackend(name=name, is_system=False, is_meta=False, digest=tree.digest)
                     for name, tree in sorted(self.disk.trees.items())
+                ) + tuple(
+                    InstalledBackend(name=meta, is_system=False, is_meta=True)
+                    for tree in self.disk.trees.values()
+                    for meta in tree.metas
                 )
                 return wire.BackendListReply(backends=listed or None)
             case wire.RUNNING:
@@ -168,7 +173,9 @@ class SimOldMachine:
         except EnginehouseError as error:
             return wire.BackendInstallReply(success=False, error=error.message)
         async with self._turn(resolved.directory):
-            if is_forced or resolved.directory not in self.disk.trees:
+            known = self.disk.trees.get(resolved.directory)
+            # A name that it does not have yet is installed with its build, though that is there.
+            if is_forced or known is None or (resolved.meta and resolved.meta not in known.metas):
                 weather = self._world.install_weather
                 await asyncio.sleep(weather.seconds * self._chance.uniform(0.5, 1.5))
                 if self._chance.random() < weather.failing_rate:
@@ -176,7 +183,9 @@ class SimOldMachine:
                 self.disk.swap(resolved, 0)
         return wire.BackendInstallReply(success=True)
 
-    async def _delete(self, directory: str) -> Struct:
+    async def _delete(self, name: str) -> Struct:
+        behind = [one for one, tree in self.disk.trees.items() if name in tree.metas]
+        directory = behind[0] if behind else name
         async with self._turn(directory):
             if directory not in self.disk.trees:
                 return wire.BackendUpgradeReply(success=False, error=f'backend "{directory}" not found')

@@ -50,6 +50,8 @@ SHORT_LEASES = (2.0, 3.0)
 SHORT_LEASE_RATE = 0.42  # of the runs that do not outlive a usual one: a quarter of all runs then have a take-over
 READ_ERROR_RATES = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.03, 0.15)
 BACKENDS = ("alpha", "beta", "gamma")
+METAS = ("engine", "motor")  # two more names for the first backend
+META_RATE = 0.3  # of the requests about it that use one of them
 GALLERIES = ("one", "two")  # both have every backend, each its own version of it
 MODELS = ("small", "large")  # of the first and the second backend
 
@@ -161,6 +163,7 @@ def expand(seed: int) -> Options:
     if not is_calm:
         rate = Random(f"{seed}/reads").choice(READ_ERROR_RATES)
         options = msgspec.structs.replace(options, read_error_rate=rate)
+    options = msgspec.structs.replace(options, wishes=_renamed(Random(f"{seed}/names"), options.wishes))
     of_lease = Random(f"{seed}/lease")
     if not is_calm and of_lease.random() < SHORT_LEASE_RATE:
         return _outliving(of_lease, msgspec.structs.replace(options, lease_seconds=of_lease.choice(SHORT_LEASES)))
@@ -198,6 +201,17 @@ def _wishes(chance: Random, nodes: int, frontends: int, safety: float, more: tup
             )
         )
     return tuple(sorted(made, key=lambda wish: wish.at))
+
+
+def _renamed(chance: Random, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
+    """The same requests, some of them for the first backend by another name of it."""
+    renamed: list[Wish] = []
+    for wish in wishes:
+        gallery, at, plain = wish.name.rpartition("@")
+        if plain == BACKENDS[0] and wish.kind in ("install", "upgrade", "delete") and chance.random() < META_RATE:
+            wish = msgspec.structs.replace(wish, name=f"{gallery}{at}{chance.choice(METAS)}")
+        renamed.append(wish)
+    return tuple(renamed)
 
 
 def _faults(chance: Random, nodes: int, frontends: int, safety: float, has_models: bool) -> tuple[Fault, ...]:

@@ -54,7 +54,7 @@ class SimInstaller:
         with disk.working(f"backend:{resolved.directory}"):
             known = disk.trees.get(resolved.directory) if disk.is_readable(resolved.directory) else None
             if known is not None and (wish.keep or known.digest == resolved.digest) and not wish.force:
-                await in_thread(disk.note_generation, resolved.directory, wish.generation)
+                await in_thread(disk.note_generation, resolved.directory, wish.generation, resolved.meta)
                 return Installed(digest=known.digest, changed=False)
             report("resolving", "", 0, 0)
             await self._fetch(report)

@@ -21,6 +21,8 @@ from enginehouse.core.action import (
     RemoveModel,
     StartReplica,
     StopReplica,
+    pointer_of,
+    subject_of,
 )
 from enginehouse.core.reference import parse_uri
 
@@ -44,6 +46,11 @@ def is_anew(intent: IntentRow, intents: Iterable[IntentRow]) -> bool:
 def prove(intent: IntentRow, checks: WorkerChecks, *, is_old: bool) -> str:
     """What is wrong with its success; nothing where all is well."""
     action = _ACTION.decode(intent.action)
+    meta = pointer_of(action)
+    if meta and subject_of(action).partition(":")[2] not in checks.seen_since(
+        f"pointer:{meta}", intent.created_at - EPOCH
+    ):
+        return f"intent {intent.id} succeeded, but {meta} never led to {subject_of(action)}"
     seen = checks.seen_since(intent.subject, intent.created_at - EPOCH)
     match action:
         case InstallBackend() if is_old:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse.core.backend import Resolved
 from enginehouse.core.model import Model
+from enginehouse.core.reference import parse_uri
 from enginehouse.core.replica import process_key
 
 
@@ -103,20 +105,18 @@ def is_same_wish(wanted: Action, open_one: Action) -> bool:
         )
     if isinstance(wanted, InstallBackend) and isinstance(open_one, InstallBackend):
         return _is_same_install(wanted, open_one)
+    if isinstance(wanted, RemoveBackend) and isinstance(open_one, RemoveBackend):
+        return (wanted.directory, wanted.called) == (open_one.directory, open_one.called)
     return wanted == open_one
 
 
 def _is_same_install(wanted: InstallBackend, open_one: InstallBackend) -> bool:
-    """Whether the open one leaves what is wanted: the same build, or any of it where any will do. A digest that one of
-    them does not know yet is found in the same place. What must be fetched anew, or looked for, joins only its like.
+    """Whether the open one leaves what is wanted: the same build, or any of it where any will do, whatever name each
+    was asked for by. A digest that one of them does not know yet is found in the same place. What must be fetched anew,
+    or looked for, joins only its like.
     """
     first, second = wanted.resolved, open_one.resolved
-    if (first.directory, first.uri, first.meta, first.sha256) != (
-        second.directory,
-        second.uri,
-        second.meta,
-        second.sha256,
-    ):
+    if (first.directory, first.uri, first.sha256) != (second.directory, second.uri, second.sha256):
         return False
     if wanted.keep:
         return True
@@ -126,6 +126,23 @@ def _is_same_install(wanted: InstallBackend, open_one: InstallBackend) -> bool:
         and (open_one.force or not wanted.force)
         and (open_one.upgrade or not wanted.upgrade)
     )
+
+
+def pointer_of(action: Action) -> str:
+    """The meta name that an action lets stand for its build; "" where there is none."""
+    if not isinstance(action, InstallBackend) or action.resolved.meta == action.resolved.directory:
+        return ""
+    return action.resolved.meta
+
+
+def pointing(done: InstallBackend, meta: str, digest: str) -> InstallBackend:
+    """What is left to do for a request that joined an install under another name: that name is to lead to the build
+    as well. A worker of ours finds the build in place and writes the pointer. One of LocalAI's takes one name with each
+    message, so it is asked to install that name, which fetches the build once more and writes the pointer.
+    """
+    build = msgspec.structs.replace(done.resolved, meta=meta, digest=digest or done.resolved.digest)
+    is_image = parse_uri(build.uri).kind == "image"
+    return InstallBackend(backend=meta, resolved=build, keep=done.keep or is_image, galleries=done.galleries)
 
 
 def phrase(action: Action) -> str:

@@ -23,7 +23,7 @@ from enginehouse.core.model import Model, holds
 from enginehouse.core.node import Node
 from enginehouse.core.reference import parse_uri
 
-MAX_TIMES = 3  # that one load installs the same engine on the same node: somebody may delete it once or twice meanwhile
+MAX_TIMES = 4  # that one load installs the same engine on the same node: somebody may delete it once or twice meanwhile
 
 
 class Next(Struct, frozen=True):

@@ -21,6 +21,7 @@ from enginehouse.core.action import (
     RemoveModel,
     StartReplica,
     StopReplica,
+    pointer_of,
 )
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import Intent, Outcome
@@ -65,11 +66,11 @@ def believed(report: Report, now: float) -> Report:
 def shows(report: Report, intent: Intent) -> Outcome | None:
     """The success of an intent, where the report proves it; None where it proves nothing.
 
-    Only state that the wish names counts: an install settles on its digest or on its own applied generation, a delete
-    on absence. An install that keeps what is there settles on whatever is there. A forced install settles on its
-    generation alone, because the same digest was there before it; so does one whose digest is not known before it is
-    fetched. A start is never settled by state: its address comes with the
-    result or with the replica that carries this generation.
+    Only state that the wish names counts: an install settles on its digest or on its own applied generation, and only
+    where the meta name that was asked for leads to it; a delete settles on absence. An install that keeps what is there
+    settles on whatever is there. A forced install settles on its generation alone, because the same digest was there
+    before it; so does one whose digest is not known before it is fetched. A start is never settled by state: its
+    address comes with the result or with the replica that carries this generation.
     """
     action: Action = intent.action
     match action:
@@ -102,6 +103,8 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
 
 def _shows_install(report: Report, action: InstallBackend, generation: int) -> Outcome | None:
     wanted = {action.resolved.digest, action.resolved.index_digest} - {""}
+    if not _is_pointed(report, action):
+        return None
     for backend in report.backends:
         if backend.name != action.resolved.directory or backend.is_broken:
             continue
@@ -115,6 +118,19 @@ def _shows_install(report: Report, action: InstallBackend, generation: int) -> O
         if (is_same and not action.force) or (is_applied and (is_same or not wanted)):
             return Outcome(digest=backend.digest)
     return None
+
+
+def _is_pointed(report: Report, action: InstallBackend) -> bool:
+    """Whether the meta name that was asked for leads to the build. A listing of LocalAI's workers does not tell where a
+    name leads, and has an alias instead of a pointer of the same name.
+    """
+    meta, build = pointer_of(action), action.resolved
+    if not meta or (not report.is_whole and build.alias == meta):
+        return True
+    return any(
+        backend.name == meta and (not report.is_whole or backend.meta_backend_for == build.directory)
+        for backend in report.backends
+    )
 
 
 def has_applied(report: Report, intent: Intent) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -32,7 +33,7 @@ from enginehouse.frontend.board import Board
 from enginehouse.frontend.nodes import Nodes, note_deaf
 from enginehouse.frontend.overheard import Overheard, Reply
 from enginehouse.ports import Bus, Clock, Message
-from enginehouse.store import db, intents, nodes, operations, replicas
+from enginehouse.store import db, intents, nodes, operations, replicas, wishes
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -196,6 +197,7 @@ class Collector:
         done.intents = operations.apply_all(connection, changes.values())
         for intent in done.intents:
             _follow(connection, intent, now)
+        _point(connection, done.intents, now)
         operations.note_ended(connection, [intent.id for intent in done.intents if not intent.is_open])
         return done
 
@@ -246,6 +248,7 @@ class Collector:
         gone = _forget_gone_replicas(connection, node_id, report)
         changed = gone or _shown(report) != _shown(node.report)
         nodes.set_report(connection, node_id, report, now if changed else None)
+        _point(connection, settled, now)
         operations.note_ended(connection, [intent.id for intent in settled if not intent.is_open])
         ended = intents.ended_among(connection, node_id, report.running[:MAX_RUNNING])
         return Reported(settled, changed, ended)
@@ -335,6 +338,12 @@ def _follow(connection: Connection, after: Intent, now: float) -> None:
         elif isinstance(action, RemoveModel):
             replicas.remove_of_model(connection, after.node_id, action.model)
         _forget_stopped(connection, after.node_id, outcome.stopped)
+
+
+def _point(connection: Connection, settled: Sequence[Intent], now: float) -> None:
+    """Other names that lead to what was installed are written next, for those who asked for them."""
+    for intent in wishes.add_pointers(connection, settled, lambda: str(uuid.uuid4()), now):
+        log.info("intent.pointer intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
 
 
 def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:

@@ -247,7 +247,9 @@ class Targets:
             action = self._install(wish, build, upgrade=True)
             if node.is_foreign:
                 # Under the name that it lists: such a worker stops the processes of the very name that it is told.
-                action = msgspec.structs.replace(action, backend=build.directory)
+                # It has its pointers already, and an upgrade writes none.
+                plain = msgspec.structs.replace(action.resolved, meta="")
+                action = msgspec.structs.replace(action, backend=build.directory, resolved=plain)
             if is_external:
                 action = InstallBackend(
                     backend=build.directory, resolved=action.resolved, upgrade=True, is_external=True

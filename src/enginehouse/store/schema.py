@@ -116,6 +116,8 @@ operation_intents = Table(
     Column("position", Integer, nullable=False),
     # The operation was cancelled while the intent goes on for another one.
     Column("detached", Boolean, nullable=False, server_default=false()),
+    # The meta name that the operation asked for; where it joined an install of another name, its pointer comes after.
+    Column("meta", String(128), nullable=False, server_default=""),
     Index("operation_intents_intent", "intent_id"),
 )
 

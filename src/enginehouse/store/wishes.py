@@ -6,18 +6,18 @@ many nodes a wish is for, it costs a handful of statements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from enginehouse.core.action import Action, is_same_wish, subject_of
+from enginehouse.core.action import Action, InstallBackend, is_same_wish, pointer_of, pointing, subject_of
 from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply, note_ended
-from enginehouse.store.rows import intent_columns, intent_of
+from enginehouse.store.rows import intent_columns, intent_of, slices
 from enginehouse.store.schema import intents, operation_intents, subjects
 
 _AT_ONCE = 250  # wishes in one statement; both databases have an upper limit on values
@@ -87,7 +87,7 @@ def add_intents(
     """Give the operation an intent for each wish: a new one that supersedes what was open there, or the equal one that
     is open. Of those with a `lane_width`, so many of the operation run at once.
     """
-    by_place = {(one.node_id, subject_of(one.action)): one for one in wanted}
+    by_place: dict[_Place, Wanted] = {(one.node_id, subject_of(one.action)): one for one in wanted}
     if len(by_place) != len(wanted):
         raise ValueError("two wishes of one operation for the same thing on the same node")
     chosen: list[Intent] = []
@@ -96,7 +96,8 @@ def add_intents(
     for start in range(0, len(places), _AT_ONCE):
         some = {place: by_place[place] for place in places[start : start + _AT_ONCE]}
         chosen += _add_some(connection, operation_id, some, now, lane_width)
-    _link(connection, operation_id, chosen)
+    metas = [pointer_of(by_place[intent.node_id, intent.subject].action) for intent in chosen]
+    _link(connection, operation_id, chosen, metas)
     return chosen
 
 
@@ -141,6 +142,33 @@ def _add_some(
     return chosen
 
 
+_NAMED = (
+    select(operation_intents.c.operation_id, operation_intents.c.intent_id, operation_intents.c.meta)
+    .where(
+        operation_intents.c.intent_id.in_(bindparam("ids", expanding=True)),
+        operation_intents.c.meta != "",
+        operation_intents.c.detached.is_(False),
+    )
+    .order_by(operation_intents.c.operation_id)
+)
+
+
+def add_pointers(connection: Connection, done: Iterable[Intent], new_id: Callable[[], str], now: float) -> list[Intent]:
+    """For installs that have succeeded: the operations that joined them under other names get an intent each that
+    brings the pointer of theirs. In the same transaction, so that none of them looks done before it is.
+    """
+    installs = {one.id: one for one in done if one.state == "succeeded" and isinstance(one.action, InstallBackend)}
+    added: list[Intent] = []
+    for some in slices(installs):
+        for row in connection.execute(_NAMED, {"ids": some}).all():
+            intent = installs[row.intent_id]
+            if row.meta != pointer_of(intent.action) and isinstance(intent.action, InstallBackend):
+                digest = intent.outcome.digest if intent.outcome is not None else ""
+                action = pointing(intent.action, row.meta, digest)
+                added.append(add_intent(connection, row.operation_id, intent.node_id, action, new_id(), now))
+    return added
+
+
 def generation_at(connection: Connection, node_id: str, subject: str) -> int:
     """The newest that was given out there; 0 where none was."""
     return int(connection.execute(_GENERATION, {"at_node": node_id, "about": subject}).scalar_one_or_none() or 0)
@@ -164,11 +192,11 @@ def _open_at(connection: Connection, places: list[_Place]) -> dict[_Place, list[
     return found
 
 
-def _link(connection: Connection, operation_id: str, chosen: Sequence[Intent]) -> None:
+def _link(connection: Connection, operation_id: str, chosen: Sequence[Intent], metas: Sequence[str]) -> None:
     before = int(connection.execute(_COUNT, {"of": operation_id}).scalar_one())
     rows = [
-        {"operation_id": operation_id, "intent_id": intent.id, "position": before + number}
-        for number, intent in enumerate(chosen)
+        {"operation_id": operation_id, "intent_id": intent.id, "position": before + number, "meta": meta}
+        for number, (intent, meta) in enumerate(zip(chosen, metas, strict=True))
     ]
     if rows:
         connection.execute(_LINK[connection.dialect.name], rows)

@@ -1,0 +1,22 @@
+"""The meta name under which an operation joined an intent
+
+It has a default in the database, so that a frontend of the version before goes on beside this one.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("operation_intents", sa.Column("meta", sa.String(128), nullable=False, server_default=""))
+
+
+def downgrade() -> None:
+    op.drop_column("operation_intents", "meta")
