@@ -42,7 +42,7 @@ class SimSupervisor:
         """Addresses do not matter here."""
 
     def tidy(self) -> None:
-        """There are none."""
+        """There is nothing to tidy."""
 
     def running(self) -> tuple[RunningReplica, ...]:
         return tuple(_report(one) for one in self._disk.engines.values())

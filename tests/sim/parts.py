@@ -203,6 +203,7 @@ class SimAssembled:
         self.python = None
         self.enclosures = None
         self.client = None
+        self.enclosures = None
 
     async def close(self) -> None:
         """No connections to close."""
