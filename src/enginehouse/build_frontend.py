@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -28,9 +28,10 @@ from enginehouse.api.models import ModelRoutes
 from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
-from enginehouse.api.serving import LINGER_SECONDS, serve
+from enginehouse.api.serving import LINGER_SECONDS, answering, serve
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
+from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import BusAccess, WorkerRoutes
 from enginehouse.bus import credentials
 from enginehouse.bus.nats import BusOptions, NatsBus
@@ -63,16 +64,15 @@ from enginehouse.frontend.targets import Targets
 from enginehouse.frontend.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
 from enginehouse.frontend.versions import LIMIT_SECONDS, Ask, Versions
 from enginehouse.host import disk, listen
-from enginehouse.loop import Loop
+from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus
 from enginehouse.setting_file import read_credentials
 from enginehouse.settings import FrontendSettings
-from enginehouse.store.db import Store
+from enginehouse.store.db import Store, StoreLimits
 
 log = logging.getLogger(__name__)
 
 HOPELESS_SECONDS = 60.0  # what ends so was never going to run: nobody waits for it
-BUS_CONNECT_SECONDS = 30.0  # a bus that is not there by then is somebody's task: end, and be started again
 
 
 class SystemClock:
@@ -83,38 +83,10 @@ class SystemClock:
         return random.random()
 
 
-class Wakes:
-    """Loops wake each other; they are made after the objects that ask for it, so the names come first."""
-
-    def __init__(self) -> None:
-        self.loops: dict[str, Loop] = {}
-        self.is_stopping = False
-
-    def note_stop(self) -> None:
-        """Not ready from then on."""
-        self.is_stopping = True
-
-    def stop_with(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Not ready from then on, and whoever watches is told."""
-
-        def stop() -> None:
-            self.is_stopping = True
-            tell()
-
-        return stop
-
-    def of(self, *names: str) -> Callable[[], None]:
-        def wake() -> None:
-            for name in names:
-                if name in self.loops:
-                    self.loops[name].wake()
-
-        return wake
-
-
 class House(Struct, frozen=True):
     """The objects of one frontend."""
 
+    store: Store
     board: Board
     events: Events
     keys: Keys
@@ -138,24 +110,17 @@ async def run(settings: FrontendSettings) -> int:
     disk.make_usable(settings.data)
     is_inherited = parent.LISTEN_VARIABLE in os.environ  # then nobody finds the door closed, and the next one answers
     listener = _listener(settings)
-    store = await Store.open(settings.database_url or f"sqlite:///{settings.data / 'enginehouse.db'}")
     account_seed = _account_seed(settings)
     wakes = Wakes()
-    jwt, seed = "", ""
-    if account_seed:
-        name = f"enginehouse-frontend-{uuid.uuid4()}"
-        made = credentials.mint_user(account_seed, name, subjects.frontend_permissions())
-        jwt, seed = made.jwt, made.seed
-    bus = await NatsBus.connect(
-        BusOptions(
-            url=settings.nats_url,
-            name="enginehouse-frontend",
-            jwt=jwt,
-            seed=seed,
-            on_connected=wakes.of("dispatch"),
-        ),
-        limit_seconds=BUS_CONNECT_SECONDS,
-    )
+    # Whoever asks an `up` that is being started waits for its answer; alone, nobody else would say why.
+    waiting = Waiting()
+    async with nullcontext() if is_inherited else answering(waiting, listener):
+        waiting.reason = "the database does not answer yet"
+        limits = StoreLimits(settings.store_timeout_seconds, settings.start_wait_seconds)
+        store = await Store.open(settings.database_url or f"sqlite:///{settings.data / 'enginehouse.db'}", limits)
+        store.on_back = wakes.wake_all
+        waiting.reason = "the bus is not connected yet"
+        bus = await _open_bus(settings, account_seed, wakes)
     engine = HttpEngine()
     house = make_house(settings, store, bus, wakes)
     await _take_tokens(settings, house.keys)
@@ -188,6 +153,22 @@ async def run(settings: FrontendSettings) -> int:
     return 0
 
 
+async def _open_bus(settings: FrontendSettings, account_seed: str, wakes: Wakes) -> NatsBus:
+    jwt, seed = "", ""
+    if account_seed:
+        name = f"enginehouse-frontend-{uuid.uuid4()}"
+        made = credentials.mint_user(account_seed, name, subjects.frontend_permissions())
+        jwt, seed = made.jwt, made.seed
+    options = BusOptions(
+        url=settings.nats_url,
+        name="enginehouse-frontend",
+        jwt=jwt,
+        seed=seed,
+        on_connected=wakes.of("dispatch"),
+    )
+    return await NatsBus.connect(options, limit_seconds=settings.start_wait_seconds)
+
+
 def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes) -> House:
     clock = SystemClock()
     owner = _owner(settings)
@@ -211,7 +192,12 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
     )
     loader = Loader(store, board, galleries, owner=owner, lease_seconds=settings.lease_seconds)
     loader.on_step(wakes.of("load", "dispatch", "route"))
-    router = Router(store, loader, wait_seconds=settings.model_load_wait_seconds or None)
+    router = Router(
+        store,
+        loader,
+        wait_seconds=settings.model_load_wait_seconds or None,
+        memory_seconds=settings.route_memory_seconds,
+    )
     collector = Collector(store, board, nodes, clock, owner)
     # The router first: somebody may be waiting for the route.
     collector.on_settled(wakes.of("route", "load", "dispatch"))
@@ -222,6 +208,7 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
     acceptance = Acceptance(store, board, wakes.of("dispatch", "route"))
     targets = Targets(galleries, versions)
     return House(
+        store=store,
         board=board,
         events=events,
         keys=Keys(store),
@@ -260,12 +247,12 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("tell", house.board.step, PUBLISH_SECONDS),
         Loop("tell-models", house.models.step, CATCH_UP_SECONDS),
         Loop("catch-up", house.board.catch_up_step, CATCH_UP_SECONDS),
-        Loop("galleries", house.galleries.step, STEP_SECONDS),
-        Loop("prune", house.endings.prune_step, PRUNE_SECONDS),
-        Loop("hopeless", house.endings.hopeless_step, HOPELESS_SECONDS),
+        Loop("galleries", house.galleries.step, STEP_SECONDS, is_housekeeping=True),
+        Loop("prune", house.endings.prune_step, PRUNE_SECONDS, is_housekeeping=True),
+        Loop("hopeless", house.endings.hopeless_step, HOPELESS_SECONDS, is_housekeeping=True),
         Loop("poll", house.poller.step, every),
-        Loop("violations", partial(asyncio.to_thread, house.violation_log.look), LOOK_SECONDS),
-        Loop("upgrades", house.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS),
+        Loop("violations", partial(asyncio.to_thread, house.violation_log.look), LOOK_SECONDS, is_housekeeping=True),
+        Loop("upgrades", house.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS, is_housekeeping=True),
     ]
     return {loop.name: loop for loop in loops}
 
@@ -276,7 +263,8 @@ def make_entries(
     def unready() -> list[str]:
         reasons = ["this frontend is stopping"] if wakes.is_stopping else []
         reasons += [] if bus.is_connected else ["the bus is not connected"]
-        return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.failures > 2]
+        reasons += ["the database does not answer"] if house.store.is_away else []
+        return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.is_stuck]
 
     system = SystemRoutes(house.metrics, unready)
     access = _bus_access(settings, account_seed)

@@ -137,8 +137,20 @@ def _is_ipv6(host: str) -> bool:
 def parse_database_url(value: object) -> str:
     text = parse_text(value)
     if not re.match(r"(sqlite|postgres(ql)?(\+psycopg)?)://", text):
-        raise Invalid("a database is written like postgresql://user:password@host/name or sqlite:////path/of/file.db")
+        raise _no_database()
+    try:
+        # Several hosts are allowed, each with a port of its own.
+        for place in urlsplit(text).netloc.rpartition("@")[2].split(","):
+            port = urlsplit(f"//{place}").port
+            if port == 0 or (port is None and place.endswith(":")):
+                raise _no_database()
+    except ValueError:
+        raise _no_database() from None
     return text
+
+
+def _no_database() -> Invalid:
+    return Invalid("a database is written like postgresql://user:password@host:5432/name or sqlite:////path/of/file.db")
 
 
 def parse_http_url(value: object) -> str:
@@ -259,6 +271,9 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "model_load_wait_seconds": lambda value: parse_duration(value, zero_allowed=True),
     **dict.fromkeys(
         (
+            "store_timeout_seconds",
+            "start_wait_seconds",
+            "route_memory_seconds",
             "heartbeat_seconds",
             "stale_seconds",
             "lease_seconds",

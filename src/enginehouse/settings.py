@@ -84,6 +84,12 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     port: int | None = None
     database_url: str = ""
     nats_url: str = ""
+    # A request is told 503 within five seconds; slower disks and links than that are slower than people wait.
+    store_timeout_seconds: float = 4.0
+    # For the database and the bus: one that recovers after a power cut needs minutes; later somebody has to look.
+    start_wait_seconds: float = 300.0
+    # Without the store nobody learns that a node or a model is gone: routes are used no longer than that.
+    route_memory_seconds: float = 60.0
     approve_keys: tuple[str, ...] = ()
     advertise_nats: str = ""
     backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)  # the built-in one always comes first

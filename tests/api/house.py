@@ -13,8 +13,9 @@ from starlette.applications import Starlette
 from tests.frontend.world import MemoryBus
 
 from enginehouse.api.app import Entry, build
-from enginehouse.build_frontend import House, Wakes, make_entries, make_house
+from enginehouse.build_frontend import House, make_entries, make_house
 from enginehouse.engine.http import HttpEngine
+from enginehouse.loop import Wakes
 from enginehouse.settings import FrontendSettings
 from enginehouse.store.db import Store
 

@@ -6,16 +6,18 @@ It listens on a socket of the file system only. What it runs is ended by its own
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import psutil
 import psycopg
 from tests.conftest import in_memory
 
@@ -32,6 +34,25 @@ class Server:
         name = f"t{uuid.uuid4().hex}"
         self.tell(f'create database "{name}" owner "{owner}"')
         return f"postgresql://{owner}@/{name}?host={self.socket_directory}"
+
+    def freeze(self) -> None:
+        """All of it stands still, and nothing is closed."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        postmaster = psutil.Process(int((Path(self._inner.pgdata) / "postmaster.pid").read_text().split()[0]))
+        for process in (postmaster, *postmaster.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def require_password(self, role: str) -> None:
+        """From now on, of that role."""
+        rules = Path(self._inner.pgdata) / "pg_hba.conf"
+        rules.write_text(f"local all {role} scram-sha-256\n{rules.read_text()}")
+        self.tell("select pg_reload_conf()")
 
     def tell(self, *statements: str) -> None:
         with psycopg.connect(str(self._inner.get_uri()), autocommit=True) as connection:

@@ -18,10 +18,11 @@ from sqlalchemy import text
 from tests.api.house import Answer, Site
 from tests.replay.lab import Lab
 
-from enginehouse.build_frontend import House, Wakes, make_entries, make_house, make_loops
+from enginehouse.build_frontend import House, make_entries, make_house, make_loops
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.gallery_source import decode_sources
 from enginehouse.engine.http import HttpEngine
+from enginehouse.loop import Wakes
 from enginehouse.settings import FrontendSettings
 from enginehouse.store.db import Connection, Store
 

@@ -22,6 +22,7 @@ from tests.sim.rows import Changed, Changes, add_triggers
 from tests.sim.shortcut import Shortcut
 
 from enginehouse.store import db
+from enginehouse.store.attempts import Attempt
 from enginehouse.store.db import Connection, Store
 
 T = TypeVar("T")
@@ -91,12 +92,12 @@ class SimStore(Store):
         self._chance = chance
         self._committed = committed
 
-    def _run(self, work: Callable[[Connection], T]) -> T:
+    def _run(self, work: Callable[[Connection], T], attempt: Attempt) -> T:
         weather = self._weather
         who = PROCESS.get().name
         if weather.away_for and ("" in weather.away_for or who in weather.away_for):
             raise _lost("the server is away")
-        result = super()._run(work)
+        result = super()._run(work, attempt)
         changed = self._source.changes.take()
         is_unknown = weather.unknown_rate > 0.0 and self._chance.random() < weather.unknown_rate
         if changed:

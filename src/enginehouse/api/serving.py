@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
@@ -19,7 +19,32 @@ from enginehouse.host import processes
 from enginehouse.loop import Loop
 
 STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
+SHORT_STOP_SECONDS = 1  # for answers that take no time
 LINGER_SECONDS = 1.0  # balancers ask several times a second; who stops a frontend by hand hardly notices
+
+
+@contextlib.asynccontextmanager
+async def answering(app: object, listener: socket.socket) -> AsyncIterator[None]:
+    """Answer with `app` while this lasts, on a copy of the listening socket: whoever connects afterwards waits for the
+    next who takes it.
+    """
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # an ASGI application
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=SHORT_STOP_SECONDS,
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    # A signal ends a program that has done nothing yet.
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[listener.dup()]))
+        try:
+            yield
+        finally:
+            server.should_exit = True
 
 
 async def serve(

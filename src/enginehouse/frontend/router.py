@@ -1,8 +1,9 @@
 """Which replica answers a request: chosen among routes in memory, with no database on the path of a warm request.
 
-Routes are rebuilt from the store when something changed and every few seconds besides. In-flight counts live here and
-nowhere else, so none can leak beyond this process. A request for a model without a route asks the loader once and waits
-for the route to appear; the load outlives it.
+Routes are rebuilt from the store when something changed and every few seconds besides. Routes that could not be looked
+at for a minute, because the store is away or this process was frozen, are not used: what they lead to may have been
+removed meanwhile. In-flight counts live here and nowhere else, so none can leak beyond this process. A request for a
+model without a route asks the loader once and waits for the route to appear; the load outlives it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from enginehouse.core.routing import Route, choose_route
 from enginehouse.store import db, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
+MEMORY_SECONDS = 60.0  # for which routes are used that could not be looked at again
 LOOK_AGAIN_SECONDS = 1.0  # a waiting request asks how its load is doing; another frontend may be the one doing it
 
 
@@ -46,7 +48,9 @@ class Pending:
 
 
 class Router:
-    def __init__(self, store: Store, loads: Loads, *, wait_seconds: float | None) -> None:
+    def __init__(
+        self, store: Store, loads: Loads, *, wait_seconds: float | None, memory_seconds: float = MEMORY_SECONDS
+    ) -> None:
         """`wait_seconds` is how long a request waits for a load; None waits without an end."""
         self._store = store
         self._loads = loads
@@ -58,8 +62,13 @@ class Router:
         self._pending: dict[str, Pending] = {}
         self._changed = asyncio.Event()
         self._turn = 0
+        self._memory_seconds = memory_seconds
+        self._looked_at: float | None = None
+        self._refreshing = asyncio.Lock()
 
     async def acquire(self, model: str) -> Route:
+        if self._looked_at is None or asyncio.get_running_loop().time() - self._looked_at > self._memory_seconds:
+            await self._look_again(self._looked_at)
         routes = self._routes.get(model)
         if not routes:
             routes = await self._load(model)
@@ -90,9 +99,16 @@ class Router:
     def routes(self) -> list[Route]:
         return [route for routes in self._routes.values() for route in routes]
 
+    async def _look_again(self, looked_at: float | None) -> None:
+        """One looks for all that wait; `Unavailable` for all where that cannot be done."""
+        async with self._refreshing:
+            if self._looked_at == looked_at:
+                await self.step()
+
     async def step(self) -> None:
         """Rebuild the routes: ready replicas on nodes that are neither offline nor drained."""
 
+        began = asyncio.get_running_loop().time()
         dropped = {route.id: at for route, at in self._dropped.items()}
 
         def work(connection: Connection) -> tuple[list[Route], set[str], float]:
@@ -130,6 +146,7 @@ class Router:
             if route.id not in dead:
                 routes.setdefault(route.model, []).append(route)
         self._routes = routes
+        self._looked_at = began
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -181,3 +181,12 @@ leases = Table(
     Column("owner", String(64), nullable=False),
     Column("until", Double, nullable=False),
 )
+
+# Of stores on SQLite: one row, written once per boot of the machine (`store.clock`).
+clock = Table(
+    "clock",
+    metadata,
+    Column("boot", String(64), primary_key=True),
+    Column("began_at", Double, nullable=False),  # the store's time when the machine's own clock was at zero
+    Column("written_at", Double, nullable=False),
+)

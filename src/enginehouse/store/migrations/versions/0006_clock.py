@@ -1,0 +1,24 @@
+"""The clock of a store on SQLite, which runs with the machine instead of the wall clock"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "clock",
+        sa.Column("boot", sa.String(64), primary_key=True),
+        sa.Column("began_at", sa.Double, nullable=False),
+        sa.Column("written_at", sa.Double, nullable=False),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("clock")
