@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,8 +46,13 @@ def worker(settings: WorkerSettings) -> int:
 
 def _run(program: Coroutine[object, object, T]) -> T:
     """Run a program on the fast event loop, with one line per event on stderr; its parent keeps that in a file."""
+    from enginehouse.host.log_limit import LimitedHandler
+
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+        handlers=[LimitedHandler(sys.stderr)],
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.umask(0o077)

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,11 +22,13 @@ from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by
 
 from enginehouse.core import wire
+from enginehouse.host.log_limit import PLACE_BYTES
 
 IS_PROOF = os.environ.get("ENGINEHOUSE_PROOF") == "1"
 NONSENSE = 10_000 if IS_PROOF else 2_000
 RESTARTS = 10 if IS_PROOF else 3
 BURST = 10_000
+FLOOD = 20_000
 QUESTIONS = 100
 # Without an answer by their nature. Any message at all on `stop` is a valid order to leave, so it is not among these.
 SILENT = (wire.STOP, wire.CANCEL)
@@ -125,6 +128,31 @@ def test_nonsense_on_every_subject_changes_nothing(fleet: Fleet, warehouse: Ware
     for process in (*fleet.frontends, *fleet.workers.values()):
         assert "bus.receiver_failed" not in fleet.log_of(process.name)
     fleet.done("delete", name, ["worker-1"])
+
+
+def has_dropped(log: Path) -> bool:
+    return "progress.dropped" in log.read_text()
+
+
+def test_a_flood_of_nonsense_leaves_the_log_of_a_frontend_short(fleet: Fleet, warehouse: Warehouse) -> None:
+    node_id = fleet.node("worker-1")["id"]
+    before = {frontend.name: frontend.log.stat().st_size for frontend in fleet.frontends}
+    with speaking(fleet, warehouse) as speaker:
+        flood = []
+        for number in range(FLOOD):
+            forged = b'{"intent": "\n2026-01-01 ERROR forged' + b"x" * 3000
+            flood.append((wire.progress_subject(node_id, f"{number}"), forged, False))
+            flood.append((f"{wire.INBOX}.{number}", b"nonsense", False))
+            flood.append((f"{wire.POLLS}.x.y.z.{number}", b"nonsense", False))
+        warehouse.run(speaker.said(flood))
+        for frontend in fleet.frontends:
+            wait_for("the flood to have arrived", partial(has_dropped, frontend.log))
+    fleet.until_ready()
+    fleet.until_healthy()
+    for frontend in fleet.frontends:
+        # A budget for each of three places, and what is filled up meanwhile.
+        grown = frontend.log.stat().st_size - before[frontend.name]
+        assert grown < 4 * PLACE_BYTES, f"{grown} bytes for {3 * FLOOD} messages"
 
 
 def test_a_burst_on_one_subject_of_a_worker_delays_no_other(fleet: Fleet, warehouse: Warehouse) -> None:

@@ -29,7 +29,7 @@ BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 10.0
 STEADY_SECONDS = 20.0  # a child that ran this long is not in a crash loop
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
-LOG_LOOK_SECONDS = 60.0  # a program that writes a megabyte a second is within ten times the limit
+LOG_LOOK_SECONDS = 5.0  # a program of ours writes no more than a few megabytes until then (`host.log_limit`)
 # Exit codes of a refusal that trying again does not change; the others (cannot reach, not there yet) may heal.
 _REFUSALS: dict[int, type[EnginehouseError]] = {1: Hopeless, 2: Invalid}
 

@@ -36,6 +36,7 @@ PORT_TRIES = 20
 IDLE_LOOK_SECONDS = 0.2  # between two looks whether an engine still answers somebody
 PROOF_SECONDS = 2.0  # how long a running process may take to prove that it lives: its health answer costs it nothing
 LOG_BYTES = 8 * 1024 * 1024  # of one engine; cut to nothing beyond
+TRIM_SECONDS = 1.0  # between two looks: a fast disk takes half a gigabyte meanwhile
 
 
 class Supervisor:
@@ -66,6 +67,7 @@ class Supervisor:
         self._locks = Locks()
         self._watchers = asyncio.TaskGroup()
         self._watching: set[asyncio.Task[None]] = set()
+        self._trimming: asyncio.Task[None] | None = None
         self._ports: Ports | None = None
 
     async def __aenter__(self) -> Supervisor:
@@ -73,6 +75,7 @@ class Supervisor:
         await self._watchers.__aenter__()
         await asyncio.to_thread(self._kill_leftovers)
         await asyncio.to_thread(self._enclosures.prepare)
+        self._trimming = self._watchers.create_task(self._trim())
         return self
 
     async def __aexit__(
@@ -81,6 +84,8 @@ class Supervisor:
         if (await self.stop_all()).survivors:
             for task in self._watching:
                 task.cancel()  # the kernel does not let go of them; the next worker looks again, by their records
+        if self._trimming is not None:
+            self._trimming.cancel()
         # Never with the error: the watchers have their last steps to do, whatever the reason for leaving.
         await self._watchers.__aexit__(None, None, None)
 
@@ -169,12 +174,19 @@ class Supervisor:
         return current.report() if current is not None and current.process.returncode is None else None
 
     def tidy(self) -> None:
-        """Keep the logs of long-lived engines bounded (they are written in append mode, so cutting is safe), and no
-        home of a backend that is gone. Blocks.
-        """
+        """Keep no home of a backend that is gone. Blocks."""
         wishes = [*self._coming.values(), *(one.wish for one in list(self._running.values()))]
         installed = {path.name for path in self._trees.every_tree()}
         self._enclosures.tidy(installed | {wish.directory for wish in wishes})
+
+    async def _trim(self) -> None:
+        """Whether anybody hears this worker or not: an engine may print without an end."""
+        while True:
+            await asyncio.sleep(TRIM_SECONDS)
+            await asyncio.to_thread(self._trim_logs)
+
+    def _trim_logs(self) -> None:
+        """Keep the logs of long-lived engines bounded; they are written in append mode, so cutting is safe. Blocks."""
         for one in list(self._running.values()):
             try:
                 if one.log.stat().st_size > LOG_BYTES:
