@@ -125,8 +125,7 @@ async def test_a_frontend_that_freezes_inside_a_transaction_holds_nobody_up(
     postgres: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, limits = postgres(), StoreLimits(answer_seconds=30.0)
-    # The server's limit is that of the first; whoever waits for it has longer.
-    monkeypatch.setattr(StoreLimits, "server_milliseconds", 500)
+    monkeypatch.setattr(StoreLimits, "idle_milliseconds", 500)
     frozen, other = await Store.open(url, limits), await Store.open(url, limits)
     is_held, is_awake = threading.Event(), threading.Event()
 

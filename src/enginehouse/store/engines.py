@@ -26,8 +26,6 @@ from enginehouse.store.limits import KEEPALIVE_IDLE_SECONDS, StoreLimits
 SQLITE_THREADS = 1
 POSTGRES_THREADS = 8
 _WAL_TRIES = 50
-# A limit that the role has already is the operator's, and stays.
-_SERVER_LIMITS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
 
 class Holding(threading.local):
@@ -74,7 +72,7 @@ def _sqlite(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock) 
         connection.create_function("store_now", 0, clock.now)
         cursor = connection.cursor()
         # For a second program on the same file (a backup, a shell); our own never collide.
-        cursor.execute(f"pragma busy_timeout={limits.server_milliseconds}")
+        cursor.execute(f"pragma busy_timeout={limits.statement_milliseconds}")
         _switch_to_wal(cursor)
         # FULL: what was acknowledged as accepted survives a power cut.
         cursor.execute("pragma synchronous=full")
@@ -120,12 +118,18 @@ def _postgres(url: str, limits: StoreLimits, holding: Holding, _clock: StoreCloc
         },
     )
 
+    # A limit that the role has already is the operator's, and stays.
+    server_limits = {
+        "statement_timeout": limits.statement_milliseconds,
+        "lock_timeout": limits.lock_milliseconds,
+        "idle_in_transaction_session_timeout": limits.idle_milliseconds,
+    }
+
     def prepare(connection: psycopg.Connection, _record: object) -> None:
         try:
             holding.note(connection)
             # Not as an option of the connection: poolers that stand between refuse those.
-            for name in _SERVER_LIMITS:
-                value = limits.server_milliseconds
+            for name, value in server_limits.items():
                 query = f"select set_config('{name}', '{value}', false) where current_setting('{name}') = '0'"
                 connection.execute(query.encode())
             connection.commit()

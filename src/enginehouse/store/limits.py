@@ -20,11 +20,20 @@ class StoreLimits(Struct, frozen=True):
     start_seconds: float = 0.0  # to wait for a database that is not there yet
 
     @property
-    def server_milliseconds(self) -> int:
-        """For one statement, for one lock, and for standing still inside a transaction, which only a frozen frontend
-        does: its locks must not hold the others up for longer than they wait.
-        """
+    def statement_milliseconds(self) -> int:
         return int(1000 * max(LEAST_SERVER_SECONDS, self.answer_seconds - SERVER_MARGIN_SECONDS))
+
+    @property
+    def lock_milliseconds(self) -> int:
+        """Shorter, because whoever was not given a lock may try again."""
+        return self.statement_milliseconds * 5 // 6
+
+    @property
+    def idle_milliseconds(self) -> int:
+        """For standing still inside a transaction, which only a frozen frontend does. Shorter again: the others get its
+        locks before they give up.
+        """
+        return self.statement_milliseconds * 2 // 3
 
     @property
     def connect_seconds(self) -> int:
