@@ -59,6 +59,7 @@ from enginehouse.frontend.nodes import Nodes
 from enginehouse.frontend.operations import Operations
 from enginehouse.frontend.planning import Planner
 from enginehouse.frontend.polling import Poller
+from enginehouse.frontend.proofs import Proofs
 from enginehouse.frontend.router import Router
 from enginehouse.frontend.targets import Targets
 from enginehouse.frontend.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
@@ -101,6 +102,7 @@ class House(Struct, frozen=True):
     galleries: Galleries
     endings: Endings
     poller: Poller
+    proofs: Proofs
     planner: Planner
     upgrades: Upgrades
     violation_log: ViolationLog
@@ -129,6 +131,7 @@ async def run(settings: FrontendSettings) -> int:
     await house.router.step()
     await house.collector.listen(bus)
     await house.poller.listen(bus)
+    await house.proofs.listen()
     wakes.loops = make_loops(settings, house)
     app = build(
         make_entries(settings, house, engine, bus, wakes, account_seed),
@@ -192,11 +195,13 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
     )
     loader = Loader(store, board, galleries, owner=owner, lease_seconds=settings.lease_seconds)
     loader.on_step(wakes.of("load", "dispatch", "route"))
+    proofs = Proofs(bus, clock, owner)
     router = Router(
         store,
         loader,
         wait_seconds=settings.model_load_wait_seconds or None,
         memory_seconds=settings.route_memory_seconds,
+        proofs=proofs,
     )
     collector = Collector(store, board, nodes, clock, owner)
     # The router first: somebody may be waiting for the route.
@@ -223,6 +228,7 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
         models=Models(store, galleries, events),
         loader=loader,
         router=router,
+        proofs=proofs,
         collector=collector,
         dispatcher=dispatcher,
         metrics=Metrics(store, router, (collector.violations, violation_log.counts)),

@@ -79,6 +79,9 @@ class Engine(Protocol):
     async def is_ready(self, address: str, key: str) -> bool:
         """Whether the process answers its health question with yes, within a second."""
 
+    async def checks_key(self, address: str) -> bool:
+        """Whether the process refuses a request without its key, and one with another."""
+
     async def close(self) -> None: ...
 
 

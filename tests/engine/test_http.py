@@ -127,3 +127,34 @@ async def test_an_engine_that_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch
     async with serving(script) as world:
         assert await world.engine.is_ready(world.address, "k") is False
     assert await HttpEngine().is_ready("127.0.0.1:1", "k") is False
+
+
+REFUSED = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("without_key", "wrong_key", "checks"),
+    [
+        (REFUSED, REFUSED, True),
+        (REFUSED.replace(b"401", b"403"), REFUSED, True),
+        (OK, OK, False),
+        # Some look whether there is one, and not which.
+        (REFUSED, OK, False),
+        (b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n", REFUSED, False),
+        (b"", REFUSED, False),
+    ],
+)
+async def test_an_engine_checks_its_key_where_it_refuses_none_and_another(
+    without_key: bytes, wrong_key: bytes, checks: bool
+) -> None:
+    heads: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await read_request(reader))
+        writer.write(wrong_key if b"authorization: Bearer" in heads[-1] else without_key)
+        await writer.drain()
+
+    async with serving(script) as world:
+        assert await world.engine.checks_key(world.address) is checks
+    assert heads[0].startswith(b"POST /v1/chat/completions ")
+    assert heads[0].endswith(b"\r\n\r\n{}")

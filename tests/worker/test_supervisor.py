@@ -32,7 +32,8 @@ from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.model import ModelOptions
 from enginehouse.host import processes, threads
 from enginehouse.worker.install import InstallWish
-from enginehouse.worker.replicas import Ports, StartWish, Stopped
+from enginehouse.worker.port_rests import Ports
+from enginehouse.worker.replicas import StartWish, Stopped
 
 
 def wish(generation: int = 1, key: str = KEY, context_size: int = 512) -> StartWish:

@@ -13,6 +13,7 @@ from enginehouse.core.name import check_name
 
 if TYPE_CHECKING:
     from enginehouse.core.backend import InstalledBackend
+    from enginehouse.core.replica import RunningReplica
 
 
 @group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
@@ -84,7 +85,7 @@ def show(node: str) -> None:
         ("engines confined", found.engine_confinement),
         ("joined", f"{output.age_of(found.created_at)} ago" if found.created_at else ""),
         *(("backend", _installed(one)) for one in found.backends or ()),
-        *(("model", f"{one.model_id}#{one.replica_index}") for one in found.replicas or ()),
+        *(("model", _running(one)) for one in found.replicas or ()),
     ]
     output.emit_facts(facts)
 
@@ -150,6 +151,11 @@ def _installed(backend: InstalledBackend) -> str:
     version = backend.version or backend.digest.removeprefix("sha256:")[:12]
     what = f"({backend.meta_backend_for})" if backend.meta_backend_for else version
     return f"{backend.name} {what}{' (broken)' if backend.is_broken else ''}".strip()
+
+
+def _running(replica: RunningReplica) -> str:
+    unchecked = "" if replica.checks_key else " (its engine answers without a key)"
+    return f"{replica.model_id}#{replica.replica_index}{unchecked}"
 
 
 def heard(age_seconds: float | None) -> str:

@@ -68,6 +68,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True, kw_only=True):
     nonce: str = ""
     digest: str = ""
     stopped: tuple[str, ...] = ()
+    checks_key: bool = True  # of a start: whether the engine refuses requests without its key
 
     @property
     def succeeded(self) -> bool:

@@ -18,6 +18,7 @@ class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     nonce: str
     backend: str
     key: str = ""
+    checks_key: bool = True  # whether its engine refuses requests without it
 
 
 class RunningReplica(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -30,6 +31,7 @@ class RunningReplica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     backend: str = ""
     revision: str = ""
     generation: int = 0
+    checks_key: bool = True  # of its engine
 
 
 def process_key(model: str, slot: int) -> str:

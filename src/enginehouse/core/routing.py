@@ -18,6 +18,7 @@ class Route(Struct, frozen=True, kw_only=True):
     key: str
     revision: str
     nonce: str
+    checks_key: bool = True  # else the process behind the address is asked for before it is used
     engine_model: str = ""  # the name under which the engine knows the model, where it is another one
 
     @property

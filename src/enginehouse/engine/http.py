@@ -23,6 +23,8 @@ IDLE_SECONDS = 3.0
 # keep is one less for requests that wait. These few save the connecting for whoever asks one thing after another.
 IDLE_PER_ENGINE = 4
 READY_SECONDS = 1.0
+KEY_SECONDS = 2.0  # a refusal costs an engine nothing; one that works on such a request has not refused it
+WRONG_KEY = "not-the-key-of-any-replica"
 # Our own limits, not the engine's fault: another replica would fare no better, and this one must not be called dead.
 _OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
@@ -93,6 +95,20 @@ class HttpEngine:
                     return response.status == 200
                 finally:
                     await response.close()
+        except (EnginehouseError, TimeoutError):
+            return False
+
+    async def checks_key(self, address: str) -> bool:
+        return await self._refuses(address, "") and await self._refuses(address, WRONG_KEY)
+
+    async def _refuses(self, address: str, key: str) -> bool:
+        # Not the health or the list of models, which engines tell without a key. The body asks for nothing.
+        call = EngineCall(address=address, key=key, method="POST", path="/v1/chat/completions", body=b"{}")
+        try:
+            async with asyncio.timeout(KEY_SECONDS):
+                response = await self.send(call, connect_seconds=KEY_SECONDS, head_seconds=KEY_SECONDS)
+                await response.close()
+                return response.status in (401, 403)
         except (EnginehouseError, TimeoutError):
             return False
 

@@ -331,6 +331,7 @@ def _follow(connection: Connection, after: Intent, now: float) -> None:
                 nonce=outcome.nonce,
                 backend=action.directory,
                 key=action.key,
+                checks_key=outcome.checks_key,
             )
             replicas.put(connection, replica, now)
         elif isinstance(action, StopReplica):

@@ -36,6 +36,11 @@ class Loads(Protocol):
         """The `loading` object of a 503."""
 
 
+class RouteProofs(Protocol):
+    async def holds(self, route: Route) -> bool:
+        """Whether the process behind a route is still the one that was started there."""
+
+
 class Pending:
     """The load that requests for one model wait for together."""
 
@@ -49,12 +54,19 @@ class Pending:
 
 class Router:
     def __init__(
-        self, store: Store, loads: Loads, *, wait_seconds: float | None, memory_seconds: float = MEMORY_SECONDS
+        self,
+        store: Store,
+        loads: Loads,
+        *,
+        wait_seconds: float | None,
+        memory_seconds: float = MEMORY_SECONDS,
+        proofs: RouteProofs | None = None,
     ) -> None:
         """`wait_seconds` is how long a request waits for a load; None waits without an end."""
         self._store = store
         self._loads = loads
         self._wait_seconds = wait_seconds
+        self._proofs = proofs
         self._routes: dict[str, list[Route]] = {}
         self._in_flight: dict[str, int] = {}
         # When each was dropped, by the store's clock; None until the next step looks at it.
@@ -69,11 +81,15 @@ class Router:
     async def acquire(self, model: str) -> Route:
         if self._looked_at is None or asyncio.get_running_loop().time() - self._looked_at > self._memory_seconds:
             await self._look_again(self._looked_at)
-        routes = self._routes.get(model)
-        if not routes:
-            routes = await self._load(model)
-        self._turn += 1
-        route = choose_route(routes, self._in_flight, self._turn)
+        while True:
+            routes = self._routes.get(model)
+            if not routes:
+                routes = await self._load(model)
+            self._turn += 1
+            route = choose_route(routes, self._in_flight, self._turn)
+            if route.checks_key or self._proofs is None or await self._proofs.holds(route):
+                break
+            self.drop(route)
         self._in_flight[route.id] = self._in_flight.get(route.id, 0) + 1
         return route
 
@@ -123,6 +139,7 @@ class Router:
                     key=replica.key,
                     revision=replica.revision,
                     nonce=replica.nonce,
+                    checks_key=replica.checks_key,
                 )
                 for replica in replicas.every(connection)
                 if replica.node_id in by_id

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    true,
 )
 
 metadata = MetaData()
@@ -162,6 +163,7 @@ replicas = Table(
     Column("backend", String(128), nullable=False),
     Column("key", String(128), nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("checks_key", Boolean, nullable=False, server_default=true()),
 )
 
 tokens = Table(

@@ -181,7 +181,7 @@ class Acting:
             await self._parts.models.restore(action.model, current.report)
         async with self._locks.hold(f"backend:{action.directory}", exclusive=False):
             started = await self._parts.supervisor.start(wish)
-        return Outcome(address=started.address, nonce=started.nonce)
+        return Outcome(address=started.address, nonce=started.nonce, checks_key=started.checks_key)
 
     async def _stop(self, action: StopReplica, expected_address: str, current: UnderWay) -> Outcome:
         key = process_key(action.model, action.slot)

@@ -71,6 +71,10 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
         return self.directory / "logs" / "engines"
 
     @property
+    def ports_file(self) -> Path:
+        return self.directory / "ports.json"
+
+    @property
     def node_key(self) -> Path:
         return self.directory / "node.key"
 

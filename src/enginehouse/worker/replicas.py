@@ -1,27 +1,17 @@
-"""What the supervisor knows of its processes and ports. No I/O but the records on disk.
-
-A port that was let go rests for a while before another process gets it, and its last holder is preferred after that:
-a frontend that missed the change and asks an old address then meets nobody, or the same model.
-"""
+"""What the supervisor knows of its processes. No I/O but the records on disk."""
 
 from __future__ import annotations
 
 import asyncio
 import asyncio.subprocess
-from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from enginehouse.core.errors import Unavailable
 from enginehouse.core.model import Model
 from enginehouse.core.replica import RunningReplica, process_key
 from enginehouse.host import disk
-
-REST_SECONDS = 15.0  # LocalAI's quarantine
-AFFINITY_SECONDS = 300.0  # LocalAI's affinity
-PORTS = 1000  # from the first one up; more engines than this do not fit on a machine
 
 
 class StartWish(Struct, frozen=True, kw_only=True):
@@ -39,6 +29,7 @@ class StartWish(Struct, frozen=True, kw_only=True):
 class Started(Struct, frozen=True):
     address: str
     nonce: str
+    checks_key: bool = True
 
 
 class Stopped(Struct, frozen=True):
@@ -59,6 +50,7 @@ class Running(Struct, kw_only=True):
     process: asyncio.subprocess.Process
     log: Path
     is_ready: bool = False
+    checks_key: bool = False  # known when it is ready
     is_stopping: bool = False
 
     @property
@@ -75,6 +67,10 @@ class Running(Struct, kw_only=True):
             == (wish.key, wish.model.revision, wish.directory, inode)
         )
 
+    @property
+    def started(self) -> Started:
+        return Started(self.address, self.nonce, self.checks_key)
+
     def report(self) -> RunningReplica:
         return RunningReplica(
             model_id=self.wish.model.name,
@@ -84,6 +80,7 @@ class Running(Struct, kw_only=True):
             backend=self.wish.directory,
             revision=self.wish.model.revision,
             generation=self.wish.generation,
+            checks_key=self.checks_key,
         )
 
 
@@ -91,42 +88,6 @@ def is_at(replica: RunningReplica, address: str) -> bool:
     """By the advertised address or by the loopback one, which is what LocalAI's workers report."""
     port = replica.address.rpartition(":")[2]
     return address == replica.address or address in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}")
-
-
-class Ports:
-    """Chooses ports from `first` up."""
-
-    def __init__(self, first: int, clock: Callable[[], float]) -> None:
-        self._first = first
-        self._clock = clock
-        self._taken: set[int] = set()
-        self._resting: dict[int, float] = {}  # port → until when
-        self._last: dict[str, tuple[int, float]] = {}  # process key → its last port, and until when it is preferred
-
-    def take(self, key: str, is_free: Callable[[int], bool], refused: Collection[int] = ()) -> int:
-        now = self._clock()
-        self._resting = {port: until for port, until in self._resting.items() if until > now}
-        self._last = {name: kept for name, kept in self._last.items() if kept[1] > now}
-        claimed = {port for name, (port, _) in self._last.items() if name != key}
-        own = [self._last[key][0]] if key in self._last else []
-        plain = list(range(self._first, min(self._first + PORTS, 65536)))
-        # Claims of others are respected as long as there is anything else.
-        for port in [*own, *[one for one in plain if one not in claimed], *plain]:
-            if port not in self._taken and port not in self._resting and port not in refused and is_free(port):
-                self._taken.add(port)
-                return port
-        raise Unavailable(
-            f"cannot find a free port from {self._first} up: give the worker another base port",
-            code="resource_exhausted",
-        )
-
-    def release(self, key: str, port: int, *, used: bool = True) -> None:
-        """`used` says whether anybody may have learned the address."""
-        self._taken.discard(port)
-        if used:
-            now = self._clock()
-            self._resting[port] = now + REST_SECONDS
-            self._last[key] = (port, now + AFFINITY_SECONDS)
 
 
 class Record(Struct, frozen=True, kw_only=True):

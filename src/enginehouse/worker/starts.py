@@ -9,6 +9,7 @@ the supervisor's business.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import secrets
@@ -30,8 +31,11 @@ from enginehouse.host.confinement import UNCONFINED_EXIT, Confinement
 from enginehouse.ports import Engine
 from enginehouse.worker.enclosures import Enclosures, Needs
 from enginehouse.worker.place import WorkerPlace
-from enginehouse.worker.replicas import Ports, Record, Records, Running, StartWish
+from enginehouse.worker.port_rests import Ports
+from enginehouse.worker.replicas import Record, Records, Running, StartWish
 from enginehouse.worker.threads import in_thread
+
+log = logging.getLogger(__name__)
 
 CANNOT_BIND = 98  # what a launcher ends with when its port is taken
 POLL_SECONDS = 0.02
@@ -136,6 +140,10 @@ class Starter:
                 processes.is_listening, current.process.pid, current.port
             ):
                 await in_thread(self._records.forget_description, current.nonce)
+                # Asked once it is ready: before that many refuse everybody.
+                current.checks_key = bool(current.wish.key) and await self._engine.checks_key(current.address)
+                if not current.checks_key:
+                    log.warning("engine.ignores_key key=%s pid=%d", current.wish.process_key, current.process.pid)
                 return True
             if (seen := _activity(current.process.pid)) != moved:
                 moved, moved_at = seen, loop.time()

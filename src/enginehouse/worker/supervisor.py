@@ -19,13 +19,14 @@ import msgspec
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.core.replica import RunningReplica
-from enginehouse.host import processes
+from enginehouse.host import disk, processes
 from enginehouse.ports import Engine
 from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.locks import Locks
 from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.port_rests import Ports
 from enginehouse.worker.pull import Models
-from enginehouse.worker.replicas import Ports, Records, Running, Started, StartWish, Stopped
+from enginehouse.worker.replicas import Records, Running, Started, StartWish, Stopped
 from enginehouse.worker.starts import POLL_SECONDS, Chosen, Starter, choose_port
 from enginehouse.worker.threads import in_thread
 from enginehouse.worker.trees import Trees
@@ -71,7 +72,8 @@ class Supervisor:
         self._ports: Ports | None = None
 
     async def __aenter__(self) -> Supervisor:
-        self._ports = Ports(self._place.base_port, asyncio.get_running_loop().time)
+        self._ports = Ports(self._place.base_port, asyncio.get_running_loop().time, self._place.ports_file)
+        await asyncio.to_thread(self._ports.load)
         await self._watchers.__aenter__()
         await asyncio.to_thread(self._kill_leftovers)
         await asyncio.to_thread(self._enclosures.prepare)
@@ -110,7 +112,7 @@ class Supervisor:
         current = self._running.get(wish.process_key)
         if current is not None and current.serves(wish, inode) and await self._proves(current):
             current.wish = wish
-            return Started(current.address, current.nonce)
+            return current.started
         if current is not None:
             await self._stop(current)
         if inode is None or not (self._trees.path_of(wish.directory) / RUN_FILE).is_file():
@@ -215,7 +217,10 @@ class Supervisor:
         try:
             async with asyncio.timeout(PROOF_SECONDS):
                 while current.is_alive:
-                    if await self._engine.is_ready(current.address, current.wish.key):
+                    # Anybody may give the health answer, so who listens there is looked at as well.
+                    if await self._engine.is_ready(current.address, current.wish.key) and await in_thread(
+                        processes.is_listening, current.process.pid, current.port
+                    ):
                         return True
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
@@ -231,6 +236,10 @@ class Supervisor:
             port = choose_port(ports, wish.process_key, chosen.host, refused)
             with ExitStack() as unless_spawned:
                 unless_spawned.callback(ports.release, wish.process_key, port, used=False)
+                try:
+                    await in_thread(ports.save)
+                except OSError as error:
+                    raise disk.storage_error(error, f"start {wish.model.name}") from error
                 current = await self._starter.spawn(msgspec.structs.replace(chosen, port=port))
                 unless_spawned.pop_all()
             self._running[wish.process_key] = current
@@ -242,11 +251,13 @@ class Supervisor:
                 current.is_ready = await self._starter.until_ready(current)
                 unless_answered.pop_all()
             if current.is_ready:
+                ports.note(port, checks_key=current.checks_key)
+                await self._note_ports()
                 log.info(
                     "engine.ready key=%s address=%s pid=%d", wish.process_key, current.address, current.process.pid
                 )
                 self._changed()
-                return Started(current.address, current.nonce)
+                return current.started
             refused.add(port)
         raise Unavailable(
             f"cannot start {wish.model.name}: {PORT_TRIES} ports from {min(refused)} up were taken by others",
@@ -263,6 +274,7 @@ class Supervisor:
         if self._running.get(current.wish.process_key) is current:
             del self._running[current.wish.process_key]
         self._chosen_ports().release(current.wish.process_key, current.port, used=current.is_ready)
+        await self._note_ports()
         await in_thread(self._records.remove, current.nonce)
         await in_thread(self._enclosures.remove, current.nonce)
         self._changed()
@@ -280,6 +292,13 @@ class Supervisor:
         # The watcher does the rest; nobody may meet the old entry meanwhile.
         if self._running.get(current.wish.process_key) is current:
             del self._running[current.wish.process_key]
+
+    async def _note_ports(self) -> None:
+        """Where this cannot be written, what is on disk lets a port rest for longer than it must."""
+        try:
+            await in_thread(self._chosen_ports().save)
+        except OSError as error:
+            log.warning("ports.not_saved error=%s", error)
 
     def _chosen_ports(self) -> Ports:
         assert self._ports is not None, "used outside `async with`"

@@ -1,0 +1,91 @@
+"""Whether the process behind a route is still the one that was started, for engines that answer whoever asks.
+
+An engine that checks its key refuses what was meant for another, so its routes need no proof. For the others the
+worker is asked, over the bus, which processes it has; an answer holds for a moment, which is far less than a port rests
+after its process has ended. Only a worker that says no, or is not there, disproves a route: a bus that is silent does
+not stop requests to engines that run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from msgspec import Struct, field
+
+from enginehouse.core import wire
+from enginehouse.core.errors import EnginehouseError, Malformed
+from enginehouse.core.routing import Route
+from enginehouse.ports import Bus, Clock, Message
+
+log = logging.getLogger(__name__)
+
+HOLDS_SECONDS = 1.0  # how long an answer counts
+ANSWER_SECONDS = 0.5  # for an answer; a worker on a busy machine takes a tenth of that
+SILENT_SECONDS = 10.0  # after which a silent worker is asked again, so that not every request waits for it
+
+
+class _Question(Struct):
+    """What one node was asked last. `nonces` is None as long as nothing is known."""
+
+    number: int = 0
+    nonces: frozenset[str] | None = None
+    asked_until: float = 0.0  # what is known holds so long
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Proofs:
+    def __init__(self, bus: Bus, clock: Clock, owner: str) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._name = f"{owner}-proofs"
+        self._questions: dict[str, _Question] = {}
+
+    async def listen(self) -> None:
+        await self._bus.subscribe(wire.all_polls(self._name), self._take)
+
+    async def holds(self, route: Route) -> bool:
+        """Whether requests may be sent there now."""
+        if route.checks_key or not self._bus.is_connected:
+            return True
+        question = self._questions.setdefault(route.node_id, _Question())
+        if self._clock.monotonic() >= question.asked_until:
+            async with question.asking:
+                # Whoever waited for the lock has the answer that the one before got.
+                if self._clock.monotonic() >= question.asked_until:
+                    await self._ask(route.node_id, question)
+        return question.nonces is None or route.nonce in question.nonces
+
+    async def _ask(self, node_id: str, question: _Question) -> None:
+        question.number = (question.number + 1) % 10**9
+        question.nonces = None
+        question.answered.clear()
+        reply = wire.poll_subject(node_id, self._name, wire.RUNNING, question.number)
+        lasts = HOLDS_SECONDS
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._bus.publish(wire.node_subject(node_id, wire.RUNNING), b"{}", reply)
+                await question.answered.wait()
+        except (TimeoutError, EnginehouseError) as error:
+            log.warning("route.unproven node=%s error=%r", node_id, error)
+            lasts = SILENT_SECONDS
+        question.asked_until = self._clock.monotonic() + lasts
+
+    def _take(self, message: Message) -> None:
+        try:
+            answer = wire.parse_poll_subject(message.subject)
+            question = self._questions.get(answer.node_id)
+            if question is None or answer.number != question.number:
+                return  # an answer to an older question
+            if message.no_responders:
+                question.nonces = frozenset()
+            else:
+                running = wire.decode(message.payload, wire.ModelsRunningReply, "a list of processes")
+                if running.error:
+                    return
+                question.nonces = frozenset(one.nonce for one in running.models or ())
+        except Malformed as error:
+            log.warning("proof.dropped subject=%s error=%s", message.subject, error)
+            return
+        question.answered.set()

@@ -1,0 +1,22 @@
+"""Whether the engine of a replica refuses requests without its key
+
+With a default in the database, so that a frontend of the version before goes on beside this one.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("replicas", sa.Column("checks_key", sa.Boolean, nullable=False, server_default=sa.true()))
+
+
+def downgrade() -> None:
+    op.drop_column("replicas", "checks_key")
