@@ -150,6 +150,35 @@ async def test_a_file_that_another_program_has_locked_is_away_until_it_is_free(t
         store.close()
 
 
+async def test_a_full_disk_is_told_once_and_what_only_reads_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await Store.open(f"sqlite:///{tmp_path / 'test.db'}", LIMITS)
+    large = Model(name="large", backend="x" * 1_000_000, files=())
+
+    def cap(connection: Connection) -> None:
+        pages = connection.exec_driver_sql("pragma page_count").scalar_one()
+        connection.exec_driver_sql(f"pragma max_page_count={pages}")
+
+    def uncap(connection: Connection) -> None:
+        connection.exec_driver_sql("pragma max_page_count=1000000")
+
+    try:
+        await store.transaction(cap)
+        for _ in range(5):
+            await refused(store, lambda connection: models.insert(connection, large, 1.0))
+            assert await store.transaction(names) == set()
+            assert not store.is_away
+        assert [record.getMessage() for record in caplog.records if "store." in record.getMessage()] == [
+            "store.failed error=database or disk is full"
+        ]
+        await store.transaction(uncap)
+        await store.transaction(lambda connection: models.insert(connection, large, 1.0))
+        assert await store.transaction(names) == {"large"}
+    finally:
+        store.close()
+
+
 class Swamp:
     """A way to the server; once it is `deep`, what is sent either way is taken and never arrives."""
 

@@ -34,6 +34,7 @@ from enginehouse.host import processes, threads
 from enginehouse.worker.install import InstallWish
 from enginehouse.worker.port_rests import Ports
 from enginehouse.worker.replicas import StartWish, Stopped
+from enginehouse.worker.supervisor import LOG_BYTES
 
 
 def wish(generation: int = 1, key: str = KEY, context_size: int = 512) -> StartWish:
@@ -296,3 +297,13 @@ async def test_what_a_killed_worker_left_is_killed_by_its_nonce_at_the_next_star
         for process in (left, stranger):
             process.kill()
             process.communicate()
+
+
+async def test_an_engine_that_prints_without_an_end_fills_no_disk_although_nobody_hears_the_worker(
+    world: World,
+) -> None:
+    await world.supervisor.start(wish())
+    (log,) = (world.place.directory / "logs" / "engines").iterdir()
+    with log.open("ab") as printed:  # as the engine has it open
+        printed.write(b"x" * (LOG_BYTES + 1))
+    await until(lambda: log.stat().st_size < LOG_BYTES)

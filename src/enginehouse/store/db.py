@@ -40,8 +40,12 @@ _PAUSE_SECONDS = 0.02  # longer than a transaction takes
 # Serialization failure, deadlock, a lock not given within the limit.
 _COLLISIONS = frozenset({"40001", "40P01", "55P03"})
 _TOO_SLOW = "57014"  # the server ended a statement of its own accord: it is there
-# Classes of errors that say that the server is not to be used now: connections, resources, its operator, its disk.
-_AWAY_CLASSES = frozenset({"08", "53", "57", "58"})
+# Errors that say that the server is not to be used now: connections, too many of them, its operator. A full disk is
+# none of them: what only reads goes on.
+_AWAY_CLASSES = ("08", "57", "53300")
+_READABLE_WORDS = ("disk is full", "readonly", "disk i/o error")  # of SQLite, which has no codes here
+_QUIET_SECONDS = 60.0  # within which the same failure is not told again
+_MOST_TOLD = 100
 # What no waiting heals. The driver gives no code for what ends the opening of a connection, only the server's words.
 _HOPELESS_WORDS = (
     *("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied"),
@@ -66,6 +70,7 @@ class Store:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="store")
         self._under_way: set[Attempt] = set()
         self._away_since: float | None = None
+        self._told: dict[str, float] = {}  # when each failure was last seen
         self.on_back: Callable[[], None] = _nothing  # the database answers again after it was away
 
     @classmethod
@@ -155,11 +160,15 @@ class Store:
 
     def _note_failure(self, error: Exception) -> None:
         # The database's own words name tables and hosts; they are for the log.
+        reason, now = _first_line(error), asyncio.get_running_loop().time()
         if not _is_away(error):
-            log.warning("store.failed error=%s", _first_line(error))
+            told = self._told.pop(reason, -_QUIET_SECONDS)
+            self._told = {**dict(list(self._told.items())[-_MOST_TOLD:]), reason: now}
+            if now - told >= _QUIET_SECONDS:
+                log.warning("store.failed error=%s", reason)
         elif self._away_since is None:
-            self._away_since = asyncio.get_running_loop().time()
-            log.warning("store.away error=%s", _first_line(error))
+            self._away_since = now
+            log.warning("store.away error=%s", reason)
 
     def _note_back(self, since: float) -> None:
         self._away_since = None
@@ -236,9 +245,12 @@ def _collided(error: DBAPIError) -> bool:
 def _is_away(error: Exception) -> bool:
     """Whether it is the database that is not to be used now, rather than this one transaction."""
     state = _sqlstate(error)
-    if isinstance(error, PoolTimeout | TimeoutError) or (isinstance(error, OperationalError) and not state):
+    if isinstance(error, PoolTimeout | TimeoutError):
         return True
-    return state[:2] in _AWAY_CLASSES and state != _TOO_SLOW
+    if not state:
+        words = _first_line(error).lower()
+        return isinstance(error, OperationalError) and not any(word in words for word in _READABLE_WORDS)
+    return state.startswith(_AWAY_CLASSES) and state != _TOO_SLOW
 
 
 def _may_heal(error: Exception) -> bool:
