@@ -124,11 +124,14 @@ class Targets(msgspec.Struct):
     list: dict[str, str] = {}
 
 
+def program(targets: Targets, *, python: str = sys.executable, needs: str = "") -> str:
+    return _PROGRAM % {"python": python, "targets": msgspec.json.encode(targets).decode(), "needs": needs}
+
+
 def write_probe(tree: Path, targets: Targets, *, python: str = sys.executable, needs: str = "") -> None:
     """`needs` is a file without which it does not start."""
     tree.mkdir(parents=True)
-    filled = _PROGRAM % {"python": python, "targets": msgspec.json.encode(targets).decode(), "needs": needs}
-    (tree / RUN_FILE).write_text(filled)
+    (tree / RUN_FILE).write_text(program(targets, python=python, needs=needs))
     (tree / RUN_FILE).chmod(0o750)
     (tree / "metadata.json").write_bytes(encode_metadata(Metadata(name=tree.name)))
 

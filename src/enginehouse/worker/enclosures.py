@@ -18,6 +18,7 @@ from msgspec import Struct
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.host import confinement, disk, graphics, ownership
 from enginehouse.host.confinement import Allowed, Confined, Confinement
+from enginehouse.worker import stand_ins
 
 # The start of the nonce: sockets in the directory must stay within the 107 characters that the kernel allows.
 _NAME_LENGTH = 8
@@ -28,6 +29,7 @@ class Enclosure(Struct, frozen=True, kw_only=True):
     """For one process."""
 
     allowed: Allowed
+    tree: Path  # where to start it
     environment: dict[str, str] = {}
 
 
@@ -70,12 +72,13 @@ class Enclosures:
     def enclose(self, needs: Needs) -> Enclosure:
         """Make what the process needs. `remove` ends it."""
         if not self.confinement.is_on:
-            return Enclosure(allowed=Allowed())
+            return Enclosure(allowed=Allowed(), tree=needs.tree)
         graphics.make_devices(graphics.Places())
         home = self._homes / needs.directory
         temporary = self._temporary_of(needs.nonce)
         for path in (home, temporary):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tree = stand_ins.make(needs.tree, temporary) if stand_ins.is_needed(needs.tree) else needs.tree
         if needs.log is not None:
             needs.log.touch(mode=0o600)  # rules are about what is there
         self._hand_over(needs, home, temporary)
@@ -85,13 +88,13 @@ class Enclosures:
             own=(home, temporary),
             hidden=self._hidden,
         )
-        return Enclosure(allowed=allowed, environment=self._environment(home, temporary))
+        return Enclosure(allowed=allowed, tree=tree, environment=self._environment(home, temporary))
 
     @contextlib.contextmanager
     def for_check(self, tree: Path) -> Iterator[Enclosure]:
         """For a short run of what is being installed, which has no home yet."""
         if not self.confinement.is_on:
-            yield Enclosure(allowed=Allowed())
+            yield Enclosure(allowed=Allowed(), tree=tree)
             return
         user = self.confinement.user
         with tempfile.TemporaryDirectory(prefix="enginehouse-") as scratch:
@@ -101,7 +104,7 @@ class Enclosures:
                 ownership.open_way([one for one in tree.parents if one.is_relative_to(self._data)], user)
                 ownership.let_read(tree, user)
             allowed = Allowed(read=(tree, *self._interpreters(tree)), own=(own,), hidden=self._hidden)
-            yield Enclosure(allowed=allowed, environment=self._environment(own, own))
+            yield Enclosure(allowed=allowed, tree=tree, environment=self._environment(own, own))
 
     def confined(self, enclosure: Enclosure) -> contextlib.AbstractContextManager[Confined | None]:
         return confinement.confined(self.confinement, enclosure.allowed)

@@ -122,8 +122,8 @@ class Starter:
             with ExitStack() as stack:
                 confined = await in_thread(stack.enter_context, self._enclosures.confined(enclosure))
                 return await processes.spawn(
-                    [str(chosen.tree / RUN_FILE), "--addr", chosen.address],
-                    directory=chosen.tree,
+                    [str(enclosure.tree / RUN_FILE), "--addr", chosen.address],
+                    directory=enclosure.tree,
                     environment=self._environment | enclosure.environment | told,
                     log=log,
                     confined=confined,
