@@ -17,6 +17,7 @@ from tests.fleet.warehouse import Warehouse
 
 _CHUNK = 65536
 _COMMIT = b"COMMIT\x00"
+_DATABASE_SOCKET = ".s.PGSQL.5432"
 _PROBE_SECONDS = 0.1
 _PROBE_LIMIT_SECONDS = 2.0
 _PICK_TRIES = 100
@@ -76,11 +77,10 @@ class CommitCutter:
 @contextmanager
 def cutting_commits(warehouse: Warehouse, directory: Path, real_directory: str) -> Iterator[CommitCutter]:
     """A socket in `directory` that leads to the server of `real_directory`."""
-    name = ".s.PGSQL.5432"
-    cutter = CommitCutter(f"{real_directory}/{name}")
+    cutter = CommitCutter(f"{real_directory}/{_DATABASE_SOCKET}")
 
     async def opened() -> asyncio.Server:
-        return await asyncio.start_unix_server(cutter.accept, directory / name)
+        return await asyncio.start_unix_server(cutter.accept, directory / _DATABASE_SOCKET)
 
     server = warehouse.run(opened())
     try:
@@ -166,11 +166,11 @@ def balanced(warehouse: Warehouse, ports: Sequence[int]) -> Iterator[Balancer]:
 
 
 class Strait:
-    """A way to a port. While it is closed nothing passes and nothing is refused, as where packets are lost; what was
-    under way arrives afterwards.
+    """A way to a port, or to a socket of the file system. While it is closed nothing passes and nothing is refused, as
+    where packets are lost; what was under way arrives afterwards.
     """
 
-    def __init__(self, there: int) -> None:
+    def __init__(self, there: int | str) -> None:
         self.port = 0
         self._there = there
         self._is_open = asyncio.Event()
@@ -186,7 +186,7 @@ class Strait:
         ends = [writer]
         try:
             await self._is_open.wait()
-            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._there)
+            there_reader, there_writer = await self._connect()
             ends.append(there_writer)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass_on(there_reader, writer))
@@ -197,6 +197,11 @@ class Strait:
             for end in ends:
                 end.close()
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._there, str):
+            return await asyncio.open_unix_connection(self._there)
+        return await asyncio.open_connection("127.0.0.1", self._there)
+
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while received := await reader.read(_CHUNK):
             await self._is_open.wait()
@@ -204,6 +209,22 @@ class Strait:
             await writer.drain()
         await self._is_open.wait()
         writer.close()
+
+
+@contextmanager
+def strait_to_database(warehouse: Warehouse, directory: Path, real_directory: str) -> Iterator[Strait]:
+    """A socket in `directory` that leads to the server of `real_directory`."""
+    made = Strait(f"{real_directory}/{_DATABASE_SOCKET}")
+
+    async def opened() -> asyncio.Server:
+        return await asyncio.start_unix_server(made.accept, directory / _DATABASE_SOCKET)
+
+    server = warehouse.run(opened())
+    try:
+        yield made
+    finally:
+        warehouse.call(made.open)
+        warehouse.call(server.close)
 
 
 @contextmanager

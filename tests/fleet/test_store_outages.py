@@ -8,13 +8,15 @@ import signal
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.e2e.conftest import wait_for
 from tests.fleet.databases import Server, running_server
 from tests.fleet.engines import Serving, ask
-from tests.fleet.guests import until_stocked
+from tests.fleet.guests import guest_worker, until_stocked
 from tests.fleet.house import Fleet, Frontend
+from tests.fleet.proxies import strait_to_database
 from tests.fleet.warehouse import Warehouse
 
 from enginehouse.core.errors import EnginehouseError, Unavailable
@@ -107,6 +109,41 @@ def test_a_database_that_is_away_is_noticed_and_what_was_refused_is_not_done_lat
         lines = small.log_of(frontend.name).splitlines()[before:]
         assert sum("store.away" in line for line in lines) == sum("store.back" in line for line in lines) == 1, lines
         assert len(lines) <= LINES, lines
+    serving.end()
+
+
+def test_a_node_that_is_removed_while_one_frontend_has_no_database_is_asked_no_longer_than_routes_are_remembered(
+    small: Fleet, server: Server, warehouse: Warehouse, name: str, tmp_path: Path
+) -> None:
+    serving = Serving(small, warehouse)
+    serving.offer(name, "one")
+    serving.add_model("leaving-speaker", name)
+    url = small.database_url.replace(server.socket_directory, str(tmp_path))
+    with strait_to_database(warehouse, tmp_path, server.socket_directory) as way:
+        cut_off = small.add_frontend("cut-off", "--route-memory", "6s", environment={"ENGINEHOUSE_DATABASE_URL": url})
+        try:
+            until_stocked(cut_off)
+            with guest_worker(small, "leaving"):
+                serving.load("leaving-speaker", "leaving")
+                said = ask(cut_off.port, serving.token, "leaving-speaker")
+                assert said[0] == 200
+                warehouse.call(way.close)
+                began = time.monotonic()
+                small.first.delete("/api/nodes/leaving")
+                wait_for(
+                    "its routes to be too old",
+                    lambda: ask(cut_off.port, serving.token, "leaving-speaker") != said,
+                    6.0 + REFUSED_SECONDS + 2.0,
+                )
+                assert ask(cut_off.port, serving.token, "leaving-speaker")[0] == 503
+                assert time.monotonic() - began < 6.0 + 2 * REFUSED_SECONDS
+                warehouse.call(way.open)
+                wait_for("it to be ready again", cut_off.is_ready, BACK_SECONDS)
+                assert ask(cut_off.port, serving.token, "leaving-speaker") != said
+        finally:
+            cut_off.stop()
+            small.frontends.remove(cut_off)
+            cut_off.client.close()
     serving.end()
 
 
