@@ -174,6 +174,22 @@ async def test_a_start_that_fails_for_want_of_a_file_says_that_the_engine_is_con
         assert str(outside) in caught.value.message
 
 
+def test_a_refusal_is_explained_by_what_applies(tmp_path: Path) -> None:
+    user = confinement.User("engines", 900, 900)
+    cases = {
+        Confinement(landlock_abi=7): "(landlock): if it needs what it was refused, start the worker with --engine-conf",
+        Confinement(user=user): "let engines read it, or start the worker without --engine-user",
+        Confinement(landlock_abi=7, user=user): "without --engine-user or with --engine-confinement off",
+    }
+    for chosen, hint in cases.items():
+        told = Enclosures(tmp_path, chosen).explain("it ended", ["open /x: Permission denied", "it ended"])
+        assert told.startswith("it ended (open /x: Permission denied); ")
+        assert hint in told
+        assert Enclosures(tmp_path, chosen).explain("it ended", ["no memory", "it ended"]) == "it ended"
+    off = confinement.choose("off", "")
+    assert Enclosures(tmp_path, off).explain("x: Permission denied", ["x: Permission denied"]) == "x: Permission denied"
+
+
 async def test_a_data_directory_inside_a_directory_of_the_system_stays_hidden(tmp_path: Path) -> None:
     for name in ("data", "lib", "deep/er/file", "deep/other"):
         (tmp_path / name).mkdir(parents=True)

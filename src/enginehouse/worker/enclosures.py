@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from enginehouse.worker import stand_ins
 # The start of the nonce: sockets in the directory must stay within the 107 characters that the kernel allows.
 _NAME_LENGTH = 8
 _FIRST_LINE_BYTES = 512
+_REFUSAL = re.compile(r"permission denied|operation not permitted|EACCES|EPERM", re.IGNORECASE)
 
 
 class Enclosure(Struct, frozen=True, kw_only=True):
@@ -111,6 +113,23 @@ class Enclosures:
 
     def remove(self, nonce: str) -> None:
         disk.remove_tree(self._temporary_of(nonce))
+
+    def explain(self, told: str, lines: Sequence[str]) -> str:
+        """What an engine that ended `told`, and what its confinement has to do with it where one of its last `lines`
+        tells of a refusal.
+        """
+        refused = next((line for line in reversed(lines) if _REFUSAL.search(line)), "")
+        if not refused or not self.confinement.is_on:
+            return told
+        user = self.confinement.user
+        reach = f"let {user.name} read it, or " if user is not None else ""
+        flags = "without --engine-user" if user is not None else "with --engine-confinement off"
+        if user is not None and self.confinement.landlock_abi:
+            flags = "without --engine-user or with --engine-confinement off"
+        return (
+            f"{told if refused in told else f'{told} ({refused})'}; engines on this node are confined "
+            f"({self.confinement.described}): if it needs what it was refused, {reach}start the worker {flags}"
+        )
 
     def tidy(self, backends: Collection[str]) -> None:
         """Remove the homes of all backends but these."""

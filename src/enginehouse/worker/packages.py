@@ -87,8 +87,9 @@ class Packages:
             told = "it needs a processor with AVX2, which this machine does not have"
         elif code < 0:
             told = f"it was ended by {signal.Signals(-code).name}"
+        told = self._enclosures.explain(told or f"its check ended with code {code}", [told])
         raise Hopeless(
-            f"cannot install {resolved.directory}: {told or f'its check ended with code {code}'}",
+            f"cannot install {resolved.directory}: {told}",
             code="unsupported_platform",
         )
 

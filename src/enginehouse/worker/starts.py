@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
 from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack, ExitStack
@@ -27,7 +26,6 @@ from enginehouse.core.placement import fits, free_memory
 from enginehouse.core.progress import format_bytes
 from enginehouse.core.threads import CARD_THREADS, is_for_card, share
 from enginehouse.host import disk, hardware, processes, threads
-from enginehouse.host.confinement import UNCONFINED_EXIT, Confinement
 from enginehouse.ports import Engine
 from enginehouse.worker.enclosures import Enclosures, Needs
 from enginehouse.worker.place import WorkerPlace
@@ -40,7 +38,6 @@ log = logging.getLogger(__name__)
 CANNOT_BIND = 98  # what a launcher ends with when its port is taken
 POLL_SECONDS = 0.02
 LINES_LOOKED_AT = 50  # of an engine's log, for the file that it was refused
-_REFUSAL = re.compile(r"permission denied|operation not permitted|EACCES|EPERM", re.IGNORECASE)
 BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then it goes on without
 
 
@@ -156,7 +153,7 @@ class Starter:
             await asyncio.sleep(POLL_SECONDS)
         if current.process.returncode == CANNOT_BIND:
             return False
-        raise await in_thread(_ended, current, self._place.confinement)
+        raise await in_thread(_ended, current, self._enclosures)
 
     def _check_memory(self, chosen: Chosen) -> None:
         """Whether the model's files fit into what is free now; how much more an engine takes, nobody knows before."""
@@ -217,7 +214,7 @@ def _activity(pid: int) -> float:
         return 0.0
 
 
-def _ended(current: Running, confinement: Confinement) -> EnginehouseError:
+def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
     code = current.process.returncode or 0
     name = current.wish.model.name
     if code < 0:
@@ -226,19 +223,5 @@ def _ended(current: Running, confinement: Confinement) -> EnginehouseError:
             f"cannot start {name}: its engine was ended by signal {-code} before it was ready", code="backend_exited"
         )
     told = "; ".join(processes.last_lines(current.log, 1)) or "it gave no reason"
-    refused = _refused_by_confinement(current.log, code) if confinement.is_on else ""
-    if refused:
-        told = refused if refused == told else f"{told} ({refused})"
-        told += (
-            f"; engines on this node are confined ({confinement.described}): if it needs what it was refused, start "
-            "the worker with --engine-confinement off"
-        )
+    told = enclosures.explain(told, processes.last_lines(current.log, LINES_LOOKED_AT))
     return Hopeless(f"cannot start {name}: its engine ended with code {code}: {told}", code="backend_exited")
-
-
-def _refused_by_confinement(log: Path, code: int) -> str:
-    """The last line that tells of a refusal, which may have been ours; empty where there is none."""
-    if code == UNCONFINED_EXIT and not processes.last_lines(log, 1):
-        return "it could not be confined, or may not be run"
-    lines = processes.last_lines(log, LINES_LOOKED_AT)
-    return next((line for line in reversed(lines) if _REFUSAL.search(line)), "")
