@@ -265,6 +265,12 @@ def test_a_report_settles_an_install_by_digest_and_a_forced_one_by_generation() 
     assert report.shows(Report(boot_id="b", backends=(broken, POINTER)), intent(INSTALL, "running")) is None
 
 
+def test_a_tree_that_is_not_known_to_be_on_disk_proves_nothing() -> None:
+    unsettled = msgspec.structs.replace(INSTALLED, is_unsettled=True, generation=3)
+    for asked in (INSTALL, msgspec.structs.replace(INSTALL, keep=True), msgspec.structs.replace(INSTALL, force=True)):
+        assert report.shows(Report(boot_id="b", backends=(unsettled, POINTER)), intent(asked, "running")) is None
+
+
 def test_a_report_settles_an_install_of_a_meta_name_only_where_that_name_leads_to_it() -> None:
     asked = intent(INSTALL, "running")
     elsewhere = msgspec.structs.replace(POINTER, meta_backend_for="another")

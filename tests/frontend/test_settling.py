@@ -358,3 +358,43 @@ async def test_an_answer_of_another_node_than_the_intents_changes_nothing_and_is
     await world.reply(await world.intent_now(intent), Outcome(digest="sha256:good"))
     assert (await world.intent_now(intent)).state == "succeeded"
     assert intent.node_id == first.id
+
+
+async def test_a_worker_that_said_it_failed_is_not_contradicted_by_what_its_report_shows(
+    world: World, time: Time
+) -> None:
+    """An upgrade whose disk refused may have left the new digest in place, with its generation."""
+    view, intent = await sent(world)
+    refused = Outcome(code="resource_exhausted", message="cannot install engine: Input/output error", can_heal=True)
+    await world.reply(intent, refused)
+    digest = intent.action.resolved.digest  # type: ignore[union-attr]
+    shown = (installed("engine", digest, intent.generation), pointer("llama-cpp", "engine"))
+    time.passed += 0.5
+    await world.report(intent.node_id, backends=shown)
+    assert (await world.intent(view)).state == "waiting"
+    time.passed += 2
+    await world.dispatcher.step()
+    again = await world.intent(view)
+    assert (again.state, again.attempt) == ("running", 2)
+    time.passed += 0.5
+    await world.report(intent.node_id, sequence=2, backends=shown)
+    assert (await world.intent(view)).state == "running"
+    result = CommandResult(intent=intent.id, attempt=2, outcome=Outcome(digest=digest))
+    await world.report(intent.node_id, sequence=3, backends=shown, results=(result,))
+    assert (await world.intent(view)).state == "succeeded"
+
+
+async def test_absence_does_not_contradict_a_delete_that_failed_either(world: World, time: Time) -> None:
+    node = await world.join("first")
+    await world.report(node.id, backends=(installed("engine", "sha256:1"),))
+    view = await world.wish("delete", name="engine")
+    await world.dispatcher.step()
+    intent = await world.intent(view)
+    await world.reply(intent, Outcome(code="resource_exhausted", message="cannot delete engine", can_heal=True))
+    time.passed += 0.5
+    await world.report(node.id, sequence=2)
+    assert (await world.intent(view)).state == "waiting"
+    time.passed += 2
+    await world.dispatcher.step()
+    await world.reply(await world.intent(view), Outcome())
+    assert (await world.intent(view)).state == "succeeded"

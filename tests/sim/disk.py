@@ -70,6 +70,7 @@ class Disk:
         self.chance = chance
         self.trees: dict[str, Tree] = {}
         self._synced: dict[str, Tree] = {}
+        self._refused: set[str] = set()  # what the disk did not keep and that is not undone yet
         self.models: dict[str, HeldModel] = {}
         self.engines: dict[str, Engine] = {}
         self.journal = b""
@@ -81,13 +82,19 @@ class Disk:
         """A tree that cannot be read is there all the same, and called broken; the directory is read or it is not."""
         self.check_read("the backends")
         found: list[InstalledBackend] = []
+        unsynced = self._unsynced()
         for directory, tree in sorted(self.trees.items()):
             if not self.is_readable(directory):
                 found.append(InstalledBackend(name=directory, is_system=False, is_meta=False, is_broken=True))
                 continue
             found.append(
                 InstalledBackend(
-                    name=directory, is_system=False, is_meta=False, digest=tree.digest, generation=tree.generation
+                    name=directory,
+                    is_system=False,
+                    is_meta=False,
+                    digest=tree.digest,
+                    generation=tree.generation,
+                    is_unsettled=directory in unsynced,
                 )
             )
             found += [
@@ -114,6 +121,7 @@ class Disk:
         tree = self.trees[directory]
         noted = replace(tree, generation=max(tree.generation, generation), metas=_with(tree.metas, meta))
         self._synced[directory] = self.trees[directory] = noted
+        self.checks.became(f"synced:{directory}", tree.digest)
         self.trace.note(self.name, f"disk: {directory} is wanted by generation {generation} as well {meta}")
         self._note_pointers(directory)
         self.checks.took_effect(f"backend:{directory}", self.trees[directory].digest)
@@ -139,10 +147,22 @@ class Disk:
     def sync(self, directory: str) -> None:
         self.check_write()
         self._synced[directory] = self.trees[directory]
+        self.checks.became(f"synced:{directory}", self.trees[directory].digest)
+
+    def refuse(self, directory: str) -> None:
+        """A sync has failed: whatever the next one says, this tree is undone, at once or with the next command."""
+        self._refused.add(directory)
+        self.check_write()
+        self.undo(directory)
+
+    def settle(self, directory: str) -> None:
+        if directory in self._refused:
+            self.refuse(directory)
 
     def undo(self, directory: str) -> None:
         """The tree that was there before an unsynced one is back."""
         before = self._synced.get(directory)
+        self._refused.discard(directory)
         self.trees.pop(directory)
         if before is not None:
             self.trees[directory] = before
@@ -154,6 +174,9 @@ class Disk:
         """What a killed worker left in place is made to last, or undone."""
         for directory in self._unsynced():
             self.check_read(f"how far {directory} is")
+            if directory in self._refused:
+                self.undo(directory)
+                continue
             try:
                 self.sync(directory)
             except OSError:
@@ -166,6 +189,8 @@ class Disk:
         self.check_write()
         self.trees.pop(directory, None)
         self._synced.pop(directory, None)
+        self._refused.discard(directory)
+        self.checks.became(f"synced:{directory}", "")
         self._note_pointers(directory)
         self.trace.note(self.name, f"disk: {directory} is gone")
         self.checks.took_effect(f"backend:{directory}", "")

@@ -15,7 +15,7 @@ from tests.sim.mutation import Mutant, Patch
 from tests.sim.options import BACKENDS, LEASE_SECONDS, METAS, Fault, Wish, WishKind
 from tests.sim.parts import SimModels
 
-from enginehouse.core import action
+from enginehouse.core import action, report
 from enginehouse.core.action import Action, RemoveBackend
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.intent import Change, Intent, Outcome
@@ -113,6 +113,18 @@ def _under_several_names(chance: Random) -> tuple[Wish, ...]:
     times = sorted(chance.uniform(1.0, 2.0) for _ in names)
     return tuple(
         wish(number, at, "install", f"one@{name}") for number, (at, name) in enumerate(zip(times, names, strict=True))
+    )
+
+
+def _what_a_report_shows_is_done() -> list[Patch]:
+    """Though the worker said that it failed, and that what is in place may not last."""
+    return [(report, "is_evidence", lambda said, intent: True), (report, "_lasts", lambda backend: True)]
+
+
+def _installs_and_upgrades(chance: Random) -> tuple[Wish, ...]:
+    return (
+        *(wish(number, chance.uniform(1.0, 2.0), "install", f"one@{name}") for number, name in enumerate(BACKENDS)),
+        *(wish(3 + number, 4.0 + chance.random(), "upgrade", f"two@{name}") for number, name in enumerate(BACKENDS)),
     )
 
 
@@ -301,6 +313,14 @@ LAPSES = (
         _joined_names_are_forgotten,
         {**QUICK, "install_seconds": 2.0, "nodes": 2},
         _under_several_names,
+        (),
+    ),
+    Mutant(
+        "what a report shows is done though it failed",
+        ("G10",),
+        _what_a_report_shows_is_done,
+        {**QUICK, "nodes": 3, "disk_error_rate": 0.3, "safety_seconds": 8.0, "full_disk_rate": 0.0},
+        _installs_and_upgrades,
         (),
     ),
     Mutant("a lane is wider than asked", ("lanes",), _lanes_are_not_counted, FLEET, _one_after_another),

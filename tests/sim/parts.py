@@ -52,6 +52,7 @@ class SimInstaller:
     async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> Installed:
         resolved, disk = wish.resolved, self._disk
         with disk.working(f"backend:{resolved.directory}"):
+            await in_thread(disk.settle, resolved.directory)
             known = disk.trees.get(resolved.directory) if disk.is_readable(resolved.directory) else None
             if known is not None and (wish.keep or known.digest == resolved.digest) and not wish.force:
                 await in_thread(disk.note_generation, resolved.directory, wish.generation, resolved.meta)
@@ -74,7 +75,7 @@ class SimInstaller:
         try:
             self._disk.sync(directory)
         except OSError:
-            self._disk.undo(directory)
+            self._disk.refuse(directory)
             raise
 
     async def _fetch(self, report: Report) -> None:

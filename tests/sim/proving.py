@@ -56,10 +56,13 @@ def prove(intent: IntentRow, checks: WorkerChecks, *, is_old: bool) -> str:
         case InstallBackend() if is_old:
             # It looks the plain name up by itself, and takes what is there for what is wanted.
             return "" if seen - {""} else success_was_so(intent, action.resolved.digest, seen)
-        case InstallBackend() if action.keep:
-            return success_was_so(intent, msgspec.json.decode(intent.outcome or "{}").get("digest", ""), seen - {""})
         case InstallBackend():
             wanted = action.resolved.digest
+            if action.keep:
+                wanted = msgspec.json.decode(intent.outcome or "{}").get("digest", "") or "something"
+            synced = checks.seen_since(f"synced:{action.resolved.directory}", intent.created_at - EPOCH)
+            if wanted in seen and wanted not in synced:
+                return f"intent {intent.id} succeeded, but {wanted} was never on disk for good"
             if action.force and not checks.has_taken_effect(intent.subject, intent.generation, wanted):
                 return f"intent {intent.id} succeeded, but was forced and never done"
             return success_was_so(intent, wanted, seen)

@@ -302,6 +302,29 @@ async def test_a_sync_that_fails_fails_the_install_and_puts_the_old_version_back
     assert not [path for place in ("staging", "replaced") for path in (trees.house / place).iterdir()]
 
 
+async def test_an_install_that_fails_for_an_io_error_has_put_the_old_version_back(forked: Forks, start: Start) -> None:
+    """Each fsync of an install fails once: then it is undone, or it was not needed for what success promises."""
+    job = Job(backends=str(start.backends), resolved=start.versions["v2"])
+    failed = passed = 0
+    for number in range(1, 60):
+        start.fresh()
+        trace = start.backends.parent / "fsyncs"
+        fail = ["-o", str(trace), "-e", "trace=fsync", "-e", f"inject=fsync:error=EIO:when={number}"]
+        code = await traced(forked, job, fail)
+        if "INJECTED" not in trace.read_text():
+            break
+        assert code in (0, 1), number
+        wanted = "v2" if code == 0 else "v1"
+        assert tree_of(start.backends / DIRECTORY) == start.trees[wanted], f"fsync {number}, exit code {code}"
+        trees = Trees(start.backends)
+        assert [one.digest for one in trees.list_installed() if one.name == DIRECTORY and not one.is_unsettled] == [
+            start.versions[wanted].digest
+        ]
+        failed, passed = failed + code, passed + 1 - code
+    assert failed >= 3
+    assert passed <= 3, "what is refused after the new version is on disk is done the next time"
+
+
 async def test_a_kill_while_a_failed_sync_is_undone_never_ends_with_the_new_version(
     forked: Forks, start: Start
 ) -> None:

@@ -51,6 +51,7 @@ class InstalledBackend(Struct, frozen=True, omit_defaults=True, kw_only=True):
     meta_backend_for: str = ""
     generation: int = 0
     is_broken: bool = False
+    is_unsettled: bool = False  # in place, and not known to be on disk: it may yet be undone
 
 
 def package_digest(uri: str, requirements: tuple[str, ...], launcher: str, version: str) -> str:

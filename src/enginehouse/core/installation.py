@@ -75,6 +75,7 @@ class Found(Struct, frozen=True, kw_only=True):
     name: str
     metadata: bytes | None
     has_run_file: bool  # one that could be started: there, not empty, executable
+    is_unsettled: bool = False  # its sync was not seen to end
 
 
 def check_directory(name: str) -> str:
@@ -190,6 +191,7 @@ def listing(found: Iterable[Found], system: Iterable[Found] = ()) -> tuple[Insta
                 meta_backend_for=known.meta_backend_for if is_meta else "",
                 generation=known.generation,
                 is_broken=not works or (one.metadata is not None and metadata is None),
+                is_unsettled=one.is_unsettled,
             )
         )
     return tuple(sorted(listed, key=lambda backend: backend.name))

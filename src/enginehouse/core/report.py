@@ -106,7 +106,7 @@ def _shows_install(report: Report, action: InstallBackend, generation: int) -> O
     if not _is_pointed(report, action):
         return None
     for backend in report.backends:
-        if backend.name != action.resolved.directory or backend.is_broken:
+        if backend.name != action.resolved.directory or backend.is_broken or not _lasts(backend):
             continue
         is_same = backend.digest in wanted or action.keep
         if not report.is_whole:
@@ -118,6 +118,23 @@ def _shows_install(report: Report, action: InstallBackend, generation: int) -> O
         if (is_same and not action.force) or (is_applied and (is_same or not wanted)):
             return Outcome(digest=backend.digest)
     return None
+
+
+def _lasts(backend: InstalledBackend) -> bool:
+    """Whether it is on disk for good, as far as its worker knows."""
+    return not backend.is_unsettled
+
+
+def is_evidence(report: Report, intent: Intent) -> bool:
+    """Whether what a report shows may settle an intent at all.
+
+    A worker that said it failed is believed until it says otherwise: what it left may look done and not last. One of
+    LocalAI's tells the end of an attempt once, and nobody may have heard it; and it calls it a failure to delete what
+    is not there.
+    """
+    if not intent.failures:
+        return True
+    return not report.is_whole and (intent.state == "running" or isinstance(intent.action, RemoveBackend))
 
 
 def _is_pointed(report: Report, action: InstallBackend) -> bool:

@@ -261,7 +261,7 @@ class Collector:
             return intents_core.after_outcome(intent, intents_core.bounded(result), now, self._clock.random())
         if intent.id in report.running or report.mark < intent.created_at:
             return None
-        shown = reports.shows(report, intent)
+        shown = reports.shows(report, intent) if reports.is_evidence(report, intent) else None
         if shown is not None and (not is_shadowed or reports.has_applied(report, intent)):
             return Change(kind="succeed", now=now, outcome=shown)
         if intent.state == "running" and reports.lost(report, intent):

@@ -174,11 +174,17 @@ class Installer:
         )
 
     async def _switch(self, directory: str, made: _Made, resolved: Resolved, swapped: Swapped) -> None:
+        is_refused = False
         try:
             await in_thread(self._put_in_place, directory, made, resolved)
+        except OSError:
+            is_refused = True
+            if await in_thread(self._swap.is_in_place, directory):
+                await in_thread(self._swap.undo, directory)
+            raise
         finally:
             # Past the swap only the disk can refuse: whoever cancels now hears of it when all is in order.
-            if await in_thread(self._swap.is_in_place, directory):
+            if not is_refused and await in_thread(self._swap.is_in_place, directory):
                 await swapped()
                 await in_thread(self._finish, directory)
 

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 class Swap:
     def __init__(self, trees: Trees) -> None:
         self._trees = trees
+        self._refused: set[int] = set()  # trees that the disk refused and that are not undone yet
 
     def swap_in(self, directory: str) -> None:
         """Put the complete staging tree in place. The old one stays beside until `finish`."""
@@ -59,10 +60,14 @@ class Swap:
                     disk.sync_files(self._trees.path_of(directory))
                 self._trees.reach(directory, "swapped")
             except OSError:
-                self._undo(directory)
+                self.undo(directory)
                 raise
-        self.retire(directory)
-        self._trees.reach(directory, "cleaned")
+        try:
+            self.retire(directory)
+            self._trees.reach(directory, "cleaned")
+        except OSError as error:
+            # The new version is on disk, so the install has succeeded. The record says what is left to do.
+            log.warning("install.not_cleaned directory=%s error=%s", directory, error)
 
     def retire(self, directory: str) -> None:
         """The tree that was replaced becomes the previous version, unless it could not be started anyway."""
@@ -114,8 +119,9 @@ class Swap:
         disk.remove_tree(going)
         if os.path.lexists(target):
             target.rename(going)
-            disk.sync_directory(self._trees.backends)
-            disk.remove_tree(going)
+        # Before anything of it is removed. Also where nothing is left: an attempt before this one may have failed to.
+        disk.sync_directory(self._trees.backends)
+        disk.remove_tree(going)
         disk.remove_tree(self._trees.replaced_of(directory))
         disk.remove_tree(self._trees.previous_of(directory))
         self._trees.forget_record(directory)
@@ -151,10 +157,11 @@ class Swap:
         if record.step == "cleaned":
             return
         has_stopped = record.boot_id not in ("", disk.boot_id())
-        if not self.is_in_place(directory) or record.step == "undoing" or has_stopped:
+        is_refused = record.step == "undoing" or record.attempt_inode in self._refused
+        if not self.is_in_place(directory) or is_refused or has_stopped:
             if has_stopped:
                 log.warning("install.undone directory=%s: the machine stopped before it was on disk", directory)
-            self._undo(directory)
+            self.undo(directory)
             return
         try:
             self.finish(directory)
@@ -163,9 +170,11 @@ class Swap:
                 raise
             log.warning("install.undone directory=%s error=%s", directory, error)
 
-    def _undo(self, directory: str) -> None:
+    def undo(self, directory: str) -> None:
         """Back to what was before the swap. What is back already is fine."""
         record = self._trees.record(directory)
+        # Where even that cannot be written down, this process at least does not believe the next sync.
+        self._refused.add(record.attempt_inode)
         current, staging, old = self._places(directory)
         if self.is_in_place(directory):
             # A sync tells of lost bytes once: whoever comes after a kill here must not ask again and believe it.
@@ -187,6 +196,7 @@ class Swap:
             disk.remove_tree(old)
         self._trees.pointers.take_back(record)
         self._trees.reach(directory, "cleaned")
+        self._refused.discard(record.attempt_inode)
 
     def _set_aside(self, directory: str) -> None:
         """After a kill between exchange and move, the tree in staging is the one that was replaced."""

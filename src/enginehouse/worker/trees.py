@@ -15,6 +15,7 @@ from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.installation import (
     HOUSE,
     METADATA_FILE,
+    Found,
     InstallRecord,
     Metadata,
     Step,
@@ -61,7 +62,13 @@ class Trees:
     def list_installed(self) -> tuple[InstalledBackend, ...]:
         """What is there; a directory that cannot be read hides nothing but itself."""
         system = [look(path) for path in directories(self._system)] if self._system is not None else []
-        return listing([look(path) for path in self._installed()], system)
+        return listing([self._found(path) for path in self._installed()], system)
+
+    def _found(self, path: Path) -> Found:
+        # The inode before the record: a tree is recorded before it is in place.
+        number = inode(path)
+        is_unsettled = number is not None and number == self._unsynced(path.name)
+        return msgspec.structs.replace(look(path), is_unsettled=is_unsettled)
 
     def every_tree(self) -> list[Path]:
         """All complete versions: installed ones, then previous ones."""
