@@ -210,3 +210,28 @@ def test_frontends_restart_one_after_the_other_and_nobody_notices(
     for name in wished:
         for worker in fleet.workers:
             assert fleet.began(worker, f"install {name}") == 1
+
+
+def test_a_frontend_that_wakes_with_an_old_route_is_answered_by_no_other_model(
+    fleet: Fleet, serving: Serving, name: str, other: str
+) -> None:
+    """The engines of this test answer whoever asks, with whatever key."""
+    for model, backend, says in (("old-speaker", name, "old"), ("new-speaker", other, "new")):
+        serving.offer(backend, says)
+        serving.add_model(model, backend)
+    serving.load("old-speaker", "worker-1")
+    (replica,) = [one for one in fleet.node("worker-1")["replicas"] if one["model_id"] == "old-speaker"]
+    assert replica["checks_key"] is False
+    fleet.second.pause()
+    try:
+        fleet.workers["worker-1"].kill()
+        fleet.workers["worker-1"].again()
+        fleet.until_healthy("worker-1")
+        loaded = fleet.first.post("/api/models/new-speaker/load", {"node": "worker-1"})
+        assert fleet.ended(loaded)["status"] == "succeeded"
+        (started,) = [one for one in fleet.node("worker-1")["replicas"] if one["model_id"] == "new-speaker"]
+    finally:
+        fleet.second.resume()
+    answers = [ask(fleet.second.port, serving.token, "old-speaker") for _ in range(5)]
+    assert not [said for status, said in answers if status == 200 and not said.startswith("old ")], answers
+    assert started["address"] != replica["address"]
