@@ -81,6 +81,11 @@ async def test_an_engine_has_a_home_that_stays_and_a_temporary_directory_that_do
         await world.supervisor.stop("tiny-chat#0")
         await until(lambda: not temporary.exists())
         assert (home / "kernel").is_file()
+        # Where what is installed cannot be looked at, nothing counts as gone.
+        (tmp_path / "backends").rename(tmp_path / "away")
+        await asyncio.to_thread(world.supervisor.tidy)
+        (tmp_path / "away").rename(tmp_path / "backends")
+        assert (home / "kernel").is_file()
         shutil.rmtree(tmp_path / "backends" / "probe")
         await asyncio.to_thread(world.supervisor.tidy)
         assert not (tmp_path / "engines" / "probe").exists()

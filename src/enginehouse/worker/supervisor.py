@@ -176,10 +176,14 @@ class Supervisor:
         return current.report() if current is not None and current.process.returncode is None else None
 
     def tidy(self) -> None:
-        """Keep no home of a backend that is gone. Blocks."""
+        """Keep no home of a backend that is gone. A disk that cannot be read now shows nothing. Blocks."""
         wishes = [*self._coming.values(), *(one.wish for one in list(self._running.values()))]
-        installed = {path.name for path in self._trees.every_tree()}
-        self._enclosures.tidy(installed | {wish.directory for wish in wishes})
+        try:
+            self._trees.backends.stat()
+            installed = {path.name for path in self._trees.every_tree()}
+            self._enclosures.tidy(installed | {wish.directory for wish in wishes})
+        except OSError as error:
+            log.warning("engines.not_tidied error=%s", error)
 
     async def _trim(self) -> None:
         """Whether anybody hears this worker or not: an engine may print without an end."""
