@@ -268,7 +268,8 @@ def make_entries(
 ) -> list[Entry]:
     def unready() -> list[str]:
         reasons = ["this frontend is stopping"] if wakes.is_stopping else []
-        reasons += [] if bus.is_connected else ["the bus is not connected"]
+        # Where nobody has the bus, no other frontend is better off, and warm requests need none.
+        reasons += [] if bus.is_connected or house.nodes.is_bus_away else ["the bus is not connected"]
         reasons += ["the database does not answer"] if house.store.is_away else []
         return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.is_stuck]
 

@@ -36,6 +36,8 @@ def test_a_bus_that_is_away_stops_no_warm_request_and_takes_no_node_offline(
     with asking(ports(fleet), serving.token, "speaker") as load:
         (fleet.nats.kill if how == "gone" else fleet.nats.pause)()
         wait_for("all to be known to be without a bus", lambda: is_degraded(fleet), NOTICE_SECONDS + 10.0)
+        for frontend in fleet.frontends:
+            wait_for("a balancer to be told to send requests", frontend.is_ready, 10.0)
         wished = fleet.request("install", other, ["worker-1"], frontend=fleet.second)
         deadline = time.monotonic() + 3 * STALE_SECONDS  # offline is at twice that
         while time.monotonic() < deadline:

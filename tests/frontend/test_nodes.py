@@ -230,6 +230,23 @@ async def test_a_node_without_its_bus_gets_no_commands_and_is_never_offline_whil
     assert len(world.bus.take()) == 1
 
 
+async def test_the_bus_is_away_when_every_node_that_is_heard_says_so(world: World, time: Time) -> None:
+    first, second = await world.join_many("first", "second")
+    await world.join("foreign", is_foreign=True)
+    away = wire.HeartbeatRequest(bus="away")
+    await world.nodes.step()
+    assert not world.nodes.is_bus_away
+    await world.nodes.heartbeat(first.id, away)
+    await world.nodes.step()
+    assert not world.nodes.is_bus_away, "one has it"
+    await world.nodes.heartbeat(second.id, away)
+    await world.nodes.step()
+    assert world.nodes.is_bus_away
+    time.passed += 2 * STALE_SECONDS
+    await world.nodes.step()
+    assert not world.nodes.is_bus_away, "nobody is heard"
+
+
 async def test_a_node_that_comes_back_without_its_bus_keeps_its_routes(world: World) -> None:
     node = await world.join("first")
     await world.set_health(node.id, "offline")

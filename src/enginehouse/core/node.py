@@ -4,6 +4,7 @@ one `status`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -76,6 +77,12 @@ class Node(Struct, frozen=True, kw_only=True):
     @property
     def is_schedulable(self) -> bool:
         return self.is_target and not self.is_foreign and self.health == "healthy" and not self.drained
+
+
+def lack_bus(approved: Iterable[Node], since: float) -> bool:
+    """Whether every node that was heard since then says that its bus is away. LocalAI's workers never say so."""
+    heard = [node for node in approved if node.last_heartbeat >= since and not node.is_foreign]
+    return bool(heard) and all(node.bus_away for node in heard)
 
 
 def health_after(silence_seconds: float, stale_seconds: float) -> Health:

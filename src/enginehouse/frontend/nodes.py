@@ -96,6 +96,7 @@ class Nodes:
         self._listening_since: float | None = None
         self._looked_at = 0.0
         self._doubted_since: float | None = None
+        self.is_bus_away = False  # for all nodes that are heard: then it is the bus, not this frontend's way to it
 
     async def register(self, request: RegisterRequest) -> Registered:
         """A machine asks to be a node. Returns its row and a fresh token of its own, which replaces the last one."""
@@ -241,6 +242,7 @@ class Nodes:
             now = db.now(connection)
             approved = [node for node in nodes.every(connection) if node.approved]
             judged = self._judged(approved, now)
+            self.is_bus_away = node_core.lack_bus(approved, now - self._stale_seconds)
             return [node_id for node_id, health in judged.items() if nodes.set_health(connection, node_id, health, now)]
 
         changed = await self._store.transaction(work)
