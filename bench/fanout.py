@@ -33,12 +33,12 @@ from enginehouse.bus import credentials, embedded
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import wire
 from enginehouse.core.errors import EnginehouseError
-from enginehouse.core.node import registration_message
 from enginehouse.core.report import Report
 from enginehouse.host import processes
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
 from enginehouse.ports import Message
+from enginehouse.worker.identity import Identity
 
 BAR = 1.3
 COUNTS = (1, 10, 50, 100)
@@ -68,12 +68,11 @@ class StubWorker:
             name=self._name,
             address="127.0.0.1:50051",
             token=TOKENS["join"],
-            public_key=self.public_key,
-            signature=self._key.sign(registration_message(self._name, self.public_key)).signature.hex(),
             platform="linux/amd64",
             capability="default",
+            challenge=await self._link.challenge(),
         )
-        reply = await self._link.register(request)
+        reply = await self._link.register(Identity(self._key).signed(request))
         options = BusOptions(url=reply.nats_url, name=self._name, jwt=reply.nats_jwt, seed=reply.nats_user_seed)
         self._bus = await NatsBus.connect(options, limit_seconds=LIMIT_SECONDS)
         await self._bus.subscribe(wire.node_subject(reply.id, wire.INSTALL), self._take)

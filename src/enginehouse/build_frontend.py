@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 import uuid
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
 from urllib.parse import urlsplit
@@ -32,13 +33,15 @@ from enginehouse.api.serving import LINGER_SECONDS, answering, serve
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
 from enginehouse.api.waiting import Waiting
-from enginehouse.api.workers import BusAccess, WorkerRoutes
-from enginehouse.bus import credentials
+from enginehouse.api.workers import WorkerRoutes
+from enginehouse.bus import credentials, embedded, revocation
+from enginehouse.bus.address import parse_address
+from enginehouse.bus.credentials import BusAccounts
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.bus.violations import LOOK_SECONDS, ViolationLog
 from enginehouse.core import subjects
+from enginehouse.core.address import Endpoint, plain_host
 from enginehouse.core.artifact import Artifact
-from enginehouse.core.node import Node
 from enginehouse.engine.http import HttpEngine
 from enginehouse.fetch.client import Client, Rules
 from enginehouse.fetch.galleries import Sources, load_builtin
@@ -47,15 +50,17 @@ from enginehouse.fetch.patience import Patience as RegistryPatience
 from enginehouse.fetch.registry import Registries
 from enginehouse.frontend.accepting import Acceptance
 from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
+from enginehouse.frontend.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
+from enginehouse.frontend.bus_credentials import BusCredentials, Minted
 from enginehouse.frontend.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.dispatcher import Dispatcher
 from enginehouse.frontend.ending import PRUNE_SECONDS, Endings
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
-from enginehouse.frontend.keys import Keys, Role
+from enginehouse.frontend.keys import WATCH_SECONDS, Keys, Role
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
-from enginehouse.frontend.nodes import Nodes
+from enginehouse.frontend.nodes import ANYWHERE, AddressRules, Nodes
 from enginehouse.frontend.operations import Operations
 from enginehouse.frontend.planning import Planner
 from enginehouse.frontend.polling import Poller
@@ -73,6 +78,9 @@ from enginehouse.store.db import Store, StoreLimits
 
 log = logging.getLogger(__name__)
 
+POSTGRES_PORT = 5432
+RESOLVE_SECONDS = 2.0  # for the name that a worker advertises; one that nobody knows is nobody else's
+REVOKE_SECONDS = 2.0  # for the server beside us; what fails is tried again
 HOPELESS_SECONDS = 60.0  # what ends so was never going to run: nobody waits for it
 
 
@@ -106,13 +114,14 @@ class House(Struct, frozen=True):
     planner: Planner
     upgrades: Upgrades
     violation_log: ViolationLog
+    bus_credentials: BusCredentials
 
 
 async def run(settings: FrontendSettings) -> int:
     disk.make_usable(settings.data)
     is_inherited = parent.LISTEN_VARIABLE in os.environ  # then nobody finds the door closed, and the next one answers
     listener = _listener(settings)
-    account_seed = _account_seed(settings)
+    accounts = bus_accounts(settings)
     wakes = Wakes()
     # Whoever asks an `up` that is being started waits for its answer; alone, nobody else would say why.
     waiting = Waiting()
@@ -122,9 +131,11 @@ async def run(settings: FrontendSettings) -> int:
         store = await Store.open(settings.database_url or f"sqlite:///{settings.data / 'enginehouse.db'}", limits)
         store.on_back = wakes.wake_all
         waiting.reason = "the bus is not connected yet"
-        bus = await _open_bus(settings, account_seed, wakes)
+        bus = await _open_bus(settings, accounts, wakes)
     engine = HttpEngine()
-    house = make_house(settings, store, bus, wakes)
+    addresses = await asyncio.to_thread(_address_rules, settings, listener.getsockname()[1])
+    house = make_house(settings, store, bus, wakes, addresses)
+    wakes.on_connected.append(house.bus_credentials.forget_told)
     await _take_tokens(settings, house.keys)
     await house.galleries.restore()
     await house.board.restore()
@@ -134,7 +145,7 @@ async def run(settings: FrontendSettings) -> int:
     await house.proofs.listen()
     wakes.loops = make_loops(settings, house)
     app = build(
-        make_entries(settings, house, engine, bus, wakes, account_seed),
+        make_entries(settings, house, engine, bus, wakes),
         house.keys,
         house.metrics,
         is_loopback=listen.is_loopback(settings.host),
@@ -156,23 +167,26 @@ async def run(settings: FrontendSettings) -> int:
     return 0
 
 
-async def _open_bus(settings: FrontendSettings, account_seed: str, wakes: Wakes) -> NatsBus:
+async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wakes: Wakes) -> NatsBus:
     jwt, seed = "", ""
-    if account_seed:
+    if accounts is not None:
         name = f"enginehouse-frontend-{uuid.uuid4()}"
-        made = credentials.mint_user(account_seed, name, subjects.frontend_permissions())
+        # It does not end: this process has the key that makes credentials.
+        made = credentials.mint_user(accounts.account_seed, name, subjects.frontend_permissions())
         jwt, seed = made.jwt, made.seed
     options = BusOptions(
         url=settings.nats_url,
         name="enginehouse-frontend",
         jwt=jwt,
         seed=seed,
-        on_connected=wakes.of("dispatch"),
+        on_connected=wakes.connected,
     )
     return await NatsBus.connect(options, limit_seconds=settings.start_wait_seconds)
 
 
-def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes) -> House:
+def make_house(
+    settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes, addresses: AddressRules = ANYWHERE
+) -> House:
     clock = SystemClock()
     owner = _owner(settings)
     events = Events()
@@ -192,6 +206,7 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
         approve_keys=settings.approve_keys,
         verify=verify,
         wake=wakes.of("dispatch", "load", "route"),
+        addresses=addresses,
     )
     loader = Loader(store, board, galleries, owner=owner, lease_seconds=settings.lease_seconds)
     loader.on_step(wakes.of("load", "dispatch", "route"))
@@ -233,6 +248,7 @@ def make_house(settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes)
         dispatcher=dispatcher,
         metrics=Metrics(store, router, (collector.violations, violation_log.counts)),
         violation_log=violation_log,
+        bus_credentials=_bus_credentials(settings, store, bus_accounts(settings)),
         galleries=galleries,
     )
 
@@ -250,6 +266,8 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("load", house.loader.step, every),
         Loop("route", house.router.step, every),
         Loop("keys", house.keys.step, every),
+        Loop("watch-keys", house.keys.watch_step, WATCH_SECONDS),
+        Loop("revoke", house.bus_credentials.step, REVOKING_SECONDS),
         Loop("tell", house.board.step, PUBLISH_SECONDS),
         Loop("tell-models", house.models.step, CATCH_UP_SECONDS),
         Loop("catch-up", house.board.catch_up_step, CATCH_UP_SECONDS),
@@ -263,9 +281,7 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
     return {loop.name: loop for loop in loops}
 
 
-def make_entries(
-    settings: FrontendSettings, house: House, engine: HttpEngine, bus: Bus, wakes: Wakes, account_seed: str
-) -> list[Entry]:
+def make_entries(settings: FrontendSettings, house: House, engine: HttpEngine, bus: Bus, wakes: Wakes) -> list[Entry]:
     def unready() -> list[str]:
         reasons = ["this frontend is stopping"] if wakes.is_stopping else []
         # Where nobody has the bus, no other frontend is better off, and warm requests need none.
@@ -274,12 +290,15 @@ def make_entries(
         return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.is_stuck]
 
     system = SystemRoutes(house.metrics, unready)
-    access = _bus_access(settings, account_seed)
     inference = OpenAI(house.router, engine, house.metrics)
     entries = [
         *system.entries(),
         *WorkerRoutes(
-            house.nodes, house.collector, house.keys, access, heartbeat_seconds=settings.heartbeat_seconds
+            house.nodes,
+            house.collector,
+            house.keys,
+            house.bus_credentials,
+            heartbeat_seconds=settings.heartbeat_seconds,
         ).entries(),
         *NodeRoutes(house.nodes, house.operations, house.endings, house.board).entries(),
         *OperationRoutes(house.operations, house.endings, house.planner, house.board).entries(),
@@ -351,21 +370,26 @@ def _owner(settings: FrontendSettings) -> str:
     return os.environ.pop(parent.OWNER_VARIABLE, "") or str(uuid.uuid4())
 
 
-def _account_seed(settings: FrontendSettings) -> str:
-    """The seed that signs bus credentials; empty where the bus is not ours and takes anonymous clients."""
+def bus_accounts(settings: FrontendSettings) -> BusAccounts | None:
+    """The keys that sign bus credentials; None where the bus is not ours."""
     directory = settings.data / "bus"
-    return credentials.load_or_create(directory).account_seed if (directory / "account.seed").exists() else ""
+    return credentials.load_or_create(directory) if (directory / "account.seed").exists() else None
 
 
-def _bus_access(settings: FrontendSettings, account_seed: str) -> BusAccess:
+def _bus_credentials(settings: FrontendSettings, store: Store, accounts: BusAccounts | None) -> BusCredentials:
+    """What nodes get for the bus; `accounts` are those of the embedded server, None where the bus is another."""
     port = settings.nats_url.rpartition(":")[2]
+    account_seed = accounts.account_seed if accounts is not None else ""
+    life = settings.bus_credential_seconds
 
-    def mint(node: Node) -> tuple[str, str]:
-        if not account_seed:
-            return "", ""
-        name = credentials.worker_name(node.id)
-        made = credentials.mint_user(account_seed, name, subjects.worker_permissions(node.id))
-        return made.jwt, made.seed
+    def mint(node_id: str) -> Minted:
+        allowed = subjects.worker_permissions(node_id)
+        made = credentials.mint_user(account_seed, credentials.worker_name(node_id), allowed, life_seconds=life)
+        return Minted(made.jwt, made.seed, made.user, made.expires_at or 0.0)
+
+    async def revoke(revoked: Mapping[str, int]) -> None:
+        assert accounts is not None
+        await revocation.revoke(settings.nats_url, accounts, revoked, limit_seconds=REVOKE_SECONDS)
 
     def url_for(host: str) -> str:
         if settings.advertise_nats:
@@ -377,7 +401,35 @@ def _bus_access(settings: FrontendSettings, account_seed: str) -> BusAccess:
             return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         return f"nats://[{host}]:{port}" if ":" in host else f"nats://{host}:{port}"
 
-    return BusAccess(mint, url_for)
+    return BusCredentials(
+        store,
+        mint=mint if account_seed else None,
+        life_seconds=life,
+        url_for=url_for,
+        revoke=revoke if accounts is not None else None,
+        wall=time.time,
+    )
+
+
+def _address_rules(settings: FrontendSettings, port: int) -> AddressRules:
+    """What nodes may advertise. Blocks for name resolution."""
+    taken = [(settings.host, port)]
+    for server in parse_address(settings.nats_url).servers:
+        parts = urlsplit(server)
+        taken.append((parts.hostname or "", parts.port or embedded.DEFAULT_PORT))
+    if settings.database_url.startswith("postgres"):
+        parts = urlsplit(settings.database_url)
+        taken.append((parts.hostname or "127.0.0.1", parts.port or POSTGRES_PORT))
+
+    async def resolve(host: str) -> Collection[str]:
+        try:
+            async with asyncio.timeout(RESOLVE_SECONDS):
+                return await asyncio.to_thread(listen.resolved, host)
+        except TimeoutError:
+            return ()
+
+    endpoints = {Endpoint(plain_host(one), number) for host, number in taken for one in listen.addresses_of(host)}
+    return AddressRules(settings.node_networks, frozenset(endpoints), resolve)
 
 
 def verify(public_key: str, message: bytes, signature: str) -> bool:

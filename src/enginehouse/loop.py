@@ -93,6 +93,7 @@ class Wakes:
 
     def __init__(self) -> None:
         self.loops: dict[str, Loop] = {}
+        self.on_connected: list[Callable[[], None]] = []
         self.is_stopping = False
 
     def note_stop(self) -> None:
@@ -112,6 +113,12 @@ class Wakes:
         """What was away is back: nobody sits out a pause that was meant for its absence."""
         for loop in self.loops.values():
             loop.wake()
+
+    def connected(self) -> None:
+        """The bus is there, perhaps another one than before."""
+        for call in self.on_connected:
+            call()
+        self.of("dispatch", "revoke")()
 
     def of(self, *names: str) -> Callable[[], None]:
         def wake() -> None:

@@ -38,7 +38,7 @@ READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in
 LOOK_SECONDS = 2.0  # for one look at whether all is ready: nothing may keep Ctrl-C waiting for longer
 # Not for the children: a secret, and the bus of somebody else.
 _OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
-_OF_FRONTENDS = ("backend_galleries", "allowed_hosts", "registry_credentials")
+_OF_FRONTENDS = ("backend_galleries", "allowed_hosts", "node_networks", "registry_credentials")
 ROLES = ("admin", "join")  # of the tokens that a house is made with
 
 

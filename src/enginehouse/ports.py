@@ -31,6 +31,10 @@ class Bus(Protocol):
     @property
     def is_connected(self) -> bool: ...
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server does not accept our credential: it ended, or was revoked."""
+
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         """Hand over a message; raises `Unavailable` (`bus_unavailable`) when there is no connection to hand it to."""
 
@@ -38,6 +42,9 @@ class Bus(Protocol):
         """`receive` is called for every message, in order, and must return at once: whatever takes time is its own
         task.
         """
+
+    async def renew(self, jwt: str, seed: str) -> None:
+        """Go over to a new credential, without missing a message; one may come twice."""
 
     async def close(self) -> None: ...
 
@@ -87,6 +94,9 @@ class Engine(Protocol):
 
 class Link(Protocol):
     """A worker's HTTP to a frontend."""
+
+    async def challenge(self) -> str:
+        """What the next registration has to sign; empty where the frontend asks for nothing."""
 
     async def register(self, request: RegisterRequest) -> RegisterReply: ...
 

@@ -202,6 +202,19 @@ def parse_labels(value: object) -> dict[str, str]:
     return {check_name(key, "label"): text for key, text in pairs}
 
 
+def parse_networks(value: object) -> tuple[str, ...]:
+    """`192.168.1.0/24,fd00::/8`"""
+    import ipaddress
+
+    words = parse_list(value)
+    for word in words:
+        try:
+            ipaddress.ip_network(word, strict=False)
+        except ValueError as error:
+            raise Invalid(f"{word!r} is not a network, like 192.168.1.0/24", code="invalid_setting") from error
+    return words
+
+
 def parse_allowed_hosts(value: object) -> tuple[str, ...]:
     """`host`, `host:port`, a network like 10.0.0.0/8, or `http://host[:port]`; several as in `parse_list`."""
     hosts = parse_list(value)
@@ -252,6 +265,7 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "database_url": parse_database_url,
     "nats_url": parse_text,
     "approve_keys": parse_list,
+    "node_networks": parse_networks,
     "backend_galleries": parse_galleries,
     "allowed_hosts": parse_allowed_hosts,
     "registry_credentials": parse_path,
@@ -279,6 +293,7 @@ PARSERS: dict[str, Callable[[object], object]] = {
             "lease_seconds",
             "reconcile_seconds",
             "stall_seconds",
+            "bus_credential_seconds",
             "backend_install_timeout_seconds",
             "backend_upgrade_timeout_seconds",
         ),

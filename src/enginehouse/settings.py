@@ -43,6 +43,7 @@ class Timings(Struct, frozen=True, kw_only=True):
     backend_install_timeout_seconds: float = 900.0
     backend_upgrade_timeout_seconds: float = 900.0
     model_load_wait_seconds: float = 60.0  # 0 waits without an end, as in LocalAI
+    bus_credential_seconds: float = 3600.0  # how long what a worker gets for the bus is valid; renewed at 75 %
 
 
 class Installing(Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class UpSettings(Timings, frozen=True, kw_only=True):
     data: Path
     # The fields of `Installing`: a struct has only one base.
     allowed_hosts: tuple[str, ...] = ()
+    node_networks: tuple[str, ...] = ()
     registry_credentials: Path | None = None
     absolute_links: bool = False
     archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
@@ -91,6 +93,7 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     # Without the store nobody learns that a node or a model is gone: routes are used no longer than that.
     route_memory_seconds: float = 60.0
     approve_keys: tuple[str, ...] = ()
+    node_networks: tuple[str, ...] = ()  # where an approved node may move without being approved again
     advertise_nats: str = ""
     backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)  # the built-in one always comes first
     allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
@@ -202,6 +205,8 @@ def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
             words += [word for host in value for word in (flag_of(field), host)]
         elif field == "backend_galleries":
             words += [flag_of(field), encode_sources(value)]
+        elif field == "node_networks":
+            words += [flag_of(field), ",".join(value)] if value else []
         elif isinstance(value, bool) or value in (None, ""):
             words += [flag_of(field)] if value else []
         else:

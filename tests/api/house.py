@@ -66,6 +66,7 @@ class Site:
         token: str = "",
         headers: Sequence[tuple[str, str]] = LOCAL,
         app: Starlette | None = None,
+        client: str = "10.0.0.9",
     ) -> Answer:
         """One request. A `body` that is not bytes is sent as JSON; the client leaves after its last byte."""
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
@@ -84,7 +85,7 @@ class Site:
             "query_string": query.encode(),
             "root_path": "",
             "headers": given,
-            "client": ("10.0.0.9", 1234),
+            "client": (client, 1234),
             "server": ("127.0.0.1", 8080),
         }
         messages: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": content}]
@@ -114,7 +115,7 @@ async def site(data: Path, database_url: str = "") -> AsyncIterator[Site]:
     bus, wakes, engine = MemoryBus(), Wakes(), HttpEngine()
     house = make_house(settings, store, bus, wakes)
     await house.collector.listen(bus)
-    made = Site(store, house, bus, wakes, make_entries(settings, house, engine, bus, wakes, ""))
+    made = Site(store, house, bus, wakes, make_entries(settings, house, engine, bus, wakes))
     for role in ("admin", "user", "join"):
         made.tokens[role] = (await house.keys.create(role, "test")).token
     try:

@@ -32,6 +32,7 @@ CREATING: dict[tuple[str, str], object] = {
 }
 # Those that change something and create none. A new route fails here until somebody has said which it is.
 OTHERS = {
+    ("POST", "/api/node/challenge"),
     ("POST", "/api/node/register"),
     ("POST", "/api/node/{id}/heartbeat"),
     ("POST", "/api/node/{id}/deregister"),
@@ -46,6 +47,7 @@ OTHERS = {
     ("POST", "/api/operations/{id}/dismiss"),
     ("POST", "/backends/upgrades/check"),
     ("POST", "/api/tokens"),
+    ("DELETE", "/api/tokens/{id}"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
 }

@@ -16,6 +16,7 @@ TABLE = {
     ("GET", "/version"): "user",
     ("GET", "/metrics"): "admin",
     ("GET", "/openapi.json"): "admin",
+    ("POST", "/api/node/challenge"): "join",
     ("POST", "/api/node/register"): "join",
     ("POST", "/api/node/{id}/heartbeat"): "node",
     ("POST", "/api/node/{id}/deregister"): "node",
@@ -59,6 +60,7 @@ TABLE = {
     ("GET", "/v1/models/{name:path}"): "user",
     ("POST", "/api/tokens"): "admin",
     ("GET", "/api/tokens"): "admin",
+    ("DELETE", "/api/tokens/{id}"): "admin",
     ("POST", "/v1/chat/completions"): "user",
     ("POST", "/v1/completions"): "user",
 }
@@ -159,7 +161,8 @@ async def test_a_join_token_does_not_speak_for_a_node_that_has_a_key(here: Site)
     from nacl.signing import SigningKey
     from tests.frontend.world import signed
 
-    registered = await here.house.nodes.register(signed("keyed", SigningKey(b"1" * 32)))
+    challenge = (await here.ask("POST", "/api/node/challenge", token=here.tokens["join"])).json["challenge"]
+    registered = await here.house.nodes.register(signed("keyed", SigningKey(b"1" * 32), challenge=challenge))
     answer = await here.ask("POST", f"/api/node/{registered.node.id}/heartbeat", {}, token=here.tokens["join"])
     assert answer.status == 403
     answer = await here.ask("POST", "/api/node/keyed/heartbeat", {}, token=here.tokens["join"])

@@ -190,7 +190,7 @@ async def test_a_worker_answers_once_under_any_reply_subject_that_it_was_given(t
         commands, replies = Inbox(), Inbox()
         await worker.subscribe(wire.node_subject("n-1", wire.LIST), commands)
         await anybody.subscribe("_INBOX.tool.>", replies)
-        await worker.publish("_INBOX.tool.1", b"not asked")
+        await worker.publish("_INBOX.tool.0", b"not asked")
         await anybody.publish(wire.node_subject("n-1", wire.LIST), b"{}", reply="_INBOX.tool.1")
         await worker.publish((await commands.next()).reply, b"asked")
         assert (await replies.next()).payload == b"asked"

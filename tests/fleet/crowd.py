@@ -16,12 +16,12 @@ from nacl.signing import SigningKey
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import wire
-from enginehouse.core.node import registration_message
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import Report
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
 from enginehouse.ports import Message
+from enginehouse.worker.identity import Identity
 
 _TERMINAL = re.compile(rb'"jobID":"([0-9a-f-]{36})"[^\n]*?"status":"succeeded"')
 _ID = re.compile(rb"^id: ([0-9.]+)$", re.MULTILINE)
@@ -54,12 +54,11 @@ class StubWorker:
             name=self.name,
             address="127.0.0.1:50051",
             token=self._token,
-            public_key=self.public_key,
-            signature=self._key.sign(registration_message(self.name, self.public_key)).signature.hex(),
             platform="linux/amd64",
             capability="default",
+            challenge=await link.challenge(),
         )
-        reply = await link.register(request)
+        reply = await link.register(Identity(self._key).signed(request))
         self._node_id = reply.id
         self._bus = await NatsBus.connect(BusOptions(url=nats_url, name=self.name), limit_seconds=10.0)
         await self._bus.subscribe(wire.node_subject(reply.id, wire.INSTALL), self._take)

@@ -17,13 +17,13 @@ from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import Outcome
-from enginehouse.core.node import registration_message
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import CommandResult, Report
 from enginehouse.host import hardware
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
 from enginehouse.ports import Message
+from enginehouse.worker.identity import Identity
 
 WORK_SECONDS = 1.0
 HEARTBEAT_SECONDS = 1.0
@@ -43,17 +43,15 @@ class Stub:
 
     async def run(self) -> None:
         """For ever."""
-        public_key = self._key.verify_key.encode().hex()
         request = wire.RegisterRequest(
             name=self._name,
             address="127.0.0.1:50051",
             token=self._token,
-            public_key=public_key,
-            signature=self._key.sign(registration_message(self._name, public_key)).signature.hex(),
             platform=hardware.platform(),
             capability="default",
+            challenge=await self._link.challenge(),
         )
-        node = await self._link.register(request)
+        node = await self._link.register(Identity(self._key).signed(request))
         self._node_id = node.id
         bus = await NatsBus.connect(BusOptions(url=self._nats_url, name=self._name), limit_seconds=30.0)
         async with asyncio.TaskGroup() as group:

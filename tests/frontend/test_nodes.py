@@ -8,8 +8,10 @@ from nacl.signing import SigningKey
 from tests.frontend.world import STALE_SECONDS, Time, World, registration, signed
 
 from enginehouse.core import wire
-from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound, Unavailable
+from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.joining import Origin
 from enginehouse.core.replica import Replica
+from enginehouse.frontend.nodes import AddressRules
 from enginehouse.store import replicas
 
 KEY = SigningKey(b"1" * 32)
@@ -76,10 +78,14 @@ async def test_labels_do_not_grow_without_end_by_registering_again(world: World)
 
 async def test_a_signature_of_another_key_is_denied(world: World) -> None:
     public = KEY.verify_key.encode().hex()
+    good = await world.signed("first", KEY)
     for request in (
-        signed("first", OTHER_KEY, public_key=public),
-        signed("first", KEY, signature=""),
-        msgspec.structs.replace(signed("first", KEY), name="second"),
+        await world.signed("first", OTHER_KEY, public_key=public),
+        msgspec.structs.replace(good, signature=""),
+        msgspec.structs.replace(good, name="second"),
+        msgspec.structs.replace(good, address="10.0.0.66:50051"),
+        msgspec.structs.replace(good, http_address="10.0.0.66:50050"),
+        msgspec.structs.replace(good, challenge=await world.nodes.challenge()),
     ):
         with pytest.raises(Denied):
             await world.nodes.register(request)
@@ -94,12 +100,14 @@ async def test_a_known_name_with_another_key_is_a_node_of_its_own_that_waits(wor
     stranger = await world.register("first", OTHER_KEY)
     assert stranger.node.id != first.node.id
     assert stranger.node.status == "pending"
-    with pytest.raises(Conflict) as caught:
-        await world.nodes.approve("first")
-    assert first.node.id in caught.value.message
-    assert (await world.nodes.approve(stranger.node.id)).approved
+    # A stranger does not make the node's name ambiguous: it means the one that is approved.
+    assert (await world.nodes.get("first"))[0].id == first.node.id
+    assert (await world.nodes.approve("first")).id == stranger.node.id
     with pytest.raises(Conflict):
         await world.nodes.approve(stranger.node.id)
+    with pytest.raises(Conflict) as caught:
+        await world.nodes.get("first")
+    assert first.node.id in caught.value.message
 
 
 async def test_a_key_that_up_vouches_for_is_approved_by_itself(world: World, time: Time) -> None:
@@ -115,10 +123,150 @@ async def test_those_who_wait_for_approval_are_bounded(world: World, monkeypatch
     monkeypatch.setattr("enginehouse.frontend.nodes.MAX_PENDING", 2)
     await world.join("first", approve=False)
     await world.join("second", approve=False)
-    with pytest.raises(Unavailable) as caught:
-        await world.join("third", approve=False)
-    assert caught.value.code == "resource_exhausted"
-    await world.join("first", approve=False)
+    await world.join("first", approve=False)  # it asks again, as a machine does that is there
+    await world.join("third", approve=False)
+    assert {node.name for node in (await world.nodes.every())[0]} == {"first", "third"}
+    await world.nodes.approve("third")
+    await world.join("fourth", approve=False)
+    assert {node.name for node in (await world.nodes.every())[0]} == {"first", "third", "fourth"}
+
+
+async def test_a_flood_of_requests_to_join_does_not_keep_a_new_machine_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginehouse.frontend.nodes.MAX_PENDING", 20)
+    real = await world.register("real", KEY)
+    for number in range(50):
+        await world.nodes.register(registration(f"junk{number}"))
+        if number % 10 == 0:
+            real = await world.register("real", KEY)
+    assert len((await world.nodes.every())[0]) == 20
+    assert (await world.nodes.approve("real")).id == real.node.id
+
+
+async def test_labels_of_a_stranger_are_small(world: World) -> None:
+    with pytest.raises(Invalid):
+        await world.nodes.register(registration("first", labels={f"a{number}": "x" * 256 for number in range(64)}))
+
+
+async def test_a_recorded_registration_cannot_be_sent_again(world: World, time: Time) -> None:
+    recorded = await world.signed("first", KEY)
+    first = await world.nodes.register(recorded)
+    for passed in (0.0, 30.0, 3600.0):
+        time.passed += passed
+        with pytest.raises(Conflict) as caught:
+            await world.nodes.register(recorded)
+        assert caught.value.code == "challenge_refused"
+    assert (await world.nodes.get("first"))[0].registered_at == first.node.registered_at
+
+
+@pytest.mark.parametrize("challenge", ["", "x", "1/2/3", "nan/x/y", "9999999999.0/nonce/" + "0" * 64])
+async def test_a_challenge_that_nobody_gave_out_is_refused(world: World, challenge: str) -> None:
+    await world.nodes.challenge()
+    with pytest.raises(Conflict) as caught:
+        await world.nodes.register(signed("first", KEY, challenge=challenge))
+    assert caught.value.code == "challenge_refused"
+
+
+async def test_an_old_challenge_is_refused(world: World, time: Time) -> None:
+    request = await world.signed("first", KEY)
+    time.passed += 61.0
+    with pytest.raises(Conflict):
+        await world.nodes.register(request)
+
+
+async def test_a_registration_that_comes_late_does_not_replace_the_token_of_a_later_one(world: World) -> None:
+    """As of a frontend that was frozen with it in its buffer."""
+    kept = await world.signed("first", KEY)
+    later = await world.register("first", KEY)
+    with pytest.raises(Conflict) as caught:
+        await world.nodes.register(kept)
+    assert caught.value.code == "challenge_refused"
+    await world.keys.step()
+    assert world.keys.identify(later.token) is not None
+
+
+async def test_an_approval_is_for_an_address(world: World) -> None:
+    await world.nodes.register(await world.signed("first", KEY, address="10.0.0.5:50051"))
+    await world.nodes.approve("first")
+    moved = await world.nodes.register(await world.signed("first", KEY, address="10.0.0.66:50051"))
+    assert (moved.node.status, moved.node.address) == ("pending", "10.0.0.66:50051")
+    assert "10.0.0.5:50051" in moved.node.waits_for
+    again = await world.nodes.register(await world.signed("first", KEY, address="10.0.0.66:50051"))
+    assert (again.node.status, again.node.waits_for) == ("pending", moved.node.waits_for)
+    assert (await world.nodes.approve("first")).waits_for == ""
+    other_port = await world.nodes.register(await world.signed("first", KEY, address="10.0.0.66:60000"))
+    assert other_port.node.approved
+
+
+async def test_a_rule_of_the_operator_lets_nodes_move_within_a_network(world: World, time: Time) -> None:
+    house = World(world.store, time, addresses=AddressRules(("10.0.0.0/24", "fd00::/8")))
+    await house.nodes.register(await house.signed("first", KEY, address="10.0.0.5:50051"))
+    await house.nodes.approve("first")
+    for address, approved in (("10.0.0.66:50051", True), ("[fd00::1]:50051", True), ("10.0.1.1:50051", False)):
+        moved = await house.nodes.register(await house.signed("first", KEY, address=address))
+        assert moved.node.approved == approved, address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:50051",
+        "localhost:50051",
+        "[::1]:50051",
+        "[::ffff:127.0.0.1]:50051",
+        "169.254.169.254:80",
+        "0.0.0.0:1",
+        "[fe80::1]:1",
+        "224.0.0.1:1",
+        "resolves-to-loopback:50051",
+    ],
+)
+async def test_addresses_that_are_no_machines_own_are_refused(world: World, time: Time, address: str) -> None:
+    async def resolve(host: str) -> tuple[str, ...]:
+        return ("127.0.0.2",) if host == "resolves-to-loopback" else ()
+
+    house = World(world.store, time, addresses=AddressRules(resolve=resolve))
+    elsewhere = Origin(host="10.0.0.9")
+    for field in ("address", "http_address"):
+        with pytest.raises(Invalid) as caught:
+            await house.nodes.register(registration("first", **{field: address}), elsewhere)
+        assert caught.value.code == "invalid_address"
+
+
+async def test_loopback_is_an_address_where_the_frontend_was_reached_so(world: World) -> None:
+    near = Origin(host="127.0.0.1")
+    assert (await world.nodes.register(registration("first", address="127.0.0.1:50051"), near)).node.address
+
+
+async def test_a_node_without_a_key_is_not_taken_over_by_its_name(world: World) -> None:
+    shared = Origin(token_id="shared", host="10.0.0.5")
+    first = await world.nodes.register(registration("go", address="10.0.0.5:50051"), shared)
+    await world.nodes.approve("go")
+    again = await world.nodes.register(registration("go", address="10.0.0.5:50051"), shared)
+    assert (again.node.id, again.node.approved) == (first.node.id, True)
+    for address, host in (("10.0.0.66:50051", "10.0.0.5"), ("10.0.0.5:50051", "10.0.0.66")):
+        stranger = await world.nodes.register(registration("go", address=address), Origin(token_id="shared", host=host))
+        assert stranger.node.id != first.node.id
+        assert not stranger.node.approved
+    assert (await world.nodes.get("go"))[0].id == first.node.id
+    await world.keys.step()
+    assert world.keys.identify(again.token) is not None  # what it had goes on counting
+
+
+async def test_a_join_token_for_one_node_is_that_node(world: World) -> None:
+    own, shared = Origin(token_id="own", only_node="go", host="10.0.0.5"), Origin(token_id="shared", host="10.0.0.5")
+    before = await world.nodes.register(registration("go", address="10.0.0.5:50051"), shared)
+    await world.nodes.approve("go")
+    mine = await world.nodes.register(registration("go", address="10.0.0.5:50051"), own)
+    assert (mine.node.id, mine.node.approved) == (before.node.id, True)
+    with pytest.raises(Conflict) as caught:
+        await world.nodes.register(registration("go", address="10.0.0.5:50051"), shared)
+    assert caught.value.code == "identity_conflict"
+    with pytest.raises(Denied):
+        await world.nodes.register(registration("other", address="10.0.0.5:50051"), own)
+    moved = await world.nodes.register(registration("go", address="10.0.0.7:50051"), own)
+    assert (moved.node.id, moved.node.approved) == (before.node.id, False)
 
 
 async def test_a_heartbeat_of_an_unknown_node_is_not_found(world: World) -> None:

@@ -46,6 +46,13 @@ class Workers:
             running = tuple(RunningReplica(model_id="m", replica_index=0, nonce=nonce) for nonce in nonces)
             self._receive(Message(reply, wire.encode(wire.ModelsRunningReply(models=running))))
 
+    @property
+    def is_refused(self) -> bool:
+        return False
+
+    async def renew(self, jwt: str, seed: str) -> None:
+        raise AssertionError("nobody renews here")
+
     async def close(self) -> None:
         self.is_connected = False
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.frontend.world import Time, World, installed, pointer, running
+from tests.frontend.world import MODEL, Time, World, installed, pointer, running
 
 from enginehouse.core import wire
-from enginehouse.core.action import InstallBackend
+from enginehouse.core.action import InstallBackend, StartReplica
+from enginehouse.core.address import Endpoint
 from enginehouse.core.intent import MAX_FAILURES, Intent, Outcome
+from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import CommandResult
+from enginehouse.frontend.accepting import insert_operation
+from enginehouse.frontend.nodes import AddressRules
 from enginehouse.frontend.views import OperationView
 from enginehouse.ports import Message
-from enginehouse.store import replicas
+from enginehouse.store import db, replicas
+from enginehouse.store.db import Connection
 
 HEALABLE = Outcome(code="upstream_error", message="cannot fetch", can_heal=True)
 
@@ -398,3 +403,45 @@ async def test_absence_does_not_contradict_a_delete_that_failed_either(world: Wo
     await world.dispatcher.step()
     await world.reply(await world.intent(view), Outcome())
     assert (await world.intent(view)).state == "succeeded"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:50051", "other:1", "h:500", "h:60000", ""])
+async def test_a_start_that_names_a_place_of_its_own_choice_gets_no_prompts(
+    world: World, time: Time, address: str
+) -> None:
+    house = World(world.store, time, addresses=AddressRules(taken=frozenset({Endpoint("h", 500)})))
+    await house.start()
+    node = await house.join("first")
+    start = StartReplica(model=MODEL, slot=0, directory="engine", key="k")
+    intent = await starting(house, node.id, start)
+    await house.reply(intent, Outcome(address=address, nonce="n"))
+    rows = await house.store.transaction(replicas.every)
+    assert rows == []
+    if address:
+        after = await house.intent_now(intent)
+        assert (after.state, after.reason) == ("failed", "address_refused")
+        assert house.collector.violations["address"] == 1
+
+
+async def test_a_report_cannot_name_a_place_of_its_own_choice_either(world: World) -> None:
+    node = await world.join("first")
+    intent = await starting(world, node.id, StartReplica(model=MODEL, slot=0, directory="engine", key="k"))
+    result = CommandResult(intent=intent.id, attempt=intent.attempt, outcome=Outcome(address="other:1", nonce="n"))
+    await world.report(node.id, results=(result,))
+    assert await world.store.transaction(replicas.every) == []
+    assert (await world.intent_now(intent)).reason == "address_refused"
+
+
+async def starting(world: World, node_id: str, action: StartReplica) -> Intent:
+    """An intent under way on a node."""
+
+    def work(connection: Connection) -> str:
+        operation = Operation(
+            id="op", kind="load", name="tiny", author="someone", created_at=db.now(connection), targets=(node_id,)
+        )
+        return insert_operation(connection, operation, [(node_id, action)], 0)
+
+    await world.store.transaction(work)
+    await world.dispatcher.step()
+    (intent,) = await world.open_intents(node_id)
+    return intent

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 from nacl.signing import SigningKey
 
@@ -34,7 +35,7 @@ from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.keys import Keys
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
-from enginehouse.frontend.nodes import Nodes, Registered
+from enginehouse.frontend.nodes import ANYWHERE, AddressRules, Nodes, Registered
 from enginehouse.frontend.operations import BackendWish, Operations
 from enginehouse.frontend.planning import Planner
 from enginehouse.frontend.polling import Poller
@@ -48,6 +49,7 @@ from enginehouse.store import db, nodes, operations
 from enginehouse.store.db import Connection, Store
 
 T = TypeVar("T")
+ADDRESS = "h:1"  # of every machine of ours; replicas listen there, or on one of the ports after it
 STALE_SECONDS = 30.0
 LEASE_SECONDS = 30.0
 MODEL = Model(name="tiny", backend="llama-cpp", files=(ModelFile("tiny.gguf", "builtin:tiny.gguf", "ab", 3),))
@@ -113,6 +115,8 @@ class MemoryBus:
     def __init__(self) -> None:
         self.published: list[Published] = []
         self.is_connected = True
+        self.is_refused = False
+        self.renewed: list[tuple[str, str]] = []
         self.error: EnginehouseError | None = None
         self._receivers: dict[str, Callable[[Message], None]] = {}
         self._polls: Callable[[Message], None] | None = None
@@ -126,6 +130,9 @@ class MemoryBus:
         if subject.startswith(wire.POLLS):
             self._polls = receive
         self._receivers[subject] = receive
+
+    async def renew(self, jwt: str, seed: str) -> None:
+        self.renewed.append((jwt, seed))
 
     async def close(self) -> None:
         self.is_connected = False
@@ -166,6 +173,7 @@ class World:
         *,
         owner: str = "me",
         approve_keys: Sequence[str] = (),
+        addresses: AddressRules = ANYWHERE,
         galleries: Sequence[Gallery] = (GALLERY, IMAGES),
     ) -> None:
         self.store = store
@@ -182,6 +190,7 @@ class World:
             approve_keys=approve_keys,
             verify=verify,
             wake=self._wake,
+            addresses=addresses,
         )
         self.registry = Registry()
         self.versions = Versions(self.registry.ask, time)
@@ -221,7 +230,7 @@ class World:
         """A worker of ours, or one of LocalAI's, which has no key."""
         # The same name is the same machine.
         key = SigningKey(hashlib.sha256(name.encode()).digest())
-        asked = registration(name) if is_foreign else signed(name, key)
+        asked = registration(name) if is_foreign else await self.signed(name, key)
         registered = await self.nodes.register(asked)
         if approve:
             await self.nodes.approve(registered.node.id)
@@ -233,7 +242,10 @@ class World:
         return [await self.join(name) for name in names]
 
     async def register(self, name: str, key: SigningKey) -> Registered:
-        return await self.nodes.register(signed(name, key))
+        return await self.nodes.register(await self.signed(name, key))
+
+    async def signed(self, name: str, key: SigningKey, **fields: object) -> wire.RegisterRequest:
+        return signed(name, key, challenge=await self.nodes.challenge(), **fields)
 
     async def health(self, node_id: str) -> str:
         return (await self.nodes.get(node_id))[0].health
@@ -302,8 +314,9 @@ def registration(name: str, **fields: object) -> wire.RegisterRequest:
 
 def signed(name: str, key: SigningKey, **fields: object) -> wire.RegisterRequest:
     public = key.verify_key.encode().hex()
-    signature = key.sign(registration_message(name, public)).signature.hex()
-    return registration(name, **({"public_key": public, "signature": signature} | fields))
+    asked = registration(name, **({"public_key": public, "address": ADDRESS} | fields))
+    message = registration_message(name, public, (asked.address, asked.http_address), asked.challenge)
+    return msgspec.structs.replace(asked, signature=key.sign(message).signature.hex())
 
 
 def installed(name: str, digest: str, generation: int = 0) -> InstalledBackend:

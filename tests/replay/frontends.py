@@ -192,7 +192,7 @@ async def _open(settings: FrontendSettings, database_url: str) -> AsyncIterator[
     await house.poller.listen(bus)
     wakes.loops = make_loops(settings, house)
     tokens = [(await house.keys.create(role, settings.data.name)).token for role in ("admin", "join")]
-    entries = make_entries(settings, house, engine, bus, wakes, "")
+    entries = make_entries(settings, house, engine, bus, wakes)
     site = Site(store, house, bus, wakes, entries)  # type: ignore[arg-type]  # the real bus instead of one in memory
     try:
         async with asyncio.TaskGroup() as group:

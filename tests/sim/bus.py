@@ -128,6 +128,13 @@ class SimBus:
         self._network.add(_Subscription(self._process, subject, receive))
         await asyncio.sleep(0)
 
+    @property
+    def is_refused(self) -> bool:
+        return False
+
+    async def renew(self, jwt: str, seed: str) -> None:
+        raise AssertionError("the simulated bus asks for no credential")
+
     async def close(self) -> None:
         self._is_closed = True
         self._network.remove(self._process)

@@ -20,7 +20,7 @@ from enginehouse.worker.threads import in_thread
 
 START_SECONDS = (0.05, 0.2, 1.0)  # all well below what a command may wait for its turn
 STOP_SECONDS = 0.05
-ADDRESS = "10.0.0.1:1"
+ADDRESS = "10.0.0.1:50051"
 
 
 class SimSupervisor:

@@ -59,10 +59,15 @@ def _back_and_forth(chance: Random) -> tuple[Wish, ...]:
     wishes: list[Wish] = []
     for name in BACKENDS:
         at = 1.0
-        kinds: tuple[WishKind, ...] = ("install", "delete", "install")
-        for kind in kinds:
+        # The first is done and reported before the delete; the last is asked for while that report may be on its way.
+        steps: tuple[tuple[WishKind, float, float], ...] = (
+            ("install", 1.3, 2.4),
+            ("delete", 0.1, 0.5),
+            ("install", 0.0, 0.0),
+        )
+        for kind, least, most in steps:
             wishes.append(wish(len(wishes), at, kind, name if kind == "delete" else f"one@{name}"))
-            at += chance.uniform(0.3, 1.5)
+            at += chance.uniform(least, most)
     return tuple(sorted(wishes, key=lambda one: one.at))
 
 
@@ -268,8 +273,8 @@ LAPSES = (
         _old_reports_count,
         {
             **QUICK,
-            **{"nodes": 5, "install_seconds": 0.05, "safety_seconds": 6.0},
-            **{"late_rate": 0.3, "late_link_rate": 0.4, "drop_rate": 0.0},
+            **{"nodes": 5, "install_seconds": 1.0, "safety_seconds": 8.0},
+            **{"late_rate": 0.0, "late_link_rate": 0.5, "drop_rate": 0.0},
         },
         _back_and_forth,
         (),

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 from tests.sim import frontends
 from tests.sim.bus import SimBus
 from tests.sim.disk import Disk, JournalFile, SimJournal, write_atomic
@@ -51,8 +52,8 @@ class SimIdentity:
     def __init__(self, public_key: str) -> None:
         self.public_key = public_key
 
-    def sign_registration(self, name: str) -> str:
-        return "00"
+    def signed(self, request: RegisterRequest) -> RegisterRequest:
+        return msgspec.structs.replace(request, public_key=self.public_key, signature="00")
 
 
 class SimMachine:
@@ -137,6 +138,9 @@ class SimLink:
         self._world = world
         self._machine = machine
         self._chance = world.chance(f"link of {machine.name}")
+
+    async def challenge(self) -> str:
+        return await self._frontend().call(lambda to: to.nodes.challenge(), LINK_LIMIT_SECONDS)
 
     async def register(self, request: RegisterRequest) -> RegisterReply:
         return await self._frontend().call(lambda to: frontends.register(to, request), LINK_LIMIT_SECONDS)

@@ -168,8 +168,7 @@ async def test_the_clock_moves_forwards_in_fractions_of_a_second(store: Store) -
 async def test_a_node_is_read_as_it_was_written(store: Store) -> None:
     await add_node(store, node())
     assert await store.transaction(lambda connection: nodes.get(connection, "id-of-first")) == node()
-    assert await store.transaction(lambda connection: nodes.by_identity(connection, "first", "key")) == node()
-    assert await store.transaction(lambda connection: nodes.by_identity(connection, "first", "other")) is None
+    assert await store.transaction(lambda connection: nodes.by_name(connection, "first")) == [node()]
 
 
 async def test_the_same_name_with_another_key_is_another_node(store: Store) -> None:

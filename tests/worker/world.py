@@ -19,7 +19,7 @@ from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.model import Model
-from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.wire import BusCredential, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.engine.http import HttpEngine
 from enginehouse.fetch.galleries import load_builtin, load_named
 from enginehouse.host import confinement, hardware
@@ -162,7 +162,9 @@ class MemoryBus:
 
     def __init__(self) -> None:
         self.is_connected = True
+        self.is_refused = False
         self.is_closed = False
+        self.renewed: list[tuple[str, str]] = []
         self.said: list[tuple[str, bytes]] = []
         self._receivers: dict[str, Callable[[Message], None]] = {}
 
@@ -174,6 +176,9 @@ class MemoryBus:
 
     async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
         self._receivers[subject] = receive
+
+    async def renew(self, jwt: str, seed: str) -> None:
+        self.renewed.append((jwt, seed))
 
     async def close(self) -> None:
         self.is_closed = True
@@ -205,6 +210,15 @@ class MemoryLink:
         self.fails: Exception | None = None
         self.cancels: tuple[str, ...] = ()
         self._address = ""
+        self.challenges = 0
+        self.life_seconds = 0.0  # of a credential; 0 is one that this frontend does not renew
+        self.nats_url = "nats://here:4222"
+        self.renewals = 0
+        self.tokens: list[str] = []  # as heartbeats showed them
+
+    async def challenge(self) -> str:
+        self.challenges += 1
+        return f"challenge-{self.challenges}"
 
     async def register(self, request: RegisterRequest) -> RegisterReply:
         self._address = "127.0.0.1"
@@ -221,13 +235,26 @@ class MemoryLink:
             created_at="",
             node_token="token",
             heartbeat_seconds=0.2,
+            nats_url=self.nats_url,
+            nats_life_seconds=self.life_seconds,
         )
 
     async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
         if self.forgets:
             raise NotFound(f"cannot find the node {node_id}")
         self.heartbeats.append(request)
-        return HeartbeatReply(message="ok", mark=float(len(self.heartbeats)), cancelled=self.cancels)
+        self.tokens.append(node_token)
+        reply = HeartbeatReply(message="ok", mark=float(len(self.heartbeats)), cancelled=self.cancels)
+        if not request.renew:
+            return reply
+        self.renewals += 1
+        credential = BusCredential(
+            nats_jwt=f"jwt-{self.renewals}",
+            nats_user_seed=f"seed-{self.renewals}",
+            nats_url=self.nats_url,
+            nats_life_seconds=self.life_seconds,
+        )
+        return msgspec.structs.replace(reply, credential=credential, node_token=f"token-{self.renewals}")
 
     async def deregister(self, node_id: str, node_token: str) -> None:
         self.deregistered.append(node_id)

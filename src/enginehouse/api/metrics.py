@@ -16,7 +16,7 @@ from enginehouse.store.db import Connection, Store
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _HEALTHS = ("healthy", "unhealthy", "offline")
-_VIOLATIONS = ("publish", "subscription", "reply", "progress")
+_VIOLATIONS = ("publish", "subscription", "reply", "progress", "address")
 _STATES = ("accepted", "running", "waiting", "succeeded", "failed", "cancelled", "superseded")
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, json_response, read_body
+from enginehouse.api.app import Entry, caller_of, json_response, read_body
 from enginehouse.frontend.keys import Keys
 from enginehouse.frontend.views import render_time
+
+log = logging.getLogger(__name__)
 
 
 class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     role: str = "user"
     name: str | None = None
+    node: str = ""  # of a join token that is for one node alone
 
 
 class TokenRoutes:
@@ -34,17 +39,30 @@ class TokenRoutes:
             Entry(
                 method="GET", path="/api/tokens", role="admin", summary="Tokens, without themselves.", call=self.every
             ),
+            Entry(
+                method="DELETE",
+                path="/api/tokens/{id}",
+                role="admin",
+                summary="Revoke a token, by id or name; it counts for nothing within a second.",
+                call=self.revoke,
+            ),
         ]
 
     async def create(self, request: Request) -> Response:
         asked = await read_body(request, TokenRequest)
-        return json_response(await self._keys.create(asked.role, asked.name), 201)
+        return json_response(await self._keys.create(asked.role, asked.name, node=asked.node), 201)
+
+    async def revoke(self, request: Request) -> Response:
+        row = await self._keys.revoke(str(request.path_params["id"]))
+        log.info("token.revoked id=%s role=%s name=%s by=%s", row.id, row.role, row.name, caller_of(request).name)
+        return json_response({"id": row.id, "role": row.role, "name": row.name, "message": "token revoked"})
 
     async def every(self, _request: Request) -> Response:
         rows = await self._keys.every()
         return json_response(
             [
                 {"id": row.id, "role": row.role, "name": row.name, "created_at": render_time(row.created_at)}
+                | ({"node": row.node} if row.node else {})
                 for row in rows
             ]
         )

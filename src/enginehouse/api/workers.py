@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.app import Entry, caller_of, json_response, read_body
-from enginehouse.api.auth import host_of
+from enginehouse.api.auth import bearer, host_of
 from enginehouse.core.errors import Denied
-from enginehouse.core.node import Node
-from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.joining import Origin, may_speak_for
+from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.frontend.bus_credentials import BusCredentials
 from enginehouse.frontend.collector import Collector
 from enginehouse.frontend.keys import Keys
 from enginehouse.frontend.nodes import Nodes
 from enginehouse.frontend.views import render_time
 
 
-class BusAccess(Struct, frozen=True):
-    """What an approved worker is told about the bus: how to make it a credential, and where the bus is.
-
-    `url_for(host)` gives the address as seen by a worker that reached the frontend under that host name.
-    """
-
-    mint: Callable[[Node], tuple[str, str]]
-    url_for: Callable[[str], str]
-
-
 class WorkerRoutes:
     def __init__(
-        self, nodes: Nodes, collector: Collector, keys: Keys, access: BusAccess, *, heartbeat_seconds: float
+        self,
+        nodes: Nodes,
+        collector: Collector,
+        keys: Keys,
+        credentials: BusCredentials,
+        *,
+        heartbeat_seconds: float,
     ) -> None:
         self._nodes = nodes
         self._collector = collector
         self._keys = keys
-        self._access = access
+        self._credentials = credentials
         self._heartbeat_seconds = heartbeat_seconds
 
     def entries(self) -> list[Entry]:
         return [
+            Entry(
+                method="POST",
+                path="/api/node/challenge",
+                role="join",
+                summary="What a worker with a key signs in its next registration; it counts once.",
+                call=self.challenge,
+            ),
             Entry(
                 method="POST",
                 path="/api/node/register",
@@ -96,11 +97,14 @@ class WorkerRoutes:
             ),
         ]
 
+    async def challenge(self, _request: Request) -> Response:
+        return json_response(ChallengeReply(challenge=await self._nodes.challenge()))
+
     async def register(self, request: Request) -> Response:
         asked = await read_body(request, RegisterRequest)
-        registered = await self._nodes.register(asked)
+        registered = await self._nodes.register(asked, _origin(request))
         node = registered.node
-        if not node.report.is_whole:
+        if not node.report.is_whole and not await self._credentials.is_refresh(node.id):
             # One of LocalAI's: it says nowhere else that it was started anew.
             await self._collector.restarted(node.id)
         await self._keys.step()  # the new token must be known before the worker can use it
@@ -115,11 +119,8 @@ class WorkerRoutes:
             mark=registered.now,
         )
         if node.approved:
-            jwt, seed = self._access.mint(node)
-            host = host_of("//" + request.headers.get("host", "")) or "127.0.0.1"
-            reply = msgspec.structs.replace(
-                reply, nats_jwt=jwt, nats_user_seed=seed, nats_url=self._access.url_for(host)
-            )
+            given = await self._credentials.issue(node, _asked_host(request))
+            reply = msgspec.structs.replace(reply, **msgspec.structs.asdict(given))
         return json_response(reply, 201)
 
     async def heartbeat(self, request: Request) -> Response:
@@ -130,7 +131,26 @@ class WorkerRoutes:
             # Before the node counts as there: what it has done while away must not be sent to it again.
             cancelled = await self._collector.report(node_id, said.report)
         mark = await self._nodes.heartbeat(node_id, said)
-        return json_response(HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled))
+        reply = HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)
+        caller = caller_of(request)
+        if caller.has_previous:
+            await self._nodes.forget_previous_token(node_id)
+            await self._keys.step()
+        if said.renew:
+            reply = await self._renewed(request, node_id, reply)
+        return json_response(reply)
+
+    async def _renewed(self, request: Request, node_id: str, reply: HeartbeatReply) -> HeartbeatReply:
+        """With a new credential for the bus and a new token; nothing else of the node changes."""
+        node, _ = await self._nodes.get(node_id)
+        if not node.approved:
+            return reply
+        reply = msgspec.structs.replace(reply, credential=await self._credentials.issue(node, _asked_host(request)))
+        if caller_of(request).role != "node":
+            return reply  # one of LocalAI's, which has the join token alone
+        token = await self._nodes.rotate_token(node_id, bearer(request.scope))
+        await self._keys.step()
+        return msgspec.structs.replace(reply, node_token=token)
 
     async def deregister(self, request: Request) -> Response:
         await self._nodes.set_health(await self._own_node(request), "offline")
@@ -144,7 +164,7 @@ class WorkerRoutes:
             return node_id
         if caller.role == "join":
             node, _ = await self._nodes.get(node_id)
-            if not node.public_key and node.id == node_id:
+            if node.id == node_id and may_speak_for(_origin(request), node):
                 return node_id
         raise Denied("cannot speak for another node: use the token that this node got when it registered")
 
@@ -164,3 +184,14 @@ class WorkerRoutes:
             for one in node.report.replicas
         ]
         return json_response(running)
+
+
+def _origin(request: Request) -> Origin:
+    """Who speaks: by which token, and from which host. What a proxy adds to a request is not believed."""
+    caller = caller_of(request)
+    return Origin(caller.token_id, caller.only_node, request.client.host if request.client else "")
+
+
+def _asked_host(request: Request) -> str:
+    """Under which name the worker reached this frontend, so that it finds the bus under the same."""
+    return host_of("//" + request.headers.get("host", "")) or "127.0.0.1"

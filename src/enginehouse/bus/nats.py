@@ -75,6 +75,7 @@ class NatsBus:
         self._is_opening = False
         self._is_closing = False
         self._is_renewing = False
+        self._is_refused = False
         self._reopening: asyncio.Task[None] | None = None
         self.dropped = 0
 
@@ -108,6 +109,10 @@ class NatsBus:
     @property
     def is_connected(self) -> bool:
         return bool(self._client.is_connected)
+
+    @property
+    def is_refused(self) -> bool:
+        return self._is_refused and not self._client.is_connected
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         client = self._client
@@ -273,6 +278,7 @@ class NatsBus:
             del self._violations[:-100]
             self._say(logging.ERROR, "bus.denied", text)
         elif isinstance(error, nats.errors.Error | OSError | TimeoutError):
+            self._is_refused = "authorization" in text or "authentication" in text
             self._say(logging.WARNING, "bus.error", self._last_error)
             if self._is_opening and "authorization" in text:
                 # Raised through the library's connect, which would try the same credential for ever.

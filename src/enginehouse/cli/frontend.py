@@ -29,6 +29,7 @@ from enginehouse.core.errors import Invalid
 @setting("approve_keys", "Public keys of nodes that need no approval.", "KEY,…")
 @setting("advertise_nats", "Address of NATS as workers reach it.", "HOST[:PORT]")
 @setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")
+@setting("node_networks", "Where an approved node may move without being approved again.", "CIDR,…")
 @galleries
 @allow_host
 @timings

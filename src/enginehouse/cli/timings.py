@@ -16,6 +16,7 @@ _TIMINGS = {
     "backend_install_timeout_seconds": "The same for an install that never spoke (15m).",
     "backend_upgrade_timeout_seconds": "The same for an upgrade that never spoke (15m).",
     "model_load_wait_seconds": "How long a request waits for its model; 0 without end (60s).",
+    "bus_credential_seconds": "How long a worker's credential for the bus is valid (1h).",
 }
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @setting("nats_port", "Port of the embedded NATS; if not given, 4222 or the next free one.", "PORT")
 @setting("advertise_nats", "Address of NATS as other machines reach it.", "HOST[:PORT]")
 @setting("base_port", "First port for engines (50051).", "PORT")
+@setting("node_networks", "Where an approved node may move without being approved again.", "CIDR,…")
 @galleries
 @installing
 @timings

@@ -49,6 +49,9 @@ class Node(Struct, frozen=True, kw_only=True):
     updated_at: float
     last_heartbeat: float
     report: Report
+    claim: str = ""  # of a node without a key: what tells it from others of its name
+    waits_for: str = ""  # why it waits for approval although it was approved once
+    registered_at: float = 0.0  # when the challenge of its last registration was given out
     bus_away: bool = False  # its last heartbeat said that commands do not reach it
 
     @property
@@ -92,6 +95,8 @@ def health_after(silence_seconds: float, stale_seconds: float) -> Health:
     return "unhealthy" if silence_seconds >= stale_seconds else "healthy"
 
 
-def registration_message(name: str, public_key: str) -> bytes:
-    """What a worker signs with its node key when it registers: whoever knows only the join token cannot pass for it."""
-    return f"enginehouse register {public_key} {name}".encode()
+def registration_message(name: str, public_key: str, addresses: tuple[str, str], challenge: str) -> bytes:
+    """What a worker signs with its node key when it registers: whoever knows only the join token cannot pass for it,
+    and whoever has recorded a registration cannot send it again, or with another address.
+    """
+    return "\n".join(("enginehouse register", public_key, name, *addresses, challenge)).encode()

@@ -337,6 +337,22 @@ class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     signature: str = ""
     platform: str = ""
     cores: int = 0
+    challenge: str = ""  # of `ChallengeReply`; the signature is over it
+
+
+class ChallengeReply(Struct, frozen=True, kw_only=True):
+    """Additive: what a worker with a key asks for before it registers."""
+
+    challenge: str
+
+
+class BusCredential(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a worker gets in when it joins or renews; its life is told, because its clock is its own."""
+
+    nats_jwt: str = ""
+    nats_user_seed: str = ""
+    nats_url: str = ""
+    nats_life_seconds: float = 0.0  # 0: it does not end
 
 
 class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -350,6 +366,7 @@ class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     nats_user_seed: str = ""
     # Additive.
     nats_url: str = ""
+    nats_life_seconds: float = 0.0
     node_token: str = ""
     heartbeat_seconds: float = 0.0
     mark: float = 0.0  # the store's time; returned as `boot_mark` of every report of this run
@@ -369,6 +386,7 @@ class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gpu_vendor: str | None = None
     # Additive.
     report: Report | None = None
+    renew: bool = False  # the credential of the bus and the node's token near their end
     bus: str = ""  # `BUS_AWAY`: commands do not reach this worker now; any other value: they do
 
 
@@ -376,6 +394,8 @@ class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     message: str
     # Additive.
     mark: float = 0.0
+    credential: BusCredential | None = None
+    node_token: str = ""  # instead of the one that was shown, which counts until this one is used
     cancelled: tuple[str, ...] = ()  # intents that the report calls running and that have ended: stop working on them
 
 

@@ -192,7 +192,8 @@ class Collector:
                     done.deaf.add(intent.node_id)
                 change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
             else:
-                change = intents_core.after_outcome(intent, reply.outcome, now, self._clock.random())
+                outcome = self._believed(connection, intent, reply.outcome)
+                change = intents_core.after_outcome(intent, outcome, now, self._clock.random())
             changes[intent.id] = intent, change
         done.intents = operations.apply_all(connection, changes.values())
         for intent in done.intents:
@@ -200,6 +201,18 @@ class Collector:
         _point(connection, done.intents, now)
         operations.note_ended(connection, [intent.id for intent in done.intents if not intent.is_open])
         return done
+
+    def _believed(self, connection: Connection, intent: Intent, outcome: Outcome) -> Outcome:
+        """What a worker says of its work, except where prompts and keys would be sent to a place of its choice."""
+        if not isinstance(intent.action, StartReplica) or not outcome.succeeded or not outcome.address:
+            return outcome
+        node = nodes.get(connection, intent.node_id)
+        why = "its node is gone" if node is None else self._nodes.replica_refusal(node, outcome.address)
+        if not why:
+            return outcome
+        self._refuse("address", intent.node_id)
+        message = f"cannot use the address {outcome.address[:80]!r} that the worker named for the replica: {why}"
+        return Outcome(code="address_refused", message=message)
 
     # From heartbeats ---------------------------------------------------------------------------
 
@@ -243,6 +256,12 @@ class Collector:
         for intent in open_ones:
             is_shadowed = shadowed.get(intent.subject, 0) > 0 and report.is_whole
             change = self._evidence(report, intent, now, is_shadowed=is_shadowed)
+            if change is not None and change.outcome is not None:
+                outcome = self._believed(connection, intent, change.outcome)
+                if outcome is not change.outcome:
+                    # One that waits is sent again, and its answer settles it.
+                    is_running = intent.state == "running"
+                    change = intents_core.after_outcome(intent, outcome, now, 0.0) if is_running else None
             if change is not None:
                 settled += _applied(connection, intent, change)
         gone = _forget_gone_replicas(connection, node_id, report)

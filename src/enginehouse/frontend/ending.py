@@ -24,7 +24,18 @@ from enginehouse.frontend.accepting import (
 from enginehouse.frontend.nodes import find_node
 from enginehouse.frontend.targets import Targets
 from enginehouse.frontend.versions import Versions, without_pin
-from enginehouse.store import db, history, idempotency, intents, leases, nodes, operations, replicas
+from enginehouse.store import (
+    bus_credentials,
+    db,
+    history,
+    idempotency,
+    intents,
+    keys,
+    leases,
+    nodes,
+    operations,
+    replicas,
+)
 from enginehouse.store.db import Connection
 
 log = logging.getLogger(__name__)
@@ -141,7 +152,9 @@ class Endings:
             why = f"the node {node.name} was removed by {author}"
             ended = cancel_all(connection, operations.open_on(connection, node.id), NODE_REMOVED, why)
             replicas.remove_all_on(connection, node.id)
+            bus_credentials.revoke_of(connection, node.id)
             nodes.remove(connection, node.id)
+            keys.note_change(connection)  # its token counts for nothing from now on
             return node.id, ended
 
         node_id, ended = await self._store.transaction(work)

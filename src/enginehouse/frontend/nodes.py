@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from hashlib import sha256
 
 import msgspec
@@ -18,7 +18,12 @@ from msgspec import Struct
 
 from enginehouse.core import capability
 from enginehouse.core import node as node_core
-from enginehouse.core.errors import Conflict, Denied, NotFound, Unavailable
+from enginehouse.core.address import Endpoint, host_refusal, parse_endpoint, replica_refusal
+from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
+from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
+from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
+from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.joining import Origin, approval_lost, claim_of, find_known
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.report import Report
@@ -32,12 +37,12 @@ from enginehouse.frontend.registration import (
     node_type_of,
     refused,
 )
-from enginehouse.store import db, nodes, replicas
+from enginehouse.store import bus_credentials, challenges, db, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 1000  # a join token that got about must not fill the database
+MAX_PENDING = 1000  # a join token that got about must not fill the database; the longest silent make room
 _WORSE: dict[Health, int] = {"healthy": 0, "unhealthy": 1, "offline": 2}
 
 
@@ -47,13 +52,16 @@ class Registered(Struct, frozen=True):
     now: float
 
 
-def find_node(connection: Connection, name_or_id: str) -> Node:
-    """By id, else by name; a name that two machines have must be told apart by id."""
+def find_node(connection: Connection, name_or_id: str, *, pending: bool = False) -> Node:
+    """By id, else by name. Of two machines with one name the approved one is meant, or the `pending` one where that is
+    what it is about: whoever knows a join token must not make a node's name ambiguous. Others are told apart by id.
+    """
     is_name = "\x00" not in name_or_id  # PostgreSQL cannot even be asked for one
     node = nodes.get(connection, name_or_id) if is_name else None
     if node is not None:
         return node
     named = nodes.by_name(connection, name_or_id) if is_name else []
+    named = [one for one in named if one.approved != pending] or named
     if len(named) > 1:
         ids = ", ".join(f"{one.id} ({one.status})" for one in named)
         raise Conflict(f"cannot tell which {shown(name_or_id)} is meant: use one of the ids {ids}", code="conflict")
@@ -76,6 +84,41 @@ def token_hash(token: str) -> str:
     return sha256(token.encode()).hexdigest()
 
 
+async def _as_it_is(_host: str) -> Collection[str]:
+    return ()
+
+
+class AddressRules(Struct, frozen=True):
+    """What a node may advertise: where it may move without being approved again, what is taken by the store, the bus
+    and this frontend, and what a name stands for.
+    """
+
+    networks: tuple[str, ...] = ()
+    taken: frozenset[Endpoint] = frozenset()
+    resolve: Callable[[str], Awaitable[Collection[str]]] = _as_it_is
+
+
+ANYWHERE = AddressRules()
+HERE = Origin()
+
+
+def _claim(request: RegisterRequest, origin: Origin) -> str:
+    return "" if request.public_key else claim_of(origin, request.address)
+
+
+def _take_challenge(connection: Connection, request: RegisterRequest, known: Node | None, now: float) -> float:
+    """When the challenge of a registration was given out. It is taken once, and registrations of one node in order: one
+    that a frontend kept while it was frozen does not replace the token of a later one.
+    """
+    key = challenges.key(connection, secrets.token_bytes(32))
+    at = issued_at(key, request.challenge, now)
+    if not challenges.use(connection, challenge_hash(request.challenge), now, at + CHALLENGE_SECONDS):
+        raise Conflict(f"cannot register {request.name}: its challenge was used before", code=CHALLENGE_REFUSED)
+    if known is not None and at <= known.registered_at:
+        raise Conflict(f"cannot register {request.name}: a later registration was taken before", code=CHALLENGE_REFUSED)
+    return at
+
+
 class Nodes:
     def __init__(
         self,
@@ -86,6 +129,7 @@ class Nodes:
         approve_keys: Collection[str],
         verify: Callable[[str, bytes, str], bool],
         wake: Callable[[], None],
+        addresses: AddressRules = ANYWHERE,
     ) -> None:
         self._store = store
         self._board = board
@@ -93,17 +137,30 @@ class Nodes:
         self._approve_keys = frozenset(approve_keys)
         self._verify = verify
         self._wake = wake
+        self._addresses = addresses
+        self._resolve = addresses.resolve
         self._listening_since: float | None = None
         self._looked_at = 0.0
         self._doubted_since: float | None = None
         self.is_bus_away = False  # for all nodes that are heard: then it is the bus, not this frontend's way to it
 
-    async def register(self, request: RegisterRequest) -> Registered:
+    async def challenge(self) -> str:
+        """What a worker signs in its next registration."""
+
+        def work(connection: Connection) -> str:
+            key = challenges.key(connection, secrets.token_bytes(32))
+            return make_challenge(key, secrets.token_urlsafe(16), db.now(connection))
+
+        return await self._store.transaction(work)
+
+    async def register(self, request: RegisterRequest, origin: Origin = HERE) -> Registered:
         """A machine asks to be a node. Returns its row and a fresh token of its own, which replaces the last one."""
         check_request(request)
         node_type = node_type_of(request.node_type)
+        await self._check_addresses(request, origin)
         if request.public_key:
-            message = node_core.registration_message(request.name, request.public_key)
+            addresses = (request.address, request.http_address)
+            message = node_core.registration_message(request.name, request.public_key, addresses, request.challenge)
             if not self._verify(request.public_key, message, request.signature):
                 raise Denied(
                     f"cannot register {request.name}: the signature does not belong to the key it shows",
@@ -113,30 +170,60 @@ class Nodes:
 
         def work(connection: Connection) -> Registered:
             now = db.now(connection)
-            known = nodes.by_identity(connection, request.name, request.public_key)
+            named = nodes.by_name(connection, request.name)
+            known = find_known(request.name, request.public_key, request.address, origin, named)
+            at = _take_challenge(connection, request, known, now) if request.public_key else 0.0
+            waits_for = self._waits_for(request, known)
             node = self._merged(request, node_type, known, now)
+            node = msgspec.structs.replace(node, claim=_claim(request, origin), registered_at=at, waits_for=waits_for)
             if len(node.labels) > MAX_LABELS:
                 raise refused(request.name, f"more than {MAX_LABELS} labels, with those it had before", "labels")
             if known is None:
-                if not node.approved and nodes.count_pending(connection) >= MAX_PENDING:
-                    raise Unavailable(
-                        f"cannot register {request.name}: {MAX_PENDING} nodes wait for approval already",
-                        code="resource_exhausted",
-                    )
-                nodes.insert(connection, node, token_hash(token))
-            else:
-                nodes.save(connection, node)
-                nodes.set_token(connection, node.id, token_hash(token))
                 if not node.approved:
-                    # Whoever is to approve it sees that it is there: until then it has no other way to say so.
-                    nodes.set_heartbeat(connection, node.id, node.capacity, now)
-                if node.approved and not known.approved:
-                    nodes.set_approved(connection, node.id, now)
+                    nodes.make_room(connection, MAX_PENDING)
+                nodes.insert(connection, node, token_hash(token))
+                return Registered(node, token, now)
+            nodes.save(connection, node)
+            nodes.set_token(connection, node.id, token_hash(token))
+            if waits_for:
+                nodes.set_pending(connection, node.id, waits_for, now)
+                bus_credentials.revoke_of(connection, node.id)
+                node = msgspec.structs.replace(node, approved=False)
+            elif node.approved and not known.approved:
+                nodes.set_approved(connection, node.id, now)
+            if not node.approved:
+                # Whoever is to approve it sees that it is there: until then it has no other way to say so.
+                nodes.set_heartbeat(connection, node.id, node.capacity, now)
             return Registered(node, token, now)
 
         registered = await self._store.transaction(work)
         await self._board.node_changed(registered.node.id)
         return registered
+
+    async def _check_addresses(self, request: RegisterRequest, origin: Origin) -> None:
+        for field in ("address", "http_address"):
+            address = getattr(request, field)
+            if not address:
+                continue
+            endpoint = parse_endpoint(address)
+            hosts = [endpoint.host, *await self._resolve(endpoint.host)]
+            why = host_refusal(hosts, may_be_loopback=origin.is_loopback)
+            if why:
+                raise Invalid(f"cannot register {request.name}: {why}", code="invalid_address", param=field)
+
+    def replica_refusal(self, node: Node, address: str) -> str:
+        """Why nothing is sent to an address that the worker of this node named for a replica; nothing where it may be.
+        LocalAI's workers use every port above their first.
+        """
+        return replica_refusal(address, node.address, self._addresses.taken, last_port=65535 if node.is_foreign else 0)
+
+    def _waits_for(self, request: RegisterRequest, known: Node | None) -> str:
+        """Why it waits for approval again, or still does."""
+        if known is None or request.public_key in self._approve_keys:
+            return ""
+        return approval_lost(known, request.address, self._addresses.networks) or (
+            "" if known.approved else known.waits_for
+        )
 
     def _merged(self, request: RegisterRequest, node_type: NodeType, known: Node | None, now: float) -> Node:
         approved = request.public_key in self._approve_keys if request.public_key else False
@@ -165,11 +252,11 @@ class Nodes:
 
     async def approve(self, name_or_id: str) -> Node:
         def work(connection: Connection) -> Node:
-            node = find_node(connection, name_or_id)
+            node = find_node(connection, name_or_id, pending=True)
             if node.approved:
                 raise Conflict(f"cannot approve {node.name}: it is approved already", code="conflict")
             nodes.set_approved(connection, node.id, db.now(connection))
-            return msgspec.structs.replace(node, approved=True)
+            return msgspec.structs.replace(node, approved=True, waits_for="")
 
         node = await self._store.transaction(work)
         await self._board.node_changed(node.id)
@@ -188,6 +275,21 @@ class Nodes:
         await self._board.node_changed(node.id)
         self._wake()
         return node
+
+    async def rotate_token(self, node_id: str, shown: str) -> str:
+        """A new token for a node; the one it has shown counts until the new one is used, because the answer that
+        carries it may be lost.
+        """
+        token = secrets.token_urlsafe(32)
+
+        def work(connection: Connection) -> None:
+            nodes.set_token(connection, node_id, token_hash(token), token_hash(shown))
+
+        await self._store.transaction(work)
+        return token
+
+    async def forget_previous_token(self, node_id: str) -> None:
+        await self._store.transaction(lambda connection: nodes.forget_previous_token(connection, node_id))
 
     async def heartbeat(self, node_id: str, request: HeartbeatRequest) -> float:
         """Note that the node is there; returns the mark for its next report. One that says that its bus is away gets

@@ -17,6 +17,7 @@ from enginehouse.core.node import Capacity, NodeType
 from enginehouse.core.wire import HeartbeatRequest, RegisterRequest
 
 MAX_LABELS = 64
+MAX_LABELS_BYTES = 16 * 1024  # in all: rows of machines that nobody approved stay small
 MAX_LABEL = 256  # characters of a label's value
 MAX_LABEL_KEY = 317  # of its name: a prefix, a slash and a name, as Kubernetes has them
 MAX_REPLICAS = 1_000_000
@@ -52,6 +53,8 @@ def check_request(request: RegisterRequest) -> None:
         raise refused(request.name, "its max_replicas_per_model is not an amount", "max_replicas_per_model")
     if len(request.labels) > MAX_LABELS:
         raise refused(request.name, f"more than {MAX_LABELS} labels", "labels")
+    if sum(len(key.encode()) + len(value.encode()) for key, value in request.labels.items()) > MAX_LABELS_BYTES:
+        raise refused(request.name, f"its labels have more than {MAX_LABELS_BYTES} bytes", "labels")
     for key, value in request.labels.items():
         if not _LABEL.fullmatch(key):
             why = f"its label {shown(key)} must be at most {MAX_LABEL_KEY} letters, digits and any of . _ - / :"

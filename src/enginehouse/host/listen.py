@@ -6,6 +6,8 @@ import errno
 import ipaddress
 import socket
 
+import psutil
+
 from enginehouse.core.errors import Conflict, Invalid
 
 DEFAULT_PORT = 8080
@@ -65,6 +67,28 @@ def _refused(host: str, port: int, error: OSError) -> Conflict | Invalid:
         code="invalid_name",
         param="host",
     )
+
+
+def addresses_of(host: str) -> frozenset[str]:
+    """What a host stands for; every address of this machine where it is this machine. Blocks for name resolution."""
+    own = {
+        address.address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    } | {"127.0.0.1", "::1"}
+    if host in ("", "0.0.0.0", "::"):
+        return frozenset(own)
+    found = resolved(host)
+    return frozenset(found | own if found & own else found)
+
+
+def resolved(host: str) -> set[str]:
+    """The addresses of a name; none where nobody knows it. Blocks."""
+    try:
+        return {str(one[4][0]).partition("%")[0] for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return set()
 
 
 def outside_address() -> str:

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from enginehouse.core.errors import Unavailable
-from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.errors import Hopeless, Malformed, NotFound, Unavailable
+from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.link.client import FrontendClient
 
 LIMIT_SECONDS = 10.0  # one heartbeat interval: a call that takes longer has missed the next one already
@@ -34,6 +34,13 @@ class WorkerLink:
 
     def __init__(self, *clients: FrontendClient) -> None:
         self._clients = list(clients)
+
+    async def challenge(self) -> str:
+        """Empty where the frontend knows none: one of LocalAI's."""
+        try:
+            return (await self._post("/api/node/challenge", None, ChallengeReply, None)).challenge
+        except (NotFound, Hopeless, Malformed):
+            return ""
 
     async def register(self, request: RegisterRequest) -> RegisterReply:
         return await self._post("/api/node/register", request, RegisterReply, None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
+from enginehouse.store import cluster_values
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import tokens
 
@@ -15,18 +17,40 @@ class TokenRow(Struct, frozen=True):
     name: str
     hash: str
     created_at: float
+    node: str = ""  # a join token for this node alone
+    revoked_at: float = 0.0  # 0 while it counts
+
+
+_COUNTED = "token-changes"
+
+
+def changes(connection: Connection) -> str:
+    """Another one whenever a token was made or revoked, or a node was removed."""
+    return cluster_values.get(connection, _COUNTED)
+
+
+def note_change(connection: Connection) -> None:
+    cluster_values.count(connection, _COUNTED)
 
 
 def insert(connection: Connection, row: TokenRow) -> None:
-    connection.execute(
-        tokens.insert().values(id=row.id, role=row.role, name=row.name, hash=row.hash, created_at=row.created_at)
-    )
+    connection.execute(tokens.insert().values(msgspec.structs.asdict(row)))
+    note_change(connection)
+
+
+def revoke(connection: Connection, row_id: str, now: float) -> None:
+    """The row stays: a token of a file or a setting must not come back with the next start."""
+    connection.execute(update(tokens).where(tokens.c.id == row_id).values(revoked_at=now))
+    note_change(connection)
 
 
 def remove_named(connection: Connection, role: str, name: str) -> None:
-    connection.execute(delete(tokens).where(tokens.c.role == role, tokens.c.name == name))
+    """But not what was revoked: it stays known as such."""
+    named = (tokens.c.role == role, tokens.c.name == name, tokens.c.revoked_at == 0)
+    connection.execute(delete(tokens).where(*named))
+    note_change(connection)
 
 
 def every(connection: Connection) -> list[TokenRow]:
     rows = connection.execute(select(tokens).order_by(tokens.c.created_at))
-    return [TokenRow(row.id, row.role, row.name, row.hash, row.created_at) for row in rows]
+    return [TokenRow(row.id, row.role, row.name, row.hash, row.created_at, row.node, row.revoked_at) for row in rows]

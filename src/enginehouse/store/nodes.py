@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import Row, bindparam, delete, func, select, update
 
 from enginehouse.core.node import Capacity, Health, Node
@@ -42,6 +43,9 @@ def _node(row: Row[Any]) -> Node:
         last_heartbeat=row.last_heartbeat,
         report=_REPORT.decode(row.report),
         bus_away=row.bus_away,
+        claim=row.claim,
+        waits_for=row.waits_for,
+        registered_at=row.registered_at,
     )
 
 
@@ -65,24 +69,41 @@ def insert(connection: Connection, node: Node, token_hash: str) -> None:
 def save(connection: Connection, node: Node) -> None:
     """Write the facts of a registration; health, approval and drained have functions of their own."""
     columns = _columns(node)
-    kept = {"id", "created_at", "approved", "drained", "health", "last_heartbeat", "report", "bus_away"}
+    kept = {"id", "created_at", "approved", "drained", "health", "last_heartbeat", "report", "bus_away", "waits_for"}
     connection.execute(
         update(nodes).where(nodes.c.id == node.id).values(**{k: v for k, v in columns.items() if k not in kept})
     )
 
 
-def set_token(connection: Connection, node_id: str, token_hash: str) -> None:
-    connection.execute(_SET_TOKEN, {"node_id": node_id, "now_is": token_hash})
+def set_token(connection: Connection, node_id: str, token_hash: str, previous: str = "") -> None:
+    """`previous` counts until the new one has been used."""
+    connection.execute(_SET_TOKEN, {"node_id": node_id, "now_is": token_hash, "before": previous})
 
 
-def token_hashes(connection: Connection) -> list[tuple[str, str, str]]:
-    """(id, name, hash of its token) of every node."""
-    rows = connection.execute(select(nodes.c.id, nodes.c.name, nodes.c.token_hash))
-    return [(row.id, row.name, row.token_hash) for row in rows]
+def forget_previous_token(connection: Connection, node_id: str) -> None:
+    connection.execute(_FORGET_TOKEN, {"node_id": node_id})
+
+
+class NodeToken(Struct, frozen=True):
+    node_id: str
+    name: str
+    hash: str
+    previous: str  # empty where only one counts
+
+
+def tokens(connection: Connection) -> list[NodeToken]:
+    """The hashes of every node's tokens."""
+    return [NodeToken(*row) for row in connection.execute(_TOKENS)]
 
 
 def set_approved(connection: Connection, node_id: str, now: float) -> None:
-    connection.execute(update(nodes).where(nodes.c.id == node_id).values(approved=True, updated_at=now))
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(approved=True, waits_for="", updated_at=now))
+
+
+def set_pending(connection: Connection, node_id: str, waits_for: str, now: float) -> None:
+    """Approved no longer: it waits for approval again, and this is why."""
+    changed = {"approved": False, "waits_for": waits_for, "updated_at": now}
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(**changed))
 
 
 def set_drained(connection: Connection, node_id: str, drained: bool, now: float) -> None:
@@ -120,18 +141,21 @@ _ADD = nodes.insert()
 _UPDATES = select(nodes.c.id, nodes.c.updated_at)
 _TYPES = select(nodes.c.id, nodes.c.node_type)
 _OF_NAME = select(nodes).where(nodes.c.name == bindparam("named"))
-_OF_IDENTITY = _OF_NAME.where(nodes.c.public_key == bindparam("with_key"))
 _ONE = select(nodes).where(nodes.c.id == bindparam("node_id"))
 _EVERY = select(nodes).order_by(nodes.c.name, nodes.c.created_at)
 _OF_ONE = update(nodes).where(nodes.c.id == bindparam("node_id"))
 _SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
     health=bindparam("now_is"), updated_at=bindparam("at")
 )
-_SET_TOKEN = _OF_ONE.values(token_hash=bindparam("now_is"))
+_SET_TOKEN = _OF_ONE.values(token_hash=bindparam("now_is"), previous_token_hash=bindparam("before"))
+_FORGET_TOKEN = _OF_ONE.values(previous_token_hash="")
+_TOKENS = select(nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_token_hash)
 _SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
 _SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"))
 _HEALTH = select(nodes.c.id, nodes.c.name, nodes.c.health)
-_SERVING = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.drained.is_(False))
+_SERVING = select(nodes.c.id, nodes.c.name).where(
+    nodes.c.health != "offline", nodes.c.drained.is_(False), nodes.c.approved.is_(True)
+)
 _SET_HEARTBEAT = _OF_ONE.values(capacity=bindparam("now_is"), last_heartbeat=bindparam("at"))
 _SET_BUS_AWAY = _OF_ONE.where(nodes.c.bus_away != bindparam("now_is")).values(
     bus_away=bindparam("now_is"), updated_at=bindparam("at")
@@ -143,11 +167,6 @@ _NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained, nodes
 
 def get(connection: Connection, node_id: str) -> Node | None:
     row = connection.execute(_ONE, {"node_id": node_id}).one_or_none()
-    return None if row is None else _node(row)
-
-
-def by_identity(connection: Connection, name: str, public_key: str) -> Node | None:
-    row = connection.execute(_OF_IDENTITY, {"named": name, "with_key": public_key}).one_or_none()
     return None if row is None else _node(row)
 
 
@@ -191,9 +210,24 @@ def changed_since(connection: Connection, since: float) -> dict[str, float]:
     return {row.id: row.updated_at for row in connection.execute(query)}
 
 
-def count_pending(connection: Connection) -> int:
-    query = select(func.count()).select_from(nodes).where(nodes.c.approved.is_(False))
-    return int(connection.execute(query).scalar_one())
+def make_room(connection: Connection, limit: int) -> None:
+    """Forget the pending nodes beyond `limit`, with room for one more: those first that asked only once, then those
+    that were silent for longest. A machine that is there asks again every few seconds, and is back.
+    """
+    excess = int(connection.execute(_COUNT_PENDING).scalar_one()) - limit + 1
+    if excess > 0:
+        ids = connection.execute(_PENDING_TO_FORGET.limit(excess)).scalars().all()
+        for some in slices(ids):
+            connection.execute(delete(nodes).where(nodes.c.id.in_(some)))
+
+
+_COUNT_PENDING = select(func.count()).select_from(nodes).where(nodes.c.approved.is_(False))
+# One that lost its approval is no stranger, and is kept.
+_PENDING_TO_FORGET = (
+    select(nodes.c.id)
+    .where(nodes.c.approved.is_(False), nodes.c.waits_for == "")
+    .order_by(nodes.c.last_heartbeat > nodes.c.created_at, nodes.c.last_heartbeat)
+)
 
 
 def count_by_health(connection: Connection) -> dict[str, int]:

@@ -7,12 +7,14 @@ from operator import attrgetter
 from typing import Any, get_args
 
 import msgspec
-from sqlalchemy import Row
+from sqlalchemy import Row, Table
+from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, Foreign
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.operation import Asked, Excluded, Operation
 from enginehouse.core.progress import Progress
+from enginehouse.store.db import Connection
 
 _AT_ONCE = 1000  # ids in one query; both databases have an upper limit, and a fleet may have more waiting
 # Made once: to find out what a type is made of costs more than to decode one.
@@ -25,6 +27,13 @@ _OUTCOME = msgspec.json.Decoder(Outcome)
 STRUCTURED = ("action", "progress", "outcome")
 _PLAIN = tuple(field for field in Intent.__struct_fields__ if field not in STRUCTURED)
 _plain_of = attrgetter(*_PLAIN)
+
+
+def insert_unless_there(connection: Connection, table: Table, row: dict[str, object]) -> bool:
+    """Whether there was no row with its primary key."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    adding = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
+    return connection.execute(adding).one_or_none() is not None
 
 
 def text_of(value: object) -> str:

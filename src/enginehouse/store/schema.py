@@ -45,8 +45,16 @@ nodes = Table(
     Column("updated_at", Double, nullable=False),
     Column("last_heartbeat", Double, nullable=False),
     Column("bus_away", Boolean, nullable=False, server_default=false()),
+    # What tells a machine without a key from another of its name: the token, or the address, with which it joined.
+    Column("claim", String(64), nullable=False, server_default=""),
+    # Why it waits for approval although it was approved once.
+    Column("waits_for", String(512), nullable=False, server_default=""),
+    # When the challenge of its last registration was given out: an older registration that comes late is refused.
+    Column("registered_at", Double, nullable=False, server_default="0"),
+    # Valid until the node has used the token that replaces it.
+    Column("previous_token_hash", String(64), nullable=False, server_default=""),
     # A known name with another key is another node, which waits for an approval of its own.
-    UniqueConstraint("name", "public_key", name="nodes_name_key"),
+    UniqueConstraint("name", "public_key", "claim", name="nodes_identity"),
 )
 
 operations = Table(
@@ -174,6 +182,35 @@ tokens = Table(
     Column("name", String(128), nullable=False),
     Column("hash", String(64), nullable=False, unique=True),
     Column("created_at", Double, nullable=False),
+    Column("node", String(128), nullable=False, server_default=""),  # a join token for this node alone
+    Column("revoked_at", Double, nullable=False, server_default="0"),  # 0 while it counts
+)
+
+# Each counts once; gone when it would be too old anyway.
+used_challenges = Table(
+    "used_challenges",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("until", Double, nullable=False),
+)
+
+# Public keys of what nodes got for the bus, for as long as it is valid.
+bus_credentials = Table(
+    "bus_credentials",
+    metadata,
+    Column("user", String(64), primary_key=True),
+    Column("node_id", String(36), nullable=False),
+    Column("issued_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),  # in seconds since 1970: the server of the bus judges it
+    Column("revoked", Boolean, nullable=False, server_default=false()),
+    Index("bus_credentials_node", "node_id"),
+)
+
+cluster_values = Table(
+    "cluster_values",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
 )
 
 leases = Table(

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 import enginehouse
-from enginehouse.core.errors import EnginehouseError, NotFound, Unauthenticated, Unavailable
+from enginehouse.core.errors import Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.report import Report
-from enginehouse.core.wire import BUS_AWAY, HeartbeatRequest, RegisterReply
+from enginehouse.core.wire import BUS_AWAY, HeartbeatReply, HeartbeatRequest, RegisterReply
 from enginehouse.fetch.galleries import load_named
 from enginehouse.host import disk, hardware
 from enginehouse.loop import Loop
@@ -33,6 +33,7 @@ from enginehouse.worker.listening import Listener
 from enginehouse.worker.parts import Parts
 from enginehouse.worker.place import WorkerPlace
 from enginehouse.worker.pull import Models
+from enginehouse.worker.renewal import Renewal
 from enginehouse.worker.supervisor import Supervisor
 from enginehouse.worker.threads import in_thread
 
@@ -42,7 +43,7 @@ OpenBus = Callable[[RegisterReply], Awaitable[Bus]]
 
 HEARTBEAT_SECONDS = 10.0  # when neither the frontend nor a setting says
 TICK_SECONDS = 0.5  # how often it is looked whether a heartbeat is due, and the pause after a failed one
-REJOIN_SECONDS = 20.0  # a bus away for so long may have moved or have new credentials: the frontend knows
+FAR_AWAY_SECONDS = 20.0  # a bus away for so long may have moved: the frontend knows
 # A bus that is being opened is not called away before: whoever ignores that would send commands that nobody hears.
 OPENING_SECONDS = 5.0
 LEAVE_SECONDS = 5.0  # for the goodbye: a frontend that does not hear it notices the silence
@@ -71,6 +72,7 @@ class Agent:
         self._sequence = 0
         self._mark = 0.0
         self._boot_mark = 0.0
+        self._renewal = Renewal(lambda: asyncio.get_running_loop().time())
         self._bus: Bus | None = None
         self._node: RegisterReply | None = None
         self._assembled = assemble(place.installer_options, environment)
@@ -146,6 +148,7 @@ class Agent:
         self._node = node
         # What was sent before this registration can no longer be heard; reports say so from now on.
         self._mark = self._boot_mark = node.mark
+        self._renewal.begin(node.nats_life_seconds)
         refused: EnginehouseError | None = None
         async with asyncio.TaskGroup() as group:
             # Beside the opening of the bus: heartbeats do not wait for it.
@@ -161,18 +164,23 @@ class Agent:
 
     async def _listen(self, node: RegisterReply) -> None:
         """Take commands until told to stop or to join again; so too where the bus stays away."""
-        began = asyncio.get_running_loop().time()
         while not self._turn.is_set():
             try:
-                bus = await self._opened(node)
+                # As it is now: heartbeats may have brought a new credential or a new address.
+                bus = await self._opened(self._node or node)
                 if bus is not None:
                     await self._hear(bus, node)
                 return
             except (Unavailable, OSError) as error:
                 log.warning("worker.bus_unavailable %s", error)
-                if asyncio.get_running_loop().time() - began > REJOIN_SECONDS:
-                    return
                 await asyncio.sleep(TICK_SECONDS)
+            except Denied as error:
+                if not node.nats_jwt:
+                    raise  # of a setting, which does not change by asking again
+                # It ended, or was revoked, before it was used: whoever gave it gives another, or says why not.
+                log.warning("worker.bus_refused %s", error)
+                await asyncio.sleep(TICK_SECONDS)
+                return
 
     async def _hear(self, bus: Bus, node: RegisterReply) -> None:
         self._bus = bus
@@ -248,6 +256,8 @@ class Agent:
             if not self._said_away:
                 log.warning("worker.bus_away heartbeats go on; commands wait until the bus is back")
         self._said_away = request.bus == BUS_AWAY
+        if self._renewal.is_due(self._is_far_away()):
+            request = msgspec.structs.replace(request, renew=True)
         try:
             reply = await self._link.heartbeat(self._node.id, self._node.node_token, request)
         except (NotFound, Unauthenticated) as error:
@@ -259,12 +269,35 @@ class Agent:
             self._is_due = self._is_unheard = True
         else:
             self._mark, self._is_known = reply.mark, True
+            await self._take_renewed(reply)
             for intent in reply.cancelled:
                 self._actions.cancel(intent)
             self._is_unheard = False
             interval = self._place.heartbeat_seconds or self._node.heartbeat_seconds or HEARTBEAT_SECONDS
             self._due_at = asyncio.get_running_loop().time() + interval
             await in_thread(self._supervisor.tidy)
+
+    async def _take_renewed(self, reply: HeartbeatReply) -> None:
+        """Use what a heartbeat has brought: a new token, a new credential. What is being done goes on."""
+        node, given = self._node, reply.credential
+        assert node is not None
+        if reply.node_token:
+            node = msgspec.structs.replace(node, node_token=reply.node_token)
+        if given is not None:
+            has_moved = given.nats_url != node.nats_url
+            node = msgspec.structs.replace(
+                node, nats_jwt=given.nats_jwt, nats_user_seed=given.nats_user_seed, nats_url=given.nats_url
+            )
+            self._renewal.begin(given.nats_life_seconds)
+            if has_moved and self._bus is not None and not self._actions.running():
+                self._turn.set()
+        self._node = node
+        if given is not None and given.nats_jwt and self._bus is not None:
+            await self._bus.renew(given.nats_jwt, given.nats_user_seed)
+
+    def _is_far_away(self) -> bool:
+        """Whether the bus is away for so long that it may have moved, or that our credential may have ended."""
+        return not self._hears() and asyncio.get_running_loop().time() - self._connected_at > FAR_AWAY_SECONDS
 
     def _hears(self) -> bool:
         """Whether commands reach us, as far as can be known."""
@@ -276,8 +309,10 @@ class Agent:
             self._connected_at = now
             return self._is_due or self._said_away or now >= self._due_at
         away = now - self._connected_at
-        # Joining again ends what is being done, so what is being done comes first.
-        if self._is_listening and away > REJOIN_SECONDS and not self._actions.running():
+        # A frontend of LocalAI's gives a credential to who registers, and to nobody else; to register ends its drain,
+        # so that is done for nothing less. And what is being done here comes first, because joining again ends it.
+        is_refused = self._bus is not None and self._bus.is_refused and not self._renewal.is_possible
+        if is_refused and away > FAR_AWAY_SECONDS and not self._actions.running():
             log.warning("worker.joins_again bus_away_seconds=%.0f", away)
             self._turn.set()
         is_opening = not self._is_listening and away < OPENING_SECONDS

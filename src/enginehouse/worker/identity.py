@@ -9,10 +9,12 @@ from __future__ import annotations
 import binascii
 from pathlib import Path
 
+import msgspec
 from nacl.signing import SigningKey
 
 from enginehouse.core.errors import Invalid
 from enginehouse.core.node import registration_message
+from enginehouse.core.wire import RegisterRequest
 from enginehouse.host import disk
 
 
@@ -21,9 +23,12 @@ class Identity:
         self._key = key
         self.public_key = key.verify_key.encode().hex()
 
-    def sign_registration(self, name: str) -> str:
-        """Hex of the signature over what a registration claims."""
-        return self._key.sign(registration_message(name, self.public_key)).signature.hex()
+    def signed(self, request: RegisterRequest) -> RegisterRequest:
+        """With this key, and its signature over what the registration claims."""
+        addresses = (request.address, request.http_address)
+        message = registration_message(request.name, self.public_key, addresses, request.challenge)
+        signature = self._key.sign(message).signature.hex()
+        return msgspec.structs.replace(request, public_key=self.public_key, signature=signature)
 
 
 def load_identity(path: Path) -> Identity:

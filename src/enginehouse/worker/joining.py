@@ -12,7 +12,8 @@ import logging
 
 from msgspec import Struct
 
-from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
+from enginehouse.core.errors import Conflict, EnginehouseError, Unavailable
 from enginehouse.core.wire import RegisterReply, RegisterRequest
 from enginehouse.host import hardware
 from enginehouse.ports import Link
@@ -37,7 +38,10 @@ async def join(place: WorkerPlace, link: Link, identity: Identity, stop: asyncio
     pause, told, host = RETRY_FIRST_SECONDS, "", place.advertise_host or link.local_address()
     while not stop.is_set():
         try:
-            node = await link.register(await in_thread(registration, place, identity, host))
+            # Before all else: it also tells our address, which is part of what is signed.
+            challenge = await link.challenge()
+            host = host or link.local_address()
+            node = await link.register(await in_thread(registration, place, identity, host, challenge))
             said = f"node {node.name} ({node.id}) waits for approval: `enginehouse nodes approve {node.name}`"
             if host and node.status != "pending":
                 return Joined(node, host)
@@ -45,6 +49,10 @@ async def join(place: WorkerPlace, link: Link, identity: Identity, stop: asyncio
         except Unavailable as error:
             said = error.message
             wait, pause = pause, min(RETRY_CAP_SECONDS, 2 * pause)
+        except Conflict as error:
+            if error.code != CHALLENGE_REFUSED:
+                raise
+            said, wait = error.message, RETRY_FIRST_SECONDS
         except EnginehouseError as error:
             # Without our address, which only a first connection tells, it may have been refused for that.
             if host or not link.local_address():
@@ -63,11 +71,11 @@ async def join(place: WorkerPlace, link: Link, identity: Identity, stop: asyncio
     return None
 
 
-def registration(place: WorkerPlace, identity: Identity, host: str) -> RegisterRequest:
+def registration(place: WorkerPlace, identity: Identity, host: str, challenge: str) -> RegisterRequest:
     """What this machine is, as of now. Blocks."""
     capacity = hardware.capacity(place.models)
     shown = f"[{host}]" if ":" in host else host
-    return RegisterRequest(
+    request = RegisterRequest(
         name=place.name,
         node_type="backend",
         address=f"{shown}:{place.base_port}" if host else "",
@@ -82,8 +90,8 @@ def registration(place: WorkerPlace, identity: Identity, host: str) -> RegisterR
         capability=hardware.capability(),
         labels={"node.replica-slots": "1", **place.labels},
         max_replicas_per_model=1,
-        public_key=identity.public_key,
-        signature=identity.sign_registration(place.name),
         platform=hardware.platform(),
         cores=capacity.cores,
+        challenge=challenge,
     )
+    return identity.signed(request)

@@ -1,0 +1,105 @@
+"""What nodes get in order to use the bus, and the list of what no longer counts.
+
+A credential lives an hour and is renewed with a heartbeat. The store remembers its public key for as long, so that
+removing a node, or taking its approval back, revokes what it still has: the frontend beside the embedded server tells
+the server, which cuts the connection; on other servers it ends by itself. Telling is level-triggered: the whole list,
+whenever it or the server is new.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from msgspec import Struct
+
+from enginehouse.core.node import Node
+from enginehouse.core.wire import BusCredential
+from enginehouse.store import bus_credentials, db
+from enginehouse.store.db import Connection, Store
+
+log = logging.getLogger(__name__)
+
+STEP_SECONDS = 2.0  # a removed node is cut off within five, on whichever frontend it was removed
+REFRESHED = (0.7, 1.3)  # of a life: when one of LocalAI's workers registers anew only to renew its credential
+
+
+class Minted(Struct, frozen=True):
+    jwt: str
+    seed: str
+    user: str  # its public key
+    expires_at: float  # in seconds since 1970
+
+
+class BusCredentials:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        mint: Callable[[str], Minted] | None,
+        life_seconds: float,
+        url_for: Callable[[str], str],
+        revoke: Callable[[Mapping[str, int]], Awaitable[None]] | None,
+        wall: Callable[[], float],
+    ) -> None:
+        """`mint` makes the credential of a node, of `life_seconds`; None where the bus takes anonymous clients, or
+        workers bring their own. `url_for` gives the address of the bus as seen by a worker that reached this frontend
+        under that host name. `revoke` tells the server, where it is ours. `wall` is what that server judges an end by.
+        """
+        self._store = store
+        self._mint = mint
+        self._life_seconds = life_seconds
+        self._url_for = url_for
+        self._revoke = revoke
+        self._wall = wall
+        self._told: dict[str, int] = {}
+        self._is_told = False
+
+    async def issue(self, node: Node, host: str) -> BusCredential:
+        """A credential for an approved node that reached us under `host`. Its key is on record before it is used."""
+        if self._mint is None:
+            return BusCredential(nats_url=self._url_for(host))
+        made = self._mint(node.id)
+
+        def work(connection: Connection) -> None:
+            bus_credentials.insert(connection, made.user, node.id, db.now(connection), made.expires_at)
+
+        await self._store.transaction(work)
+        return BusCredential(
+            nats_jwt=made.jwt,
+            nats_user_seed=made.seed,
+            nats_url=self._url_for(host),
+            nats_life_seconds=self._life_seconds,
+        )
+
+    async def is_refresh(self, node_id: str) -> bool:
+        """Whether a worker that registers anew is about due for a new credential: one of LocalAI's does so for that
+        alone, and goes on with what it does.
+        """
+
+        def work(connection: Connection) -> tuple[float | None, float]:
+            return bus_credentials.newest(connection, node_id), db.now(connection)
+
+        newest, now = await self._store.transaction(work)
+        first, last = (share * self._life_seconds for share in REFRESHED)
+        return newest is not None and first <= now - newest <= last
+
+    def forget_told(self) -> None:
+        """The server may be a new one: it is told everything again."""
+        self._is_told = False
+
+    async def step(self) -> None:
+        """Tell the server what is revoked, where that is news."""
+        now = self._wall()
+
+        def work(connection: Connection) -> dict[str, float]:
+            bus_credentials.prune(connection, now)
+            return bus_credentials.revoked(connection, now)
+
+        revoked = {user: int(ends_at) + 1 for user, ends_at in (await self._store.transaction(work)).items()}
+        if self._revoke is None or (self._is_told and revoked == self._told):
+            return
+        if revoked or self._told:
+            await self._revoke(revoked)
+            log.info("bus.revoked count=%d", len(revoked))
+        self._told, self._is_told = revoked, True

@@ -1,0 +1,42 @@
+"""Rows of the credentials that nodes got for the bus: by their public key, so that those of a removed node can be
+revoked while they are still valid. The credential itself is not kept.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import bindparam, delete, func, select, update
+
+from enginehouse.store.db import Connection
+from enginehouse.store.schema import bus_credentials
+
+_ADD = bus_credentials.insert()
+_OF_NODE = update(bus_credentials).where(bus_credentials.c.node_id == bindparam("node")).values(revoked=True)
+_REVOKED = select(bus_credentials.c.user, bus_credentials.c.expires_at).where(
+    bus_credentials.c.revoked.is_(True), bus_credentials.c.expires_at > bindparam("at")
+)
+_PRUNE = delete(bus_credentials).where(bus_credentials.c.expires_at < bindparam("at"))
+_NEWEST = select(func.max(bus_credentials.c.issued_at)).where(bus_credentials.c.node_id == bindparam("node"))
+
+
+def insert(connection: Connection, user: str, node_id: str, issued_at: float, expires_at: float) -> None:
+    """`expires_at` is in seconds since 1970, as the server of the bus judges it."""
+    row = {"user": user, "node_id": node_id, "issued_at": issued_at, "expires_at": expires_at, "revoked": False}
+    connection.execute(_ADD, row)
+
+
+def revoke_of(connection: Connection, node_id: str) -> None:
+    connection.execute(_OF_NODE, {"node": node_id})
+
+
+def revoked(connection: Connection, wall_now: float) -> dict[str, float]:
+    """When those end by themselves that are revoked and still valid, by public key."""
+    return {row.user: row.expires_at for row in connection.execute(_REVOKED, {"at": wall_now})}
+
+
+def newest(connection: Connection, node_id: str) -> float | None:
+    """When the node got its last one, by the store's clock."""
+    return connection.execute(_NEWEST, {"node": node_id}).scalar_one_or_none()
+
+
+def prune(connection: Connection, wall_now: float) -> None:
+    connection.execute(_PRUNE, {"at": wall_now})

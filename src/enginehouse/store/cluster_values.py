@@ -1,0 +1,36 @@
+"""Single values that all frontends share."""
+
+from __future__ import annotations
+
+from sqlalchemy import String, bindparam, cast, select, update
+from sqlalchemy.types import Integer
+
+from enginehouse.store.db import Connection
+from enginehouse.store.rows import insert_unless_there
+from enginehouse.store.schema import cluster_values
+
+_ONE = select(cluster_values.c.value).where(cluster_values.c.name == bindparam("named"))
+_COUNT = (
+    update(cluster_values)
+    .where(cluster_values.c.name == bindparam("named"))
+    .values(value=cast(cast(cluster_values.c.value, Integer) + 1, String))
+)
+
+
+def get(connection: Connection, name: str) -> str:
+    """Empty where there is none."""
+    return str(connection.execute(_ONE, {"named": name}).scalar_one_or_none() or "")
+
+
+def get_or_put(connection: Connection, name: str, value: str) -> str:
+    found = get(connection, name)
+    if not found:
+        insert_unless_there(connection, cluster_values, {"name": name, "value": value})
+        found = get(connection, name)
+    return found
+
+
+def count(connection: Connection, name: str) -> None:
+    """One more than before: whoever reads it often notices a change without reading what changed."""
+    get_or_put(connection, name, "0")
+    connection.execute(_COUNT, {"named": name})
