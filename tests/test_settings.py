@@ -329,3 +329,29 @@ def test_registry_credentials_are_read_from_a_file_and_never_repeated(tmp_path: 
         assert "secret" not in caught.value.message
     with pytest.raises(Invalid):
         read_credentials(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:secret@h:abc/db",
+        "postgresql://u:secret@h:/db",
+        "postgresql://u:secret@h:0/db",
+        "postgresql://u:secret@h:99999/db",
+        "postgresql://u:secret@[::1/db",
+        "mysql://u:secret@h/db",
+    ],
+)
+def test_an_address_of_a_database_that_is_none_is_one_sentence_without_its_password(tmp_path: Path, url: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        load(FrontendSettings, {"data": str(tmp_path), "database_url": url}, {})
+    assert "secret" not in caught.value.message
+    assert "--database-url" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql:///db?host=/run/postgresql", "postgresql://u:p%3A@[::1]:5432/db", "sqlite:////data/file.db"]
+)
+def test_an_address_of_a_database_is_taken_as_it_is(tmp_path: Path, url: str) -> None:
+    assert load(FrontendSettings, {"data": str(tmp_path), "database_url": url}, {}).database_url == url

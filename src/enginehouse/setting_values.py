@@ -139,11 +139,9 @@ def parse_database_url(value: object) -> str:
     if not re.match(r"(sqlite|postgres(ql)?(\+psycopg)?)://", text):
         raise _no_database()
     try:
-        # Several hosts are allowed, each with a port of its own.
-        for place in urlsplit(text).netloc.rpartition("@")[2].split(","):
-            port = urlsplit(f"//{place}").port
-            if port == 0 or (port is None and place.endswith(":")):
-                raise _no_database()
+        parts = urlsplit(text)
+        if parts.port == 0 or parts.netloc.endswith(":"):
+            raise _no_database()
     except ValueError:
         raise _no_database() from None
     return text

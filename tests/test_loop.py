@@ -1,0 +1,68 @@
+"""Steps that fail: what counts, what is told, and how soon the next one is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from enginehouse.core.errors import Unavailable
+from enginehouse.loop import STUCK_FAILURES, Loop, Wakes
+
+
+class Failing:
+    """A step that fails until it is mended."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+        self.is_mended = False
+        self.done = asyncio.Event()
+        self.failed = asyncio.Event()
+
+    async def step(self) -> None:
+        if not self.is_mended:
+            self.failed.set()
+            raise Unavailable("cannot do it now", code=self._code)
+        self.done.set()
+
+
+@pytest.mark.parametrize("is_housekeeping", [False, True])
+async def test_a_loop_that_only_tidies_up_keeps_nobody_from_being_ready(is_housekeeping: bool) -> None:
+    loop = Loop("tidy", Failing("upstream_error").step, 60.0, is_housekeeping=is_housekeeping)
+    loop.failures = STUCK_FAILURES
+    assert loop.is_stuck != is_housekeeping
+    loop.failures = STUCK_FAILURES - 1
+    assert not loop.is_stuck
+
+
+@pytest.mark.parametrize(("code", "lines"), [("store_unavailable", 0), ("bus_unavailable", 0), ("upstream_error", 1)])
+async def test_what_the_store_and_the_bus_tell_themselves_is_not_told_by_every_loop(
+    caplog: pytest.LogCaptureFixture, code: str, lines: int
+) -> None:
+    failing = Failing(code)
+    loop = Loop("step", failing.step, 60.0)
+    with caplog.at_level(logging.INFO):
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            running = group.create_task(loop.run())
+            await failing.failed.wait()
+            running.cancel()
+    assert caplog.text.count("loop.step_failed") == lines
+    assert loop.failures == 1
+
+
+async def test_what_is_back_is_noticed_at_once_however_long_the_pause_has_become() -> None:
+    failing, wakes = Failing("store_unavailable"), Wakes()
+    loop = Loop("step", failing.step, 30.0)
+    loop.failures = 20  # the next pause is half a minute
+    wakes.loops = {"step": loop}
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        running = group.create_task(loop.run())
+        await failing.failed.wait()
+        failing.is_mended = True
+        began = time.monotonic()
+        wakes.wake_all()
+        await failing.done.wait()
+        assert time.monotonic() - began < 3.0
+        running.cancel()
