@@ -221,7 +221,8 @@ def _welcome(settings: UpSettings, url: str, port: int) -> Welcome:
         url=url,
         admin_token_file=str(settings.data / "admin.token"),
         is_open=is_open,
-        join=f"enginehouse join {join_url} --token {_token(settings.data, 'join')} --name second",
+        # The file, not what is in it: a greeting ends up in logs and in pictures of screens.
+        join=f"enginehouse join {join_url} --token @{shlex.quote(str(settings.data / 'join.token'))} --name second",
         try_it=f"{_command()}{given} run tiny-chat",
     )
 

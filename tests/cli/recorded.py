@@ -67,7 +67,7 @@ class Recorded:
             def do_GET(self) -> None:
                 world.react(self)
 
-            do_POST = do_GET
+            do_POST = do_DELETE = do_GET
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True

@@ -213,7 +213,7 @@ def test_a_token_goes_to_stdout_alone(tmp_path: Path) -> None:
         result = run(world, tmp_path, "tokens", "create", "--role", "join")
         named = run(world, tmp_path, "tokens", "create", "--name", "laptop", "--json")
     assert result.stdout == "eh-join-x\n"
-    assert f"enginehouse join {world.url} --token -" in result.stderr
+    assert f"enginehouse join {world.url} --token @FILE" in result.stderr
     assert json.loads(named.stdout) == made
     assert world.bodies("/api/tokens") == [{"role": "join"}, {"role": "user", "name": "laptop"}]
 
@@ -246,6 +246,41 @@ def test_a_token_can_come_from_stdin(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert world.requests[0].headers["Authorization"] == "Bearer from-stdin"
     assert empty.exit_code == 2
+
+
+def test_a_token_can_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "join.token").write_text("from-file\nsomething else\n")
+    (tmp_path / "empty").write_text("\n")
+    with recorded(ANSWERS) as world:
+        result = run(world, tmp_path, "nodes", "list", "--token", f"@{tmp_path / 'join.token'}")
+        absent = run(world, tmp_path, "nodes", "list", "--token", "@/nowhere/at/all")
+        empty = run(world, tmp_path, "nodes", "list", "--token", f"@{tmp_path / 'empty'}")
+    assert result.exit_code == 0
+    assert world.requests[0].headers["Authorization"] == "Bearer from-file"
+    assert (absent.exit_code, empty.exit_code) == (2, 2)
+    assert "/nowhere/at/all" in absent.stderr
+
+
+def test_tokens_are_revoked_by_name_and_keys_only_among_keys(tmp_path: Path) -> None:
+    rows = [
+        {"id": "1", "role": "admin", "name": "app", "created_at": ""},
+        {"id": "2", "role": "user", "name": "app", "created_at": ""},
+        {"id": "3", "role": "join", "name": "attic", "node": "attic", "created_at": ""},
+    ]
+    gone = Answer({"id": "2", "role": "user", "name": "app", "message": "token revoked"})
+    answers = {"GET /api/tokens": Answer(rows), "DELETE /api/tokens/2": gone, "DELETE /api/tokens/app": gone}
+    with recorded(answers) as world:
+        key = run(world, tmp_path, "keys", "revoke", "app")
+        unknown = run(world, tmp_path, "keys", "revoke", "attic")
+        listed = run(world, tmp_path, "keys", "list")
+        token = run(world, tmp_path, "tokens", "revoke", "app")
+        every = run(world, tmp_path, "tokens", "list")
+    assert (key.stdout, key.exit_code) == ("revoked the user token app\n", 0), key.stderr
+    assert unknown.exit_code == 5
+    assert "admin" not in listed.stdout
+    assert token.exit_code == 0
+    assert "attic" in every.stdout
+    assert [one.path for one in world.requests if one.method == "DELETE"] == ["/api/tokens/2", "/api/tokens/app"]
 
 
 def test_the_later_of_two_shared_options_wins(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_up_names_the_address_the_token_the_join_line_and_what_to_try(house: Hou
     assert f"{house.url}/v1" in said
     assert str(house.data / "admin.token") in said
     token = (house.data / "join.token").read_text().strip()
-    assert f"enginehouse join {house.url} --token {token} --name second" in said
+    assert f"enginehouse join {house.url} --token @{house.data / 'join.token'} --name second" in said
+    assert token not in said
     assert "run tiny-chat" in said
 
 

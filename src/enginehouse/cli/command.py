@@ -6,6 +6,7 @@ so that no command has to list them. Nothing heavy is imported here: every `--he
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,8 +20,9 @@ Meanings = Mapping[str, str]
 _AS_EVERYWHERE: Meanings = {}
 NO_SERVER: Meanings = {"--url": "", "--token": ""}
 NO_ANSWER: Meanings = {**NO_SERVER, "--json": ""}
-JOIN_TOKEN = "The join token; - reads stdin (ENGINEHOUSE_TOKEN)."
+JOIN_TOKEN = "The join token; @FILE reads a file, - stdin (ENGINEHOUSE_TOKEN)."
 
+MAX_TOKEN = 4096  # characters of a file: a token is a line, and what is longer is something else
 _WHOLE_SENTENCE = 1000  # characters: longer than any
 _KEY = "enginehouse.given"
 _SHARED = frozenset({"data", "url", "token", "json"})
@@ -36,11 +38,13 @@ class Given(NamedTuple):
 
 
 def given() -> Given:
-    """What the running command was given. `--token -` is read from stdin here, and only when it is needed."""
+    """What the running command was given. `--token -` and `--token @FILE` are read here, and only when needed."""
     found: dict[str, Any] = click.get_current_context().meta.get(_KEY, {})
     token = found.get("token")
     if token == "-":
         token = found["token"] = _token_from_stdin()
+    elif token is not None and token.startswith("@"):
+        token = found["token"] = _token_from_file(token[1:])
     return Given(found.get("data"), found.get("url"), token, bool(found.get("json")))
 
 
@@ -59,6 +63,22 @@ def _token_from_stdin() -> str:
     return token
 
 
+def _token_from_file(name: str) -> str:
+    try:
+        with open(os.path.expanduser(name), encoding="utf-8") as file:
+            token = file.readline(MAX_TOKEN).strip()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise Invalid(
+            f"cannot read a token from {name!r}: {why}; --token @FILE takes the path of a file that holds it",
+            code="invalid_setting",
+            param="token",
+        ) from error
+    if not token:
+        raise Invalid(f"cannot read a token from {name!r}: it is empty", code="invalid_setting", param="token")
+    return token
+
+
 def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
     if value not in (None, False):
         context.meta.setdefault(_KEY, {})[parameter.name] = value
@@ -74,7 +94,7 @@ def _shared_options(meanings: Meanings) -> list[click.Parameter]:
     return [
         option("--data", "Data directory (ENGINEHOUSE_DATA).", metavar="DIR"),
         option("--url", "The frontend to talk to (ENGINEHOUSE_URL).", metavar="URL"),
-        option("--token", "Its token; - reads stdin (ENGINEHOUSE_TOKEN).", metavar="TOKEN"),
+        option("--token", "Its token; @FILE reads a file, - stdin (ENGINEHOUSE_TOKEN).", metavar="TOKEN"),
         option("--json", "Answer in JSON.", is_flag=True),
     ]
 

@@ -16,7 +16,7 @@ from enginehouse.core.errors import Invalid
     "join",
     meanings={"--url": "", "--token": JOIN_TOKEN, "--json": ""},
     examples=(
-        "enginehouse join http://server:8080 --token - < join.token",
+        "enginehouse join http://server:8080 --token @join.token",
         "ENGINEHOUSE_TOKEN=… enginehouse join http://server:8080 --name attic",
     ),
 )
@@ -46,7 +46,7 @@ def entry(address: str, **flags: Any) -> int:
     if not settings.token:
         raise Invalid(
             f"cannot join {settings.url} without a join token: make one there with "
-            "`enginehouse tokens create --role join` and give it with --token - or ENGINEHOUSE_TOKEN",
+            "`enginehouse tokens create --role join` and give it with --token @FILE, --token - or ENGINEHOUSE_TOKEN",
             code="unauthenticated",
             param="token",
         )

@@ -31,7 +31,8 @@ COMMANDS = {
     "local": "Install, upgrade and delete engines in a directory, without a server.",
     "models": "See, load, unload and delete models.",
     "ops": "See, follow, cancel and retry what was asked for.",
-    "tokens": "Make and list access tokens.",
+    "tokens": "Make, list and revoke access tokens.",
+    "keys": "Make, list and revoke API keys of applications.",
     "frontend": "Run one frontend alone.",
     "worker": "Run the worker of a node alone.",
     "version": "Show the version.",
@@ -64,7 +65,8 @@ class Program(Group):
             sys.stdout.flush()
         except EnginehouseError as error:
             # The frontend speaks of headers; whoever typed a command has other ways.
-            hint = "; give it with --token - or ENGINEHOUSE_TOKEN" if isinstance(error, Unauthenticated) else ""
+            ways = "; give it with --token @FILE, --token - or ENGINEHOUSE_TOKEN"
+            hint = ways if isinstance(error, Unauthenticated) else ""
             _complain(error.message + hint)
             return exit_code(error)
         except click.exceptions.NoArgsIsHelpError as error:

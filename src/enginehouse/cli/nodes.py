@@ -68,6 +68,8 @@ def show(node: str) -> None:
         ("id", found.id),
         ("status", found.status),
         ("approved", "yes" if found.approved else "no: `enginehouse nodes approve` lets it work"),
+        ("waits", found.waits_for),
+        ("address", found.address),
         ("health", found.health),
         ("bus", "away: it gets no commands, and what runs there goes on serving" if found.degraded else ""),
         ("drained", "yes" if found.drained else ""),

@@ -98,6 +98,7 @@ class Node(Struct, frozen=True, kw_only=True):
     degraded: bool = False
     worker_version: str = ""
     engine_confinement: str = ""
+    waits_for: str = ""
     created_at: str = ""
     backends: tuple[InstalledBackend, ...] | None = None
     replicas: tuple[RunningReplica, ...] | None = None
@@ -201,5 +202,6 @@ class Token(Struct, frozen=True, kw_only=True):
     id: str
     role: str
     name: str = ""
+    node: str = ""
     created_at: str | float = ""
     token: str = ""

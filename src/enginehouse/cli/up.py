@@ -66,7 +66,9 @@ def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:
 
 def _greet_people(welcome: Welcome) -> None:
     hint = (
-        "on the other machine" if welcome.is_open else "here with another --data; for other machines: up --host 0.0.0.0"
+        "on the other machine, with a copy of that file"
+        if welcome.is_open
+        else "here with another --data; for other machines: up --host 0.0.0.0"
     )
     lines = [
         "",

@@ -150,6 +150,14 @@ def _is_port(host: str) -> bool:
 
 
 def _archive(url: str) -> Source:
+    if _USER.search(url):
+        # It would be kept in rows, journals and metadata, and shown to whoever may see those.
+        raise Invalid(
+            f"cannot use {shown_uri(url)} with a user or a password in it: leave them out, and give the credentials of "
+            "a host with --registry-credentials",
+            code="uri_not_allowed",
+            param="uri",
+        )
     path = re.split(r"[?#]", url, maxsplit=1)[0].lower()
     for suffix, form, compression in _SUFFIXES:
         if path.endswith(suffix):

@@ -277,6 +277,7 @@ class NodeView(Struct, kw_only=True):
     degraded: bool  # it sends heartbeats and has no connection to the bus
     worker_version: str
     engine_confinement: str
+    waits_for: str  # why it waits for approval although it was approved once
     backends: tuple[InstalledBackend, ...]
     replicas: tuple[RunningReplica, ...]
 
@@ -314,6 +315,7 @@ def render_node(node: Node, now: float) -> NodeView:
         heartbeat_age_seconds=round(max(0.0, now - node.last_heartbeat), 1),
         degraded=node.is_degraded,
         worker_version=node.report.version,
+        waits_for=node.waits_for,
         engine_confinement=node.report.confinement,
         backends=node.report.backends,
         replicas=node.report.replicas,
