@@ -24,7 +24,7 @@ from enginehouse.core.report import Report
 from enginehouse.frontend import collector, ending, operations
 from enginehouse.frontend.collector import Collector
 from enginehouse.frontend.targets import Targets
-from enginehouse.store import claims, wishes
+from enginehouse.store import claims, nodes, wishes
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection
 from enginehouse.worker import actions
@@ -131,6 +131,10 @@ def _installs_and_upgrades(chance: Random) -> tuple[Wish, ...]:
         *(wish(number, chance.uniform(1.0, 2.0), "install", f"one@{name}") for number, name in enumerate(BACKENDS)),
         *(wish(3 + number, 4.0 + chance.random(), "upgrade", f"two@{name}") for number, name in enumerate(BACKENDS)),
     )
+
+
+def _late_registrations_are_taken() -> list[Patch]:
+    return [(nodes, "take_registration", lambda connection, node_id, at: True)]
 
 
 # How many ------------------------------------------------------------------------------------------
@@ -327,6 +331,15 @@ LAPSES = (
         {**QUICK, "nodes": 3, "disk_error_rate": 0.3, "safety_seconds": 8.0, "full_disk_rate": 0.0},
         _installs_and_upgrades,
         (),
+    ),
+    Mutant(
+        "a registration that comes late is taken",
+        ("S2",),
+        _late_registrations_are_taken,
+        {**QUICK, "nodes": 3, "frontends": 2, "safety_seconds": 9.0},
+        _one_after_another,
+        # Not for so long that nobody waits for it, and longer than a worker does.
+        (Fault(at=0.05, seconds=6.0, kind="pause_frontend", target=0),),
     ),
     Mutant("a lane is wider than asked", ("lanes",), _lanes_are_not_counted, FLEET, _one_after_another),
     Mutant("an upgrade takes the whole fleet", ("lanes",), _upgrades_have_no_width, FLEET, _upgrade_of_all),

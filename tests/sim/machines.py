@@ -23,11 +23,13 @@ from tests.sim.engines import SimSupervisor
 from tests.sim.ledgers import WorkerChecks
 from tests.sim.loop import Process
 from tests.sim.parts import SimActions, SimAssembled, SimInstaller, SimModels
+from tests.sim.rows import select_rows
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.node import Capacity
 from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.frontend.nodes import token_hash
 from enginehouse.host import disk as real_disk
 from enginehouse.ports import Engine
 from enginehouse.worker import agent, joining, journal
@@ -138,14 +140,27 @@ class SimLink:
         self._world = world
         self._machine = machine
         self._chance = world.chance(f"link of {machine.name}")
+        self._asked = self._answered = 0  # how often it has registered, and the last of these that was answered
 
     async def challenge(self) -> str:
         return await self._frontend().call(lambda to: to.nodes.challenge(), LINK_LIMIT_SECONDS)
 
     async def register(self, request: RegisterRequest) -> RegisterReply:
-        return await self._frontend().call(lambda to: frontends.register(to, request), LINK_LIMIT_SECONDS)
+        self._asked += 1
+        number = self._asked
+        reply = await self._frontend().call(lambda to: frontends.register(to, request), LINK_LIMIT_SECONDS)
+        self._answered = number
+        return reply
+
+    def _check_token(self, node_id: str, node_token: str) -> None:
+        """S2: what a worker got with its last registration is good until it registers again, or is removed."""
+        query = "select token_hash, previous_token_hash from nodes where id = ?"
+        rows = select_rows(self._world.database.connection, query, (node_id,))
+        if rows and self._answered == self._asked and token_hash(node_token) not in rows[0]:
+            self._world.loop.fail(Violation("S2", f"the token of {self._machine.name} was replaced by an older one"))
 
     async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
+        self._check_token(node_id, node_token)
         reply = await self._frontend().call(lambda to: frontends.heartbeat(to, node_id, request), LINK_LIMIT_SECONDS)
         self._machine.heard_at = self._world.loop.time()
         return reply

@@ -188,6 +188,19 @@ async def test_a_registration_does_not_touch_approval_drain_or_the_report(store:
     assert (kept.approved, kept.drained, kept.report.boot_id, kept.address) == (True, True, "b", "10.0.0.1:1")
 
 
+async def test_of_two_registrations_at_once_the_later_one_stays(store: Store) -> None:
+    await store.transaction(lambda c: nodes.insert(c, node(registered_at=1.0), "hash"))
+
+    async def take(at: float) -> bool:
+        return await store.transaction(lambda c: nodes.take_registration(c, node().id, at))
+
+    async with asyncio.TaskGroup() as group:
+        newest, *_ = [group.create_task(take(at)) for at in (5.0, 4.0, 3.0, 2.0)]
+    assert newest.result(), "nothing is later than it"
+    assert [await take(at) for at in (2.0, 4.0, 5.0)] == [False, False, False]
+    assert await take(6.0)
+
+
 async def test_health_tells_whether_it_changed(store: Store) -> None:
     await add_node(store, node())
     assert await store.transaction(lambda c: nodes.set_health(c, "id-of-first", "offline", 2.0))

@@ -114,7 +114,7 @@ def _take_challenge(connection: Connection, request: RegisterRequest, known: Nod
     at = issued_at(key, request.challenge, now)
     if not challenges.use(connection, challenge_hash(request.challenge), now, at + CHALLENGE_SECONDS):
         raise Conflict(f"cannot register {request.name}: its challenge was used before", code=CHALLENGE_REFUSED)
-    if known is not None and at <= known.registered_at:
+    if known is not None and not nodes.take_registration(connection, known.id, at):
         raise Conflict(f"cannot register {request.name}: a later registration was taken before", code=CHALLENGE_REFUSED)
     return at
 

@@ -66,6 +66,13 @@ def insert(connection: Connection, node: Node, token_hash: str) -> None:
     connection.execute(_ADD, {**_columns(node), "token_hash": token_hash})
 
 
+def take_registration(connection: Connection, node_id: str, at: float) -> bool:
+    """Whether a registration of that moment is later than every one before it; from now on it is the last. Of two at
+    once the database lets one wait for the other, so the earlier is refused on whichever frontend it is.
+    """
+    return connection.execute(_TAKE_REGISTRATION, {"node_id": node_id, "at": at}).rowcount == 1
+
+
 def save(connection: Connection, node: Node) -> None:
     """Write the facts of a registration; health, approval and drained have functions of their own."""
     columns = _columns(node)
@@ -147,6 +154,7 @@ _OF_ONE = update(nodes).where(nodes.c.id == bindparam("node_id"))
 _SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
     health=bindparam("now_is"), updated_at=bindparam("at")
 )
+_TAKE_REGISTRATION = _OF_ONE.where(nodes.c.registered_at < bindparam("at")).values(registered_at=bindparam("at"))
 _SET_TOKEN = _OF_ONE.values(token_hash=bindparam("now_is"), previous_token_hash=bindparam("before"))
 _FORGET_TOKEN = _OF_ONE.values(previous_token_hash="")
 _TOKENS = select(nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_token_hash)
