@@ -230,3 +230,14 @@ async def test_what_is_checked_at_an_install_is_confined_too(tmp_path: Path) -> 
             [str(tree / "run.sh")], directory=tree, environment=environment, limit_seconds=10, confined=confined
         )
     assert (code, "Permission denied" in told) == (0, True)
+
+
+async def test_an_engine_that_cannot_be_confined_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginehouse.host.landlock.restrict", lambda descriptor: False)
+    async with running_world(tmp_path) as world:
+        write_probe(world.place.backends / "probe", Targets())
+        await world.models.pull(tiny_chat(), 1, silent)
+        with pytest.raises(Hopeless, match="code 126: it could not be confined"):
+            await world.supervisor.start(wish())

@@ -29,6 +29,8 @@ UNCONFINED_EXIT = 126  # what a child ends with that could not be confined
 _SYSTEM = (
     "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/snap",
     "/nix/store", "/gnu/store", "/run/systemd/resolve",
+    # Where some systems have what others have in /usr and /etc, behind links.
+    "/usr/local", "/var/lib/ca-certificates", "/var/lib/snapd/lib",
 )  # fmt: skip
 _RUNTIME = (
     "resolvconf", "NetworkManager", "connman", "netconfig", "nscd", "opengl-driver", "opengl-driver-32",
@@ -38,8 +40,8 @@ _NAME_SERVERS = "/etc/resolv.conf"  # often a link to where the name servers are
 # By name, because a worker that is root could else hand out the disks.
 _DEVICES = (
     "null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "dri", "kfd", "accel", "dxg", "infiniband",
-    "nvidia*", "nvhost*", "nvgpu", "nvmap", "mali*", "davinci*", "devmm_svm", "hisi_hdc", "hl*", "neuron*", "apex_*",
-    "tenstorrent", "dma_heap", "udmabuf", "rknpu", "galcore",
+    "nvidia*", "nvhost*", "nvgpu", "nvmap", "nvsci*", "host1x*", "mali*", "davinci*", "devmm_svm",
+    "hisi_hdc", "hl*", "neuron*", "apex_*", "tenstorrent", "dma_heap", "udmabuf", "rknpu", "galcore",
 )  # fmt: skip
 _SHARED_MEMORY = (Path("/dev/shm"), Path("/dev/mqueue"), Path("/dev/hugepages"))
 

@@ -26,6 +26,7 @@ from enginehouse.core.placement import fits, free_memory
 from enginehouse.core.progress import format_bytes
 from enginehouse.core.threads import CARD_THREADS, is_for_card, share
 from enginehouse.host import disk, hardware, processes, threads
+from enginehouse.host.confinement import UNCONFINED_EXIT
 from enginehouse.ports import Engine
 from enginehouse.worker.enclosures import Enclosures, Needs
 from enginehouse.worker.place import WorkerPlace
@@ -222,6 +223,10 @@ def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
         return Unavailable(
             f"cannot start {name}: its engine was ended by signal {-code} before it was ready", code="backend_exited"
         )
-    told = "; ".join(processes.last_lines(current.log, 1)) or "it gave no reason"
+    told = "; ".join(processes.last_lines(current.log, 1)) or _silent_reason(code)
     told = enclosures.explain(told, processes.last_lines(current.log, LINES_LOOKED_AT))
     return Hopeless(f"cannot start {name}: its engine ended with code {code}: {told}", code="backend_exited")
+
+
+def _silent_reason(code: int) -> str:
+    return "it could not be confined, and does not start without" if code == UNCONFINED_EXIT else "it gave no reason"
