@@ -426,13 +426,24 @@ async def test_an_upgrade_behind_an_install_from_an_address_is_of_that_address(w
     assert (action.resolved.uri, action.resolved.digest) == ("r.example/new:1", "sha256:newer")
 
 
-async def test_what_is_being_deleted_is_not_upgraded_and_can_be_deleted_again(world: World) -> None:
+async def test_what_was_deleted_cannot_be_upgraded_and_can_be_deleted_again(world: World) -> None:
     await having(world, "first")
     deleted = await world.wish("delete", name="image")
-    with pytest.raises(NotFound):
-        await world.wish("upgrade", name="image")
     again = await world.wish("delete", name="image")
     assert (await world.intent(again)).id == (await world.intent(deleted)).id
+    await ended(world, deleted, Outcome())
+    with pytest.raises(NotFound):
+        await world.wish("upgrade", name="image")
+    assert (await world.board.view((await world.wish("delete", name="image")).jobID)).status == "queued"
+
+
+async def test_an_upgrade_replaces_a_delete_that_has_not_happened_yet(world: World) -> None:
+    world.registry.digests[IMAGE] = "sha256:new"
+    await having(world, "first")
+    deleted = await world.wish("delete", name="image")
+    upgrade = await world.wish("upgrade", name="image")
+    assert (await world.intent(deleted)).state == "superseded"
+    assert (await wanted(world, upgrade)).resolved.digest == "sha256:new"
 
 
 async def test_a_retry_asks_anew_what_a_tag_means(world: World) -> None:

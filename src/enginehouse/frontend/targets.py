@@ -154,9 +154,13 @@ class Targets:
             builds, _ = self._galleries.resolve_each(wish.name, targets)
             directories |= {build.directory for build in builds.values()}
         changes = intents.changing(connection, targets, (f"backend:{one}" for one in directories))
+        removals = [one for one in changes if isinstance(one.action, RemoveBackend)]
         if wish.kind == "delete":
             # What is being deleted already, or was a moment ago, can be asked to be deleted once more.
-            changes = [one for one in changes if not isinstance(one.action, RemoveBackend)]
+            changes = [one for one in changes if one not in removals]
+        elif wish.kind == "upgrade":
+            # A delete that is under way has not happened: the newer request replaces it.
+            changes = [one for one in changes if one not in removals or not one.is_open]
         return changes
 
     def again(self, connection: Connection, actions: Sequence[tuple[str, Action]]) -> list[tuple[str, Action]]:
