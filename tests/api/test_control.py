@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -81,20 +82,29 @@ async def test_what_cannot_be_done_is_one_sentence_in_one_shape(
     assert len(answer.body) < 1000
 
 
-async def test_a_name_that_no_database_can_be_asked_for_is_not_found(
+async def test_a_name_that_no_database_can_be_asked_for_is_refused_on_every_route(
     tmp_path: Path, postgres: Callable[[], str]
 ) -> None:
     body = {"kind": "install", "name": "llama-cpp", "nodes": ["\x00"]}
     async with site(tmp_path, postgres()) as here:
+        named: list[tuple[str, str, object]] = [
+            (one.method, re.sub(r"{[^}]*}", "a\x00b", one.path), {}) for one in here.entries if "{" in one.path
+        ]
+        assert len(named) > 20
         for method, path, asked in (
-            ("GET", "/api/operations/\x00", None),
-            ("POST", "/api/operations/\x00/cancel", {}),
+            *named,
             ("GET", "/api/events?operation=%00", None),
-            ("GET", "/api/nodes/\x00", None),
+            ("GET", "/api/operations?all=true&before=%00", None),
             ("POST", "/api/operations", body),
+            ("POST", "/api/operations", {"kind": "install", "name": "a\x00b"}),
+            ("POST", "/api/tokens", {"role": "user", "name": "a\x00b"}),
+            ("POST", "/v1/chat/completions", {"model": "a\x00b", "messages": []}),
+            ("POST", "/v1/completions", {"model": "\x00"}),
         ):
-            answer = await admin(here, method, path, asked)
-            assert (answer.status, answer.error["code"]) == (404, "not_found"), (path, answer.body)
+            role = next((one.role for one in here.entries if one.path == path), "")
+            token = here.tokens["node" if "/api/node/" in path else "user" if role == "user" else "admin"]
+            answer = await here.ask(method, path, asked, token=token)
+            assert (answer.status, answer.error["code"]) == (400, "invalid_json"), (path, answer.body)
 
 
 async def test_a_wrong_method_names_the_right_ones(here: Site) -> None:

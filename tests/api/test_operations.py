@@ -246,9 +246,9 @@ async def test_lists_come_in_pages(here: Site) -> None:
             assert page["next"] == seen[-1]
             more = f"&before={page['next']}"
         assert seen == list(reversed(wanted))
-    for bad, status in (("x", 404), ("%00", 404), ("9" * 5000, 404)):
+    for bad in ("x", "9" * 5000):
         answer = await admin(here, "GET", f"/api/operations?all=true&before={bad}")
-        assert (answer.status, answer.error["param"]) == (status, "before")
+        assert (answer.status, answer.error["param"]) == (404, "before")
     refused = await admin(here, "GET", f"/api/operations?before={made[0]}")
     assert (refused.status, refused.error["param"]) == (422, "before")
 

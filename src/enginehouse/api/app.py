@@ -105,8 +105,8 @@ class Edge:
 
 def _check_address(scope: Scope) -> None:
     """No name holds a NUL, and PostgreSQL cannot even be asked for one."""
-    if "\x00" in scope["path"]:
-        raise NotFound(f"cannot find {shown(scope['path'])}: no name holds a NUL character")
+    if "\x00" in scope["path"] or b"%00" in scope["query_string"]:
+        raise Malformed(f"cannot read {shown(scope['path'])}: no name holds a NUL character")
 
 
 async def _answer(error: EnginehouseError, request_id: str, send: Send, is_started: bool) -> None:
@@ -176,11 +176,23 @@ async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_C
     except TimeoutError as error:
         raise Malformed(f"cannot read the body: it did not arrive within {BODY_SECONDS:.0f} s", code="slow") from error
     try:
+        # From people alone: what a worker reports may quote the output of an engine.
+        is_from_people = getattr(kind, "__struct_config__", None) and kind.__struct_config__.forbid_unknown_fields  # type: ignore[attr-defined]
+        if is_from_people and b"\\u0000" in received and _has_nul(msgspec.json.decode(received)):
+            raise Malformed("cannot read the body: no text in it may hold a NUL character", code="invalid_json")
         return read_json(bytes(received) or b"{}", kind)
     except msgspec.ValidationError as error:
         raise Malformed(f"cannot read the body: {error}", code="invalid_json") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"cannot read the body: it is not valid JSON ({error})", code="invalid_json") from error
+
+
+def _has_nul(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(_has_nul(part) for pair in value.items() for part in pair)
+    if isinstance(value, list):
+        return any(_has_nul(part) for part in value)
+    return isinstance(value, str) and "\x00" in value
 
 
 def json_response(value: object, status: int = 200) -> Response:

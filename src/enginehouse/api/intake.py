@@ -90,6 +90,8 @@ def model_asked_for(body: bytes) -> str:
         raise Invalid(
             "cannot choose a model: the request names none. Set `model`; GET /v1/models lists them", param="model"
         )
+    if "\x00" in asked.model:
+        raise Malformed("cannot use this `model`: no name holds a NUL character", code="invalid_json", param="model")
     return asked.model
 
 

@@ -103,7 +103,11 @@ class Keys:
                 now = db.now(connection)
                 leases.acquire(connection, f"given-{role}-token", row_id, now, now)
                 if any(one.revoked_at and one.hash == hashed for one in keys.every(connection)):
-                    raise Conflict(f"cannot use this {role} token: it was revoked; give another one", code="revoked")
+                    raise Conflict(
+                        f"cannot use the {role} token of the settings or of {role}.token: it was revoked; give another "
+                        "one, or remove that file to have a new one made",
+                        code="revoked",
+                    )
                 if any((one.role, one.name, one.hash) == (role, name, hashed) for one in keys.every(connection)):
                     return
                 keys.remove_named(connection, role, name)
