@@ -35,6 +35,7 @@ from enginehouse.worker import identity
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
 OWNER_VARIABLE = "ENGINEHOUSE_OWNER"
 READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in two
+GALLERY_SECONDS = 30.0  # for the first reading of the galleries: after that, `gallery list` tells
 LOOK_SECONDS = 2.0  # for one look at whether all is ready: nothing may keep Ctrl-C waiting for longer
 # Not for the children: a secret, and the bus of somebody else.
 _OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
@@ -50,6 +51,12 @@ class Welcome(Struct, frozen=True, kw_only=True):
     is_open: bool  # to other machines
     join: str  # the command for another machine
     try_it: str
+
+
+class _Gallery(Struct, frozen=True):
+    name: str
+    status: str = ""
+    error: str = ""
 
 
 async def run(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
@@ -119,11 +126,13 @@ async def _keep_running(
             group.create_task(child.run(ending.ask))
         # The bus keeps its own log short.
         trimming = group.create_task(keep_short([logs / "frontend.log", logs / "worker.log"]))
+        telling: asyncio.Task[None] | None = None
         try:
             if await _until_ready(settings, url, ending.asked):
                 nats.was_ready = frontend.was_ready = worker.was_ready = True
                 _write_server(settings.data, url)
                 welcome(_welcome(settings, url, port))
+                telling = group.create_task(_tell_of_galleries(settings, url))
             await ending.asked.wait()
         finally:
             say("stopping: worker, frontend, nats-server")
@@ -134,6 +143,8 @@ async def _keep_running(
             for child in (worker, frontend, nats):
                 await child.stop(ending)
             trimming.cancel()
+            if telling is not None:
+                telling.cancel()
     for child in (nats, frontend, worker):
         if child.refusal is not None:
             raise child.refusal
@@ -200,6 +211,26 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
             async with asyncio.timeout(0.05):
                 await stopping.wait()
     return False
+
+
+async def _tell_of_galleries(settings: UpSettings, url: str) -> None:
+    """Say once which galleries cannot be read, so that no command has to."""
+    client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
+    deadline = time.monotonic() + GALLERY_SECONDS
+    while time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+        try:
+            found = await asyncio.to_thread(
+                client.request, "GET", "/backends/galleries", None, list[_Gallery], timeout_seconds=LOOK_SECONDS
+            )
+        except EnginehouseError:
+            continue
+        unread = [one for one in found if one.status == "never loaded"]
+        if all(one.error for one in unread):
+            for one in unread:
+                why = one.error.partition(";")[0]
+                say(f"the gallery {one.name} cannot be read, so what it offers is missing: {why}")
+            return
 
 
 def _write_server(data: Path, url: str) -> None:

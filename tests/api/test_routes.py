@@ -11,6 +11,7 @@ from tests.api.house import LOCAL, Site, site
 
 # The published table. A new route fails here until somebody has said who may call it.
 TABLE = {
+    ("GET", "/"): "public",
     ("GET", "/healthz"): "public",
     ("GET", "/readyz"): "public",
     ("GET", "/version"): "user",
@@ -177,3 +178,11 @@ async def test_the_own_token_of_a_node_ends_with_the_next_registration(here: Sit
     assert again["id"] == here.tokens["node id"]
     assert (await here.ask("POST", path, {}, token=here.tokens["node"])).status == 401
     assert (await here.ask("POST", path, {}, token=again["node_token"])).status == 200
+
+
+async def test_a_browser_is_told_what_this_is(here: Site) -> None:
+    answer = await here.ask("GET", "/")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"enginehouse keys create" in answer.body
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert b"<script" not in answer.body

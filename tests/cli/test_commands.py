@@ -182,7 +182,26 @@ def test_a_node_is_shown_with_what_it_has(tmp_path: Path) -> None:
 
 def test_a_node_is_approved_by_name(tmp_path: Path) -> None:
     with recorded(ANSWERS) as world:
-        assert run(world, tmp_path, "nodes", "approve", "second").stdout == "approved second\n"
+        assert run(world, tmp_path, "nodes", "approve", "second").stdout == "approved second; it has joined\n"
+
+
+def test_an_approval_waits_until_the_node_has_joined_or_says_that_it_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginehouse.cli.nodes.JOIN_SECONDS", 1.0)
+    monkeypatch.setattr("enginehouse.cli.nodes.LOOK_SECONDS", 0.01)
+    away = {"id": "n2", "name": "second", "status": "offline", "heartbeat_age_seconds": 3.0}
+    here = {**away, "status": "healthy"}
+    approved = {"POST /api/nodes/second/approve": Answer(away)}
+    with recorded({**approved, "GET /api/nodes/n2": [Answer(away), Answer(away), Answer(here)]}) as world:
+        result = run(world, tmp_path, "nodes", "approve", "second")
+    assert (result.stdout, result.stderr) == ("approved second; it has joined\n", "")
+    with recorded({**approved, "GET /api/nodes/n2": Answer(away)}) as world:
+        late = run(world, tmp_path, "nodes", "approve", "second")
+        at_once = run(world, tmp_path, "nodes", "approve", "second", "--no-wait")
+    assert late.stdout == at_once.stdout == "approved second\n"
+    assert "has not joined within 1 s (heard 3s ago)" in late.stderr
+    assert at_once.stderr == ""
 
 
 def test_the_beginning_of_an_id_is_enough_when_only_one_begins_so(tmp_path: Path) -> None:

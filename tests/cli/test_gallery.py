@@ -136,6 +136,8 @@ def test_galleries_come_from_the_setting_and_a_copy_serves_when_the_source_is_go
         refused = run(tmp_path, "resolve", "tool", *flags)
         assert (refused.exit_code, server.asked) == (5, [])
         assert "the gallery net is missing" in refused.stderr
+        # Once, not with every command.
+        assert "is missing" not in run(tmp_path, "resolve", "tool", *flags).stderr
         first = run(tmp_path, "resolve", "tool", *flags, "--allow-host", server.host)
         assert "gallery\tnet" in first.stdout
         assert len(server.take()) == 1

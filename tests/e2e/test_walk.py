@@ -96,7 +96,8 @@ def test_a_second_machine_is_pending_until_it_is_approved(house: House) -> None:
     house.wait_for_status("second", "pending")
     refused = house.cli("backends", "install", "llama-cpp", "--node", "second", code=1)
     assert "it waits for approval; approve it with `enginehouse nodes approve second`" in refused.stderr
-    house.cli("nodes", "approve", "second")
+    assert house.cli("nodes", "approve", "second").stdout == "approved second; it has joined\n"
+    assert [node["status"] for node in house.json("nodes", "list")] == ["healthy", "healthy"]
     house.wait_for_status("second", "healthy")
     again = house.cli("nodes", "approve", "second", code=1)
     assert "it is approved already" in again.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,10 @@ from enginehouse.core.name import check_name
 if TYPE_CHECKING:
     from enginehouse.core.backend import InstalledBackend
     from enginehouse.core.replica import RunningReplica
+
+
+JOIN_SECONDS = 15.0  # a worker asks again every two, and then connects
+LOOK_SECONDS = 0.2
 
 
 @group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
@@ -92,18 +97,32 @@ def show(node: str) -> None:
     output.emit_facts(facts)
 
 
-@command("approve", examples=("enginehouse nodes approve attic",))
+@command("approve", examples=("enginehouse nodes approve attic", "enginehouse nodes approve attic --no-wait"))
 @click.argument("node")
-def approve(node: str) -> None:
-    """Let a pending NODE (its name or id) work."""
+@click.option("--no-wait", is_flag=True, help="Do not wait until it has joined.")
+def approve(node: str, no_wait: bool) -> None:
+    """Let a pending NODE (its name or id) work, and wait until it has joined: a few seconds."""
     from enginehouse.cli.connect import connect, read, segment
     from enginehouse.cli.shapes import Node
 
-    answer = connect().post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
+    frontend = connect()
+    answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
+    found = read(answer, Node)
+    deadline = time.monotonic() + (0.0 if no_wait else JOIN_SECONDS)
+    while found.status != "healthy" and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        answer = frontend.get(f"/api/nodes/{segment(found.id)}")
+        found = read(answer, Node)
     if wants_json():
         output.emit_json(answer)
-    else:
-        output.say(f"approved {read(answer, Node).name}")
+        return
+    has_joined = found.status == "healthy"
+    output.say(f"approved {found.name}" + ("; it has joined" if has_joined and not no_wait else ""))
+    if not has_joined and not no_wait:
+        output.remark(
+            f"{found.name} has not joined within {JOIN_SECONDS:.0f} s (heard {heard(found.heartbeat_age_seconds)}): "
+            "what is asked of it waits until it has; look whether its worker still runs"
+        )
 
 
 @command("drain", examples=("enginehouse nodes drain attic",))

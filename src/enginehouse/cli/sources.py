@@ -4,8 +4,10 @@ themselves for commands that need no server.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from enginehouse.settings import LocalSettings
 
 Function = Callable[..., Any]
+TOLD_SECONDS = 24 * 3600.0
 
 
 def allow_host(function: Function) -> Function:
@@ -70,7 +73,6 @@ def load_galleries(
 ) -> tuple[tuple[Gallery, ...], tuple[GalleryState, ...]]:
     """The built-in gallery and the configured ones, or those `chosen` by path or address; no server is asked."""
     import asyncio
-    import contextlib
     import logging
     import os
 
@@ -87,12 +89,14 @@ def load_galleries(
     # Whoever sits before a terminal is told below, in sentences; without any handler the log would go there too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
 
+    told = _Told(settings.data / "galleries")
+
     async def read() -> Sources:
         sources = Sources(wanted, Client(Rules(settings.allowed_hosts)), settings.data / "galleries")
         try:
             await sources.restore()
             for name, url in sources.due:
-                if not url.startswith("file:"):
+                if not url.startswith("file:") and not told.has(name):
                     remark(f"asking for the gallery {name} …")
             await sources.refresh()
         finally:
@@ -104,8 +108,40 @@ def load_galleries(
         if state.status == "stale" and state.age_seconds is not None:
             remark(f"the gallery {state.name} is {age(state.age_seconds)} old: {state.error or 'nobody asked since'}")
         elif state.status == "never loaded":
-            remark(f"the gallery {state.name} is missing: {state.error}")
+            told.once(state.name, f"the gallery {state.name} is missing: {state.error}", remark)
+        if state.status != "never loaded":
+            told.forget(state.name)
     return (load_builtin(), *sources.galleries), sources.states
+
+
+class _Told:
+    """Which galleries were called missing: a machine without a network is told so once, not with every command."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.missing"
+
+    def has(self, name: str) -> bool:
+        import time
+
+        try:
+            return 0 <= time.time() - self._path(name).stat().st_mtime < TOLD_SECONDS
+        except OSError:
+            return False
+
+    def once(self, name: str, sentence: str, remark: Callable[[str], None]) -> None:
+        if self.has(name):
+            return
+        remark(sentence)
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._path(name).write_text(sentence + "\n")
+
+    def forget(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            self._path(name).unlink(missing_ok=True)
 
 
 def local_settings(flags: dict[str, Any]) -> LocalSettings:
@@ -119,8 +155,6 @@ def local_settings(flags: dict[str, Any]) -> LocalSettings:
 
 def named_sources(chosen: tuple[str, ...]) -> tuple[GallerySource, ...]:
     """Galleries given by path or address, each with a name made from it."""
-    from pathlib import Path
-
     from enginehouse.core.gallery_source import BUILTIN, GallerySource, location
     from enginehouse.core.name import MAX_NAME
 
