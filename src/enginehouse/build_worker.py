@@ -33,6 +33,7 @@ async def run(settings: WorkerSettings) -> int:
         advertise_host=settings.advertise_host,
         base_port=settings.base_port or FIRST_ENGINE_PORT,
         labels=settings.labels,
+        max_replicas_per_model=settings.max_replicas_per_model,
         grace_seconds=settings.grace_seconds,
         allowed_hosts=settings.allowed_hosts,
         registry_credentials=read_credentials(settings.registry_credentials),

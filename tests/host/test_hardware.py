@@ -75,6 +75,15 @@ def test_nvidia_memory_and_driver_come_from_the_tool(places: Places, tmp_path: P
     assert seen == Graphics(vendor="nvidia", total_bytes=49128 * MIB, free_bytes=44000 * MIB, driver=580)
 
 
+@pytest.mark.parametrize(("knows", "compute"), [("echo 12.1", "12.1"), ("echo '[N/A]'", ""), ("exit 2", "")])
+def test_the_compute_capability_is_asked_for_apart(places: Places, tmp_path: Path, knows: str, compute: str) -> None:
+    """An older tool refuses a whole query for a field that it does not know."""
+    card = "echo '0, NVIDIA RTX A, 24564, 20000, 580.65.06'"
+    make_tool(tmp_path / "bin", "nvidia-smi", f'case "$1" in *compute_cap*) {knows};; *) {card};; esac')
+    seen = observe(places)
+    assert (seen.total_bytes, seen.compute_capability) == (24564 * MIB, compute)
+
+
 @pytest.mark.parametrize("name", ["NVIDIA GB10", "NVIDIA Thor"])
 def test_a_chip_without_memory_of_its_own_has_that_of_the_machine(places: Places, tmp_path: Path, name: str) -> None:
     make_tool(tmp_path / "bin", "nvidia-smi", f"echo '0, {name}, [N/A], [N/A], 580.95.05'")

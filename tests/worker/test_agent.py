@@ -10,15 +10,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from nacl.signing import VerifyKey
+from nacl.signing import SigningKey, VerifyKey
 from tests.worker.house import House, command, start, working
 from tests.worker.world import MemoryBus, ask, link_tree, tiny_chat, until, xllamacpp
 
 from enginehouse.core import wire
 from enginehouse.core.errors import Unauthenticated, Unavailable
 from enginehouse.core.node import registration_message
-from enginehouse.host import processes
-from enginehouse.worker import agent
+from enginehouse.host import hardware, processes
+from enginehouse.host.graphics import Graphics
+from enginehouse.worker import agent, joining
+from enginehouse.worker.identity import Identity
+from enginehouse.worker.place import WorkerPlace
 
 
 async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_key_private(tmp_path: Path) -> None:
@@ -37,6 +40,20 @@ async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_k
     again = House(tmp_path)
     async with working(again):
         assert again.link.registrations[-1].public_key == request.public_key
+
+
+async def test_it_registers_with_everything_that_a_frontend_of_localai_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = Graphics(vendor="nvidia", total_bytes=2**34, free_bytes=2**33, compute_capability="12.1")
+    monkeypatch.setattr(hardware._graphics, "look", lambda: card)
+    identity = Identity(SigningKey(bytes(32)))
+    place = WorkerPlace(directory=tmp_path, name="node-one", max_replicas_per_model=3)
+    place.make_directories()
+    request = joining.registration(place, identity, "10.0.0.1", "challenge")
+    assert (request.gpu_vendor, request.gpu_compute_capability) == ("nvidia", "12.1")
+    assert (request.max_replicas_per_model, request.labels["node.replica-slots"]) == (3, "3")
+    assert request.http_address == "", "nothing listens there"
 
 
 async def test_a_pending_worker_asks_again_until_it_is_approved(tmp_path: Path) -> None:

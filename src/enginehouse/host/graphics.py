@@ -29,7 +29,9 @@ _TOOLS = {
 }
 _UNIFIED = ("GB10", "Thor")  # NVIDIA's chips that share the memory of the machine
 _BOARDS = ("jetson", "tegra", "orin", "thor", "spark")
-_QUERY = ("--query-gpu=index,name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
+_FIELDS = ("index", "name", "memory.total", "memory.free", "driver_version")
+# Asked apart: an older tool does not know it, and then answers nothing at all.
+_COMPUTE_FIELDS = ("compute_cap",)
 TOOL_SECONDS = 5.0  # a driver that is being loaded answers within two; a broken one never
 KEPT_SECONDS = 30.0  # heartbeats come more often than the answer changes
 MIB = 1024**2
@@ -42,6 +44,7 @@ class Graphics(Struct, frozen=True, kw_only=True):
     total_bytes: int = 0
     free_bytes: int = 0
     driver: int = 0
+    compute_capability: str = ""  # of NVIDIA's first card
 
 
 class Places(Struct, frozen=True, kw_only=True):
@@ -90,9 +93,10 @@ def observe(places: Places) -> Graphics:
     vendor = next((one for one in _PRIORITY if one in found), "") or ("nvidia" if is_board else next(iter(tools), ""))
     if vendor == "nvidia":
         tool = places.find_tool("nvidia-smi")
-        rows = _rows(tool) if tool else []
+        rows = _rows(tool, _FIELDS) if tool else []
+        compute = _rows(tool, _COMPUTE_FIELDS) if tool and rows else []
         # Images for NVIDIA bring the tool along; without a card it says nothing.
-        return _nvidia(rows, is_board) if rows or is_board or "nvidia" in found else Graphics()
+        return _nvidia(rows, compute, is_board) if rows or is_board or "nvidia" in found else Graphics()
     total = found.get(vendor, 0)
     return Graphics(vendor=vendor, total_bytes=total, free_bytes=total)
 
@@ -130,7 +134,7 @@ def _is_nvidia_board(model: Path) -> bool:
     return "nvidia" in text and any(word in text for word in _BOARDS)
 
 
-def _nvidia(rows: list[list[str]], is_board: bool) -> Graphics:
+def _nvidia(rows: list[list[str]], compute: list[list[str]], is_board: bool) -> Graphics:
     total = free = driver = 0
     is_unified = is_board
     for row in rows:
@@ -142,18 +146,26 @@ def _nvidia(rows: list[list[str]], is_board: bool) -> Graphics:
     if is_unified:
         memory = psutil.virtual_memory()
         total, free = memory.total, memory.available
-    return Graphics(vendor="nvidia", total_bytes=total, free_bytes=free, driver=driver)
+    known = [row[0] for row in compute if row[0].replace(".", "", 1).isdecimal()]  # not `[N/A]`
+    return Graphics(
+        vendor="nvidia",
+        total_bytes=total,
+        free_bytes=free,
+        driver=driver,
+        compute_capability=known[0] if known else "",
+    )
 
 
-def _rows(tool: str) -> list[list[str]]:
+def _rows(tool: str, fields: tuple[str, ...]) -> list[list[str]]:
+    query = (f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     try:
         done = subprocess.run(
-            [tool, *_QUERY], capture_output=True, text=True, errors="replace", timeout=TOOL_SECONDS, check=True
+            [tool, *query], capture_output=True, text=True, errors="replace", timeout=TOOL_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    return [row for row in rows if len(row) == 5]
+    return [row for row in rows if len(row) == len(fields)]
 
 
 def _mebibytes(text: str) -> int:

@@ -59,6 +59,7 @@ def capacity(path: Path) -> Capacity:
         total_disk=disk.total,
         available_disk=disk.free,
         gpu_vendor=graphics.vendor,
+        gpu_compute_capability=graphics.compute_capability,
     )
 
 

@@ -72,7 +72,9 @@ async def join(place: WorkerPlace, link: Link, identity: Identity, stop: asyncio
 
 
 def registration(place: WorkerPlace, identity: Identity, host: str, challenge: str) -> RegisterRequest:
-    """What this machine is, as of now. Blocks."""
+    """What this machine is, as of now. Blocks. No `http_address`: this worker serves no files over HTTP, and LocalAI's
+    frontends would send a model's files to whatever listens there.
+    """
     capacity = hardware.capacity(place.models)
     shown = f"[{host}]" if ":" in host else host
     request = RegisterRequest(
@@ -87,9 +89,10 @@ def registration(place: WorkerPlace, identity: Identity, host: str, challenge: s
         total_disk=capacity.total_disk,
         available_disk=capacity.available_disk,
         gpu_vendor=capacity.gpu_vendor,
+        gpu_compute_capability=capacity.gpu_compute_capability,
         capability=hardware.capability(),
-        labels={"node.replica-slots": "1", **place.labels},
-        max_replicas_per_model=1,
+        labels={"node.replica-slots": str(place.max_replicas_per_model), **place.labels},
+        max_replicas_per_model=place.max_replicas_per_model,
         platform=hardware.platform(),
         cores=capacity.cores,
         challenge=challenge,

@@ -22,6 +22,7 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
     advertise_host: str = ""  # "" takes the near end of the connection to the frontend
     base_port: int = 50051
     labels: dict[str, str] = {}
+    max_replicas_per_model: int = 1  # what LocalAI's frontends may start of one model here
     grace_seconds: float = 10.0  # from SIGTERM to SIGKILL
     stall_seconds: float = 120.0  # without any movement, an install or a start is given up
     heartbeat_seconds: float = 0.0  # 0 leaves the choice to the frontend
