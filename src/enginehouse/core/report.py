@@ -128,13 +128,14 @@ def _lasts(backend: InstalledBackend) -> bool:
 def is_evidence(report: Report, intent: Intent) -> bool:
     """Whether what a report shows may settle an intent at all.
 
-    A worker that said it failed is believed until it says otherwise: what it left may look done and not last. One of
-    LocalAI's tells the end of an attempt once, and nobody may have heard it; and it calls it a failure to delete what
-    is not there.
+    A worker that said it failed is believed until it says otherwise: what it left may look done and not last. LocalAI's
+    call it a failure to delete what is not there, or to install what they could not start: there the listing counts,
+    but for an upgrade that they have just called failed.
     """
     if not intent.failures:
         return True
-    return not report.is_whole and (intent.state == "running" or isinstance(intent.action, RemoveBackend))
+    is_upgrade = isinstance(intent.action, InstallBackend) and intent.action.upgrade
+    return not report.is_whole and (intent.state == "running" or not is_upgrade)
 
 
 def _is_pointed(report: Report, action: InstallBackend) -> bool:
