@@ -156,7 +156,8 @@ def _names_that_lead_nowhere(world: World, clients: Clients) -> list[tuple[str, 
         meta = accepted.name.rpartition("@")[2]
         if accepted.kind != "install" or meta not in METAS:
             continue
-        query = "select intent_id from operation_intents where operation_id = ?"
+        # A share that was cancelled promises nothing any more, though the intent goes on for another request.
+        query = "select intent_id from operation_intents where operation_id = ? and not detached"
         rows = select_rows(world.database.connection, query, (accepted.operation_id,))
         intents = [world.checks.intents[str(intent_id)] for (intent_id,) in rows]
         for intent in intents:
