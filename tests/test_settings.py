@@ -293,12 +293,10 @@ def test_what_is_no_size_is_refused(tmp_path: Path, text: object) -> None:
 
 
 def test_what_a_worker_may_install_is_handed_on_by_up(tmp_path: Path) -> None:
-    given = {"absolute_links": True, "archive_limit_bytes": "1GiB", "blob_cap_bytes": "2GiB"}
+    given = {"archive_limit_bytes": "1GiB", "blob_cap_bytes": "2GiB"}
     flags = as_flags(up(tmp_path, given), Installing.__struct_fields__)
-    assert flags[:1] == ["--absolute-links"]
-    assert flags[1:5] == ["--archive-limit", str(2**30), "--blob-cap", str(2**31)]
+    assert flags[:4] == ["--archive-limit", str(2**30), "--blob-cap", str(2**31)]
     assert "--registry-credentials" not in flags
-    assert "--absolute-links" not in as_flags(up(tmp_path), Installing.__struct_fields__)
 
 
 def test_the_confinement_of_engines_is_handed_on_by_up(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ async def run(settings: WorkerSettings) -> int:
         allowed_hosts=settings.allowed_hosts,
         registry_credentials=read_credentials(settings.registry_credentials),
         system_backends=settings.backends_system_path,
-        absolute_links=settings.absolute_links,
         archive_limit_bytes=settings.archive_limit_bytes,
         blob_cap_bytes=settings.blob_cap_bytes,
         confinement=chosen,

@@ -56,14 +56,6 @@ def parse_size(value: object) -> int:
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
-def parse_flag(value: object) -> bool:
-    words = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
-    found = words.get(str(value).strip().lower())
-    if found is None:
-        raise Invalid("it is either true or false")
-    return found
-
-
 def parse_path(value: object) -> Path:
     # Absolute, because children are started in other directories.
     return Path(os.path.abspath(os.path.expanduser(parse_text(value))))
@@ -267,7 +259,6 @@ PARSERS: dict[str, Callable[[object], object]] = {
     "backend_galleries": parse_galleries,
     "allowed_hosts": parse_allowed_hosts,
     "registry_credentials": parse_path,
-    "absolute_links": parse_flag,
     "archive_limit_bytes": parse_size,
     "blob_cap_bytes": parse_size,
     "engine_confinement": parse_confinement,

@@ -51,7 +51,6 @@ class Installing(Struct, frozen=True, kw_only=True):
 
     allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
     registry_credentials: Path | None = None  # a file; docker's own are read too
-    absolute_links: bool = False
     archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
     blob_cap_bytes: int = BLOB_CAP_BYTES
     backends_system_path: Path = SYSTEM_BACKENDS
@@ -65,7 +64,6 @@ class UpSettings(Timings, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     node_networks: tuple[str, ...] = ()
     registry_credentials: Path | None = None
-    absolute_links: bool = False
     archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
     blob_cap_bytes: int = BLOB_CAP_BYTES
     backends_system_path: Path = SYSTEM_BACKENDS
@@ -207,9 +205,7 @@ def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
             words += [flag_of(field), encode_sources(value)]
         elif field == "node_networks":
             words += [flag_of(field), ",".join(value)] if value else []
-        elif isinstance(value, bool) or value in (None, ""):
-            words += [flag_of(field)] if value else []
-        else:
+        elif value not in (None, ""):
             words += [flag_of(field), f"{value}s" if field.endswith("_seconds") else str(value)]
     return words
 

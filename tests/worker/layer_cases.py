@@ -157,6 +157,38 @@ CASES: dict[str, Callable[[str], Layers]] = {
             symlink(f"{p}/n", "l/../m"),
         ]
     ],
+    "through a link to a directory": lambda p: [
+        [file(f"{p}/usr/bin/a", b"1"), symlink(f"{p}/bin", "usr/bin")],
+        [file(f"{p}/bin/tool", b"2", 0o755), directory(f"{p}/bin/d", 0o711), file(f"{p}/bin/d/e")],
+        [file(f"{p}/bin/.wh.a"), symlink(f"{p}/bin/l", "../x"), hardlink(f"{p}/h", f"{p}/bin/tool")],
+    ],
+    "through a link of the same layer": lambda p: [[symlink(f"{p}/l", "t"), file(f"{p}/l/x", b"1")]],
+    "through a link to what is not there": lambda p: [[symlink(f"{p}/l", "t/u")], [file(f"{p}/l/x", b"1")]],
+    "through a link that takes the place of a parent": lambda p: [
+        [file(f"{p}/d/x")],
+        [symlink(f"{p}/d", "e"), file(f"{p}/d/y", b"1")],
+    ],
+    "through links and upwards": lambda p: [
+        [directory(f"{p}/a/b/c"), symlink(f"{p}/l", "a/b/c"), symlink(f"{p}/a/m", "../l/../n")],
+        [file(f"{p}/a/m/x", b"1")],
+    ],
+    "an opaque mark below a link": lambda p: [
+        [file(f"{p}/t/x"), file(f"{p}/t/y/z"), symlink(f"{p}/l", "t")],
+        [file(f"{p}/l/.wh..wh..opq"), file(f"{p}/t/n", b"1")],
+    ],
+    "a whiteout below a link spares what its layer put there": lambda p: [
+        [file(f"{p}/t/x"), symlink(f"{p}/l", "t")],
+        [file(f"{p}/t/x", b"1"), file(f"{p}/l/.wh.x")],
+    ],
+    "a chain of links": lambda p: [
+        [directory(f"{p}/d"), symlink(f"{p}/l0", "d")],
+        [symlink(f"{p}/l{index}", f"l{index - 1}") for index in range(1, 40)],
+        [file(f"{p}/l30/x", b"1")],
+    ],
+    "a link to the directory it is in": lambda p: [[symlink(f"{p}/l", ".")], [file(f"{p}/l/l/x", b"1")]],
+    "set-id files": lambda p: [
+        [file(f"{p}/su", b"1", 0o4755), file(f"{p}/wall", b"1", 0o2755), file(f"{p}/x", b"1", 0o6711)]
+    ],
     "names written in odd ways": lambda p: [
         [directory(f"./{p}/"), directory(f"./{p}/a/"), file(f".//{p}///a//b//c", b"1"), file(f"{p}/a/./d", b"2")]
     ],
@@ -210,6 +242,9 @@ WHOLE: dict[str, list[bytes]] = {
     "the root as an entry": [tar(directory(".", 0o700), directory("./", 0o711), file("./a"))],
     "layers without entries": [tar(), tar(file("a")), b"", tar()],
     "no end mark": [tar(file("a", b"1"), end=b"")],
+    "the last entry without padding": [tar(file("a", b"1"), header("b", size=700) + b"x" * 700, end=b"")],
+    "the last entry with half of its padding": [tar(header("b", size=700) + b"x" * 800, end=b"")],
+    "through a link to the root": [tar(symlink("l", ".")), tar(file("l/x", b"1"))],
     "half an end mark": [tar(file("a", b"1"), end=bytes(512))],
     "bytes after the end mark": [tar(file("a", b"1"), end=bytes(1024) + b"garbage" * 100), tar(file("b"))],
 }

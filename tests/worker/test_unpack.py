@@ -5,6 +5,7 @@ The cases that do not meddle with the root share one image, each below a directo
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.worker.archives import (
     Node,
     directory,
     file,
+    hardlink,
     header,
     padded,
     pax,
@@ -63,6 +65,43 @@ def test_an_image_made_at_random_gives_the_tree_that_umoci_gives(seed: int, tmp_
     layers = random_image(random.Random(seed))
     unpack(tmp_path / "ours", layers)
     assert tree_of(tmp_path / "ours") == tree_of(reference(tmp_path / "umoci", layers))
+
+
+def test_absolute_links_lead_where_they_lead_under_umoci(tmp_path: Path) -> None:
+    """Their text differs, because the tree is not the root of whoever starts the engine."""
+    layers = [
+        tar(
+            *(symlink("etc/alternatives/awk", "/usr/bin/mawk"), symlink("usr/bin/awk", "/etc/alternatives/awk")),
+            *(symlink("top", "/etc"), symlink("usr/share/root", "/"), symlink("usr/share/doc/odd", "//usr/./bin/")),
+            *(symlink("bin", "/usr/bin"), file("usr/bin/mawk", b"1"), symlink("usr/above", "/../etc")),
+        ),
+        tar(file("bin/tool", b"2"), symlink("bin/down", "/top/alternatives"), hardlink("a/b/c", "usr/bin/awk")),
+    ]
+    unpack(tmp_path / "ours", layers)
+    expected, ours = tree_of(reference(tmp_path / "umoci", layers)), tree_of(tmp_path / "ours")
+    assert set(ours) == set(expected)
+    assert {path: node for path, node in ours.items() if node[0] != "symlink"} == {
+        path: node for path, node in expected.items() if node[0] != "symlink"
+    }
+    for path in [path for path, node in expected.items() if node[0] == "symlink"]:
+        led = os.path.realpath(os.fsencode(tmp_path / "ours") + b"/" + path)
+        assert led == _inside(os.fsencode(tmp_path / "ours"), expected, path), path
+
+
+def _inside(root: bytes, tree: dict[bytes, Node], path: bytes) -> bytes:
+    """Where a link leads for whoever has the tree as root."""
+    where, ahead = path.split(b"/")[:-1], [path.split(b"/")[-1]]
+    while ahead:
+        step = ahead.pop(0)
+        node = tree.get(b"/".join([*where, step]), ("", 0, "", ""))
+        if step == b"..":
+            where = where[:-1]
+        elif node[0] == "symlink":
+            where = [] if node[2].startswith("/") else where
+            ahead = [part for part in os.fsencode(node[2]).split(b"/") if part not in (b"", b".")] + ahead
+        else:
+            where = [*where, step]
+    return b"/".join([root, *where])
 
 
 @pytest.mark.parametrize("compression", ["zstd", "none"])

@@ -90,12 +90,9 @@ UNSAFE: dict[str, Callable[[], bytes]] = {
     "upwards": lambda: zipped(a_file("../x")),
     "absolute": lambda: zipped(a_file("/x")),
     "a link out": lambda: zipped(a_link("l", "../x")),
-    "an absolute link": lambda: zipped(a_link("l", "/etc")),
-    "through a link": lambda: zipped(a_link("l", "t"), a_file("l/x")),
     "a link without end": lambda: zipped(a_link("l", "x" * 100_000)),
     "a device": lambda: zipped(("d", b"", stat.S_IFCHR | 0o644)),
     "a FIFO": lambda: zipped(("d", b"", stat.S_IFIFO | 0o644)),
-    "set-uid": lambda: zipped(a_file("s", b"x", 0o4755)),
     "twice, as different things": lambda: zipped(a_file("a"), ("a/", b"", stat.S_IFDIR | 0o755)),
     "encrypted": lambda: patched(zipped(a_file("a")), b"PK\x01\x02", 8, b"\x01\x00"),
     "a smaller size in the table": lambda: patched(zipped(a_file("a", b"x" * 100)), b"PK\x01\x02", 24, b"\x05"),
@@ -120,6 +117,15 @@ def test_what_is_unsafe_is_refused(case: str, tmp_path: Path) -> None:
         unpacked(tmp_path / "root", UNSAFE[case]())
     assert raised.value.code == "unsafe_archive"
     assert {path.name for path in tmp_path.iterdir()} <= {"root", "root.zip"}
+
+
+def test_what_an_image_may_have_a_zip_may_have_too(tmp_path: Path) -> None:
+    packed = zipped(a_link("d/l", "/t"), a_file("d/l/x", b"1"), a_file("s", b"x", 0o4755), a_file("t/z"))
+    unpacked(tmp_path / "root", packed)
+    tree = tree_of(tmp_path / "root")
+    assert tree[b"d/l"][2] == "../t"
+    assert set(tree) == {b"d", b"d/l", b"t", b"t/x", b"t/z", b"s"}
+    assert (tmp_path / "root/s").stat().st_mode & 0o7777 == 0o755
 
 
 def test_a_bomb_is_stopped_at_the_limit(tmp_path: Path) -> None:

@@ -51,13 +51,6 @@ def installing(function: Function) -> Function:
         "engine_confinement", "off: engines may use whatever this user may (auto: as little as they need).", "auto|off"
     )(function)
     function = setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")(function)
-    function = click.option(
-        "--absolute-links",
-        is_flag=True,
-        # None where it was not given, as for every other setting.
-        callback=lambda context, parameter, value: value or None,
-        help="Accept images with absolute symbolic links.",
-    )(function)
     return allow_host(function)
 
 

@@ -126,7 +126,7 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
         system=settings.backends_system_path,
         allowed_hosts=settings.allowed_hosts,
         registry_credentials=read_credentials(settings.registry_credentials),
-        limits=ArchiveLimits(absolute_links=settings.absolute_links, total_bytes=settings.archive_limit_bytes),
+        limits=ArchiveLimits(total_bytes=settings.archive_limit_bytes),
         cap_bytes=settings.blob_cap_bytes,
         data=settings.data,
         hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),

@@ -1,12 +1,12 @@
 """What an archive may contain: limits, and the rules for names and links. Pure, so that every rule can be tried alone.
 
 A path that passes `check_path` names something inside the tree whatever the file system holds; whoever writes must
-still walk it without following links. Everything refused is `unsafe_archive` or `archive_too_large`.
+still walk it without following links. Everything refused is `unsafe_archive` or `archive_too_large`; the sentence tells
+what is broken or hostile from what a tool may well write and we do not take.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
@@ -30,7 +30,6 @@ class ArchiveLimits(Struct, frozen=True, kw_only=True):
     entries: int = 100_000
     ratio: int = 200
     ratio_free_bytes: int = 10 * 1024 * 1024  # a tar of zeros may be small and honest; beyond this it is a bomb
-    absolute_links: bool = False  # an operator may trust the images of a source that has them
 
 
 class TarEntry(Struct, frozen=True, kw_only=True):
@@ -46,6 +45,14 @@ def unsafe(what: str) -> Hopeless:
     return Hopeless(f"cannot unpack the archive: {what}; it is broken or hostile", code="unsafe_archive")
 
 
+def not_allowed(what: str) -> Hopeless:
+    """For what other tools may write, or unpack: it is our rule that refuses it."""
+    return Hopeless(
+        f"cannot unpack the archive: {what}; this is not allowed here, see docs/installing.md, What is refused",
+        code="unsafe_archive",
+    )
+
+
 def too_large(what: str) -> Hopeless:
     return Hopeless(f"cannot unpack the archive: {what}", code="archive_too_large")
 
@@ -55,55 +62,50 @@ def check_path(raw: str) -> str:
     if "\0" in raw:
         raise unsafe(f"the path {shown(raw)} contains a NUL")
     if len(raw) > MAX_COMPONENT and _bytes(raw) > MAX_PATH:
-        raise unsafe(f"a path has {_bytes(raw)} bytes, at most {MAX_PATH} are allowed")
+        raise not_allowed(f"a path has {_bytes(raw)} bytes, at most {MAX_PATH} are allowed")
     if raw.startswith("/"):
-        raise unsafe(f"the path {shown(raw)} is absolute")
+        raise not_allowed(f"the path {shown(raw)} is absolute")
     parts = [part for part in raw.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise unsafe(f"the path {shown(raw)} leads upwards")
+        raise not_allowed(f"the path {shown(raw)} leads upwards")
     if len(parts) > MAX_DEPTH:
-        raise unsafe(f"a path is {len(parts)} levels deep, at most {MAX_DEPTH} are allowed")
+        raise not_allowed(f"a path is {len(parts)} levels deep, at most {MAX_DEPTH} are allowed")
     for part in parts:
         if len(part) > 63 and _bytes(part) > MAX_COMPONENT:
-            raise unsafe(f"a name has more than {MAX_COMPONENT} bytes")
+            raise not_allowed(f"a name has more than {MAX_COMPONENT} bytes")
     return "/".join(parts)
 
 
-def check_symlink(path: str, target: str, *, absolute_links: bool) -> str:
-    """`target` itself, if the link at `path` resolves inside the tree, judged by its text; see `is_tangled`."""
+def check_symlink(path: str, target: str) -> str:
+    """The text of the link at `path`: `target` itself, or made relative where it is absolute, which means the root of
+    the tree. Judged by the text alone: see `worker.links` for where it leads by way of others.
+    """
     if not target or "\0" in target or _bytes(target) >= MAX_PATH:
         raise unsafe(f"the link {shown(path)} has no usable target")
-    if target.startswith("/"):
-        if absolute_links:
-            return target
-        raise unsafe(
-            f"the link {shown(path)} leads to the absolute path {shown(target)} "
-            "(where you trust the source, allow it with --absolute-links)"
-        )
+    text = relative_to_root(path, target) if target.startswith("/") else target
+    if _bytes(text) >= MAX_PATH:
+        raise not_allowed(f"the target of the link {shown(path)} has more than {MAX_PATH} bytes")
     depth = path.count("/")
-    for part in target.split("/"):
+    for part in text.split("/"):
         if part == "..":
             depth -= 1
             if depth < 0:
-                raise unsafe(f"the link {shown(path)} leads out of the tree, to {shown(target)}")
+                raise not_allowed(f"the link {shown(path)} leads out of the tree, to {shown(target)}")
         elif part not in ("", "."):
             depth += 1
-    return target
+    return text
 
 
-def is_tangled(target: str) -> bool:
-    """Whether the text of a link's target may lie: what comes before an upward step may itself be a link.
-
-    Links without this lead where their text says, as far as the links that they meet do.
-    """
+def relative_to_root(path: str, target: str) -> str:
+    """An absolute target as the link at `path` has to say it. Above the root is the root."""
     steps = [part for part in target.split("/") if part not in ("", ".")]
-    return any(before != ".." and after == ".." for before, after in pairwise(steps))
+    while steps and steps[0] == "..":
+        del steps[0]
+    return "/".join([".."] * path.count("/") + steps) or "."
 
 
-def check_mode(path: str, kind: Kind, mode: int) -> int:
-    """Permission bits. Set-id on a directory only steers the owner of new files, which we do not keep anyway."""
-    if kind == "file" and mode & 0o6000:
-        raise unsafe(f"the file {shown(path)} is set-id")
+def kept_mode(mode: int) -> int:
+    """Permission bits. Set-id bits mean the owner that a file had in the image, which is not kept, so they go too."""
     return mode & 0o1777
 
 

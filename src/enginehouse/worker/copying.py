@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from enginehouse.core.archive import Kind, TarEntry, check_mode, check_path, too_large, unsafe
+from enginehouse.core.archive import Kind, TarEntry, check_path, kept_mode, not_allowed, too_large, unsafe
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.name import shown
 from enginehouse.worker.handles import DIRECTORY
@@ -79,10 +79,13 @@ class DirectoryEntries:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         kind = _KINDS.get(stat.S_IFMT(status.st_mode))
         if kind is None:
-            raise unsafe(f"{shown(path)} is a device, a socket or a FIFO")
+            raise not_allowed(f"{shown(path)} is a device, a socket or a FIFO")
         target = ""
         if kind == "symlink":
             target = os.readlink(name, dir_fd=directory)
+            if target.startswith("/"):
+                # In an image it would mean the root of the tree; here it means this machine, and a copy is kept apart.
+                raise not_allowed(f"the link {shown(path)} leads to the absolute path {shown(target)}")
         elif kind == "file" and status.st_nlink > 1:
             target = self._linked.setdefault((status.st_dev, status.st_ino), path)
             kind, target = ("hardlink", target) if target != path else ("file", "")
@@ -99,7 +102,7 @@ class DirectoryEntries:
             path=path,
             kind=kind,
             size_bytes=self._left if kind == "file" else 0,
-            mode=check_mode(path, kind, stat.S_IMODE(status.st_mode)),
+            mode=kept_mode(stat.S_IMODE(status.st_mode)),
             mtime_ns=status.st_mtime_ns,
             target=target,
         )

@@ -47,6 +47,10 @@ class Handles:
             os.close(self._open.popitem(last=False)[1])
         return handle
 
+    def is_open(self, path: str) -> bool:
+        """Whether `path` is known to be a directory, reached without a link."""
+        return path in self._open or not path
+
     def forget(self, path: str) -> None:
         """The directory is gone: its handle would keep pointing into nothing."""
         handle = self._open.pop(path, None)

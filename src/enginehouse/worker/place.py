@@ -30,7 +30,6 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
     registry_credentials: dict[str, str] = {}
     hidden: tuple[Path, ...] = ()  # what engines must not see, besides the data directory
     system_backends: Path | None = None
-    absolute_links: bool = False
     archive_limit_bytes: int = ArchiveLimits().total_bytes
     blob_cap_bytes: int = DEFAULT_CAP_BYTES
     confinement: Confinement = NONE  # of engines
@@ -47,7 +46,7 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
             system=self.system_backends,
             allowed_hosts=self.allowed_hosts,
             registry_credentials=self.registry_credentials,
-            limits=ArchiveLimits(absolute_links=self.absolute_links, total_bytes=self.archive_limit_bytes),
+            limits=ArchiveLimits(total_bytes=self.archive_limit_bytes),
             cap_bytes=self.blob_cap_bytes,
             stall_seconds=self.stall_seconds,
             data=self.directory,

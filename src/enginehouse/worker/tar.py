@@ -15,8 +15,9 @@ from enginehouse.core.archive import (
     MAX_PATH,
     Kind,
     TarEntry,
-    check_mode,
     check_path,
+    kept_mode,
+    not_allowed,
     too_large,
     unsafe,
 )
@@ -121,13 +122,17 @@ class TarStream:
 
     def _skip_rest(self) -> None:
         left = self._left + self._padding
-        self._left = self._padding = 0
         if self._position + left <= len(self._buffer):
+            self._left = self._padding = 0
             self._position += left
             return
-        self._left = left
         while self._left:
             self._piece()
+        while self._padding and (self._position < len(self._buffer) or self._fill()):
+            step = min(self._padding, len(self._buffer) - self._position)
+            self._position += step
+            self._padding -= step
+        self._padding = 0  # some programs do not fill up the last block
 
     def _fill(self) -> bool:
         self._buffer = memoryview(self._next_buffer())
@@ -174,7 +179,7 @@ class _Header:
             raise too_large(f"{shown(path)} is a sparse file, which may stand for any size")
         kind = _KINDS.get(self.type)
         if kind is None:
-            raise unsafe(f"{shown(path)} is {_WORDS.get(self.type, 'of an unknown type')}")
+            raise not_allowed(f"{shown(path)} is {_WORDS.get(self.type, 'of an unknown type')}")
         if self.type == b"\0" and raw.endswith("/"):
             kind = "directory"  # how archives older than ustar say it
         size = _decimal(pax[b"size"]) if b"size" in pax else self.size_bytes
@@ -184,7 +189,7 @@ class _Header:
             path=path,
             kind=kind,
             size_bytes=size if kind == "file" else 0,
-            mode=check_mode(path, kind, _number(block[100:108])),
+            mode=kept_mode(_number(block[100:108])),
             mtime_ns=_nanoseconds(pax[b"mtime"]) if b"mtime" in pax else _time(_number(block[136:148])),
             target=_text(pax.get(b"linkpath") or block[157:257].split(b"\0")[0]) if kind.endswith("link") else "",
         )
@@ -263,7 +268,7 @@ def _pax_records(content: bytes) -> dict[bytes, bytes]:
         if not equals or not key:
             raise unsafe("a pax header is malformed")
         if key in (b"path", b"linkpath") and len(value) > MAX_PATH:
-            raise unsafe(f"a path has {len(value)} bytes, at most {MAX_PATH} are allowed")
+            raise not_allowed(f"a path has {len(value)} bytes, at most {MAX_PATH} are allowed")
         records.pop(key, None)
         if value:  # an empty one takes back what was said before
             records[key] = value

@@ -1,6 +1,7 @@
 """Applies the layers of an image to an empty directory, as the image specification says and a reference tool would do.
 
-Every path is walked from a handle of the root, component by component, and no link is ever followed; nothing outside
+Links on a path are followed in memory, as far as this tree has made them and inside the root (`worker.links`). What
+comes out is walked from a handle of the root, component by component, and the disk follows no link; nothing outside
 the root can be reached whatever the archive or an earlier layer says. Existing files are never opened for writing:
 they are replaced, because a file may be shared with another version. Directory times and modes come last, so that
 read-only directories can be filled. Everything blocks; callers are in a thread.
@@ -15,13 +16,14 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from enginehouse.core.archive import (
     ArchiveLimits,
     Kind,
     TarEntry,
     check_path,
-    check_symlink,
-    is_tangled,
+    not_allowed,
     too_large,
     unsafe,
     whiteout_target,
@@ -30,7 +32,7 @@ from enginehouse.core.errors import Unavailable
 from enginehouse.core.name import shown
 from enginehouse.worker.contents import SPARE_BYTES, Contents, Entries
 from enginehouse.worker.handles import DIRECTORY, Handles
-from enginehouse.worker.links import LinkCheck
+from enginehouse.worker.links import Links
 from enginehouse.worker.sharing import FileRecord, Sharing
 
 __all__ = ["SPARE_BYTES", "Entries", "Unpacker"]
@@ -44,7 +46,7 @@ class Unpacker:
         self._handles = Handles(root)
         self._contents = Contents(sharing, self._handles.root)
         self._directories: dict[str, tuple[int, int]] = {}
-        self._tangled: set[str] = set()
+        self._links = Links()
         self._in_layer: dict[str, Kind] = {}
         self._hidden: set[str] = set()
         self._is_first = True
@@ -73,13 +75,13 @@ class Unpacker:
                     raise Unavailable("cannot go on unpacking: it was cancelled", code="cancelled")
                 self._place(entry, archive)
         except FileExistsError:
-            raise unsafe("it has two names that this file system cannot tell apart") from None
+            raise not_allowed("it has two names that this file system cannot tell apart") from None
         archive.drain()
         self._is_first = False
 
     def finish(self) -> None:
         """Times and modes of directories, the deepest first: a parent's time changes when its children are made."""
-        LinkCheck(self._handles).check(self._tangled)
+        self._links.check()
         for path in sorted(self._directories, key=lambda one: one.count("/"), reverse=True):
             mode, mtime_ns = self._directories[path]
             handle = self._handles.get(path, make=False)
@@ -94,8 +96,13 @@ class Unpacker:
             return
         hidden = whiteout_target(name)
         if hidden is not None:
-            self._white_out(parent, hidden)
+            self._white_out(self._links.resolve(parent), hidden)
             return
+        if not self._handles.is_open(parent):
+            real = self._links.resolve(parent)
+            if real != parent:
+                entry = replace(entry, path=check_path(f"{real}/{name}" if real else name))
+                parent = real
         directory = self._handles.get(parent)
         self._clear_the_way(entry, directory, name)
         match entry.kind:
@@ -122,7 +129,7 @@ class Unpacker:
     def _clear_the_way(self, entry: TarEntry, directory: int, name: str) -> None:
         before = self._in_layer.get(entry.path)
         if before is not None and before != entry.kind:
-            raise unsafe(f"{shown(entry.path)} is in it twice, as {before} and as {entry.kind}")
+            raise not_allowed(f"{shown(entry.path)} is in it twice, as {before} and as {entry.kind}")
         if self._is_first and before is None:
             return  # the tree was empty: nothing can be in the way
         try:
@@ -139,27 +146,25 @@ class Unpacker:
         self._directories[entry.path] = (entry.mode, entry.mtime_ns)
 
     def _make_symlink(self, entry: TarEntry, directory: int, name: str) -> None:
-        target = check_symlink(entry.path, entry.target, absolute_links=self._limits.absolute_links)
-        if is_tangled(target):
-            self._tangled.add(entry.path)
-        os.symlink(target, name, dir_fd=directory)
+        os.symlink(self._links.add(entry.path, entry.target), name, dir_fd=directory)
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=directory, follow_symlinks=False)
 
     def _link(self, entry: TarEntry, directory: int, name: str) -> None:
         target = check_path(entry.target)
         parent, _, inner = target.rpartition("/")
+        parent = self._links.resolve(parent)
+        source = f"{parent}/{inner}" if parent else inner
         try:
             above = self._handles.get(parent, make=False)
             status = os.stat(inner or ".", dir_fd=above, follow_symlinks=False)
         except FileNotFoundError:
             raise unsafe(f"{shown(entry.path)} is a hard link to {shown(target)}, which is not there") from None
         if stat.S_ISLNK(status.st_mode):
-            # What is inside from there need not be inside from here.
-            text = check_symlink(
-                entry.path, os.readlink(inner, dir_fd=above), absolute_links=self._limits.absolute_links
-            )
-            if is_tangled(text):
-                self._tangled.add(entry.path)
+            # What it leads to from there it need not lead to from here.
+            said = self._links.said_by(source)
+            if self._links.add(entry.path, said) != os.readlink(inner, dir_fd=above):
+                self._make_symlink(replace(entry, target=said), directory, name)
+                return
         elif not stat.S_ISREG(status.st_mode):
             raise unsafe(f"{shown(entry.path)} is a hard link to something that is no file")
         try:
@@ -201,7 +206,7 @@ class Unpacker:
         if not is_directory:
             os.unlink(name, dir_fd=directory)
             self.records.pop(path, None)
-            self._tangled.discard(path)
+            self._links.discard(path)
             return
         handle = os.open(name, DIRECTORY, dir_fd=directory)
         try:

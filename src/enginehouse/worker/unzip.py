@@ -19,8 +19,9 @@ from enginehouse.core.archive import (
     ArchiveLimits,
     Kind,
     TarEntry,
-    check_mode,
     check_path,
+    kept_mode,
+    not_allowed,
     too_large,
     unsafe,
 )
@@ -148,7 +149,7 @@ def _entry(member: zipfile.ZipInfo, path: str, kind: Kind, mode: int, target: st
         path=path,
         kind=kind,
         size_bytes=member.file_size if kind == "file" else 0,
-        mode=check_mode(path, kind, mode),
+        mode=kept_mode(mode),
         mtime_ns=_time_of(member),
         target=target,
     )
@@ -159,9 +160,9 @@ def _kind_of(member: zipfile.ZipInfo) -> tuple[Kind, int]:
     if not member.filename:
         raise unsafe("an entry has no name")
     if member.flag_bits & 1:
-        raise unsafe("it is encrypted")
+        raise not_allowed("it is encrypted")
     if member.compress_type not in _METHODS:
-        raise unsafe(f"{shown(member.filename)} is compressed by a method that is not known here")
+        raise not_allowed(f"{shown(member.filename)} is compressed by a method that is not known here")
     if member.is_dir():
         return "directory", mode & 0o7777 or 0o755
     match stat.S_IFMT(mode):
@@ -172,7 +173,7 @@ def _kind_of(member: zipfile.ZipInfo) -> tuple[Kind, int]:
         case stat.S_IFDIR:
             return "directory", mode & 0o7777
         case _:
-            raise unsafe(f"{shown(member.filename)} is a device or of an unknown type")
+            raise not_allowed(f"{shown(member.filename)} is a device or of an unknown type")
 
 
 def _time_of(member: zipfile.ZipInfo) -> int:
