@@ -267,7 +267,7 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("route", house.router.step, every),
         Loop("keys", house.keys.step, every),
         Loop("watch-keys", house.keys.watch_step, WATCH_SECONDS),
-        Loop("revoke", house.bus_credentials.step, REVOKING_SECONDS),
+        Loop("revoke", house.bus_credentials.step, REVOKING_SECONDS, is_housekeeping=True),
         Loop("tell", house.board.step, PUBLISH_SECONDS),
         Loop("tell-models", house.models.step, CATCH_UP_SECONDS),
         Loop("catch-up", house.board.catch_up_step, CATCH_UP_SECONDS),
@@ -371,9 +371,9 @@ def _owner(settings: FrontendSettings) -> str:
 
 
 def bus_accounts(settings: FrontendSettings) -> BusAccounts | None:
-    """The keys that sign bus credentials; None where the bus is not ours."""
+    """The keys of the embedded server, which sign bus credentials; None where the bus is not ours."""
     directory = settings.data / "bus"
-    return credentials.load_or_create(directory) if (directory / "account.seed").exists() else None
+    return credentials.load_or_create(directory) if (directory / "system.seed").exists() else None
 
 
 def _bus_credentials(settings: FrontendSettings, store: Store, accounts: BusAccounts | None) -> BusCredentials:

@@ -8,6 +8,7 @@ from nacl.signing import SigningKey
 from tests.frontend.world import STALE_SECONDS, Time, World, registration, signed
 
 from enginehouse.core import wire
+from enginehouse.core.address import Endpoint
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
 from enginehouse.core.joining import Origin
 from enginehouse.core.replica import Replica
@@ -232,6 +233,19 @@ async def test_addresses_that_are_no_machines_own_are_refused(world: World, time
         with pytest.raises(Invalid) as caught:
             await house.nodes.register(registration("first", **{field: address}), elsewhere)
         assert caught.value.code == "invalid_address"
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:4222", "bus.lan:4222"])
+async def test_an_address_at_which_the_bus_listens_is_no_nodes(world: World, time: Time, address: str) -> None:
+    async def resolve(host: str) -> tuple[str, ...]:
+        return ("10.0.0.1",) if host == "bus.lan" else ()
+
+    rules = AddressRules(taken=frozenset({Endpoint("10.0.0.1", 4222)}), resolve=resolve)
+    house = World(world.store, time, addresses=rules)
+    with pytest.raises(Invalid) as caught:
+        await house.nodes.register(registration("first", address=address), Origin(host="10.0.0.9"))
+    assert caught.value.code == "invalid_address"
+    await house.nodes.register(registration("first", address="10.0.0.1:50051"), Origin(host="10.0.0.1"))
 
 
 async def test_loopback_is_an_address_where_the_frontend_was_reached_so(world: World) -> None:

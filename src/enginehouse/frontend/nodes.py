@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from enginehouse.core import capability
 from enginehouse.core import node as node_core
-from enginehouse.core.address import Endpoint, host_refusal, parse_endpoint, replica_refusal
+from enginehouse.core.address import Endpoint, host_refusal, parse_endpoint, plain_host, replica_refusal
 from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
 from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
@@ -208,6 +208,8 @@ class Nodes:
             endpoint = parse_endpoint(address)
             hosts = [endpoint.host, *await self._resolve(endpoint.host)]
             why = host_refusal(hosts, may_be_loopback=origin.is_loopback)
+            if any(Endpoint(plain_host(host), endpoint.port) in self._addresses.taken for host in hosts):
+                why = why or f"the store, the bus or a frontend listens on {address}"
             if why:
                 raise Invalid(f"cannot register {request.name}: {why}", code="invalid_address", param=field)
 
