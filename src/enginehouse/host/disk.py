@@ -22,6 +22,7 @@ from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Unavai
 
 _CHUNK_BYTES = 1024 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -69,7 +70,17 @@ def sync_directory(path: Path) -> None:
 
 def sync_tree(root: Path) -> None:
     """Every file and directory below `root`: after this, a rename of `root` cannot reveal holes."""
-    for directory, _, files in os.walk(root):
+    try:
+        _sync_each(root)
+    except PermissionError:
+        os.sync()  # an image may have what its owner may not read: it is synced with everything else
+
+
+def _sync_each(root: Path) -> None:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for directory, _, files in os.walk(root, onerror=refuse):
         for name in files:
             path = os.path.join(directory, name)
             if os.path.islink(path):
@@ -132,17 +143,44 @@ def change_places(first: Path, second: Path, spare: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """A file, a link or a whole directory; nothing there is fine. Directories that may not be written are removed too:
-    an image may have made them so."""
+    """A file, a link or a whole directory; nothing there is fine. Directories that may not be entered, listed or
+    written are removed too: an image may have made them so."""
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
     try:
         shutil.rmtree(path)
     except PermissionError:
-        for directory, _, _ in os.walk(path):
-            os.chmod(directory, 0o700)
+        _open_up(path.name, os.open(path.parent, _DIRECTORY))
         shutil.rmtree(path)
+
+
+def _open_up(name: str, above: int) -> None:
+    """Let us list and change a directory and all below it, none of which is reached by a link. Closes `above`."""
+    try:
+        _let_us_in(name, above)
+        handle = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    finally:
+        os.close(above)
+    try:
+        with os.scandir(handle) as found:
+            inside = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+        for inner in inside:
+            _open_up(inner, os.dup(handle))
+    finally:
+        os.close(handle)
+
+
+def _let_us_in(name: str, above: int) -> None:
+    if sys.platform != "linux":
+        os.chmod(name, 0o700, dir_fd=above, follow_symlinks=False)
+        return
+    # A handle that needs no permission, and a way to change what it stands for, whatever has the name by then.
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+    finally:
+        os.close(handle)
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:

@@ -45,6 +45,9 @@ class Local:
         try:
             if self._is_locked:
                 await in_thread(self._assembled.installer.recover)
+        except OSError as error:
+            await self.__aexit__()
+            raise disk.storage_error(error, f"use the backends directory {self._options.backends}") from error
         except BaseException:
             await self.__aexit__()
             raise
@@ -71,7 +74,10 @@ class Local:
         return directory
 
     async def collect(self, cap_bytes: int | None) -> Collected:
-        return await in_thread(self._assembled.installer.collect, cap_bytes)
+        try:
+            return await in_thread(self._assembled.installer.collect, cap_bytes)
+        except OSError as error:
+            raise disk.storage_error(error, f"remove what nobody needs from {self._options.backends}") from error
 
     async def plan(self, resolved: Resolved) -> Plan:
         return await plan(self._assembled, resolved)

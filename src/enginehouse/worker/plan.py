@@ -157,7 +157,10 @@ def _size_of(tree: Path) -> int:
     total = 0
     for directory, _, files in os.walk(tree):
         for name in files:
-            status = os.lstat(os.path.join(directory, name))
+            try:
+                status = os.lstat(os.path.join(directory, name))
+            except OSError:
+                continue  # gone by now, or in a directory that may be listed and not entered
             if status.st_ino not in seen:
                 seen.add(status.st_ino)
                 total += status.st_blocks * 512

@@ -19,7 +19,7 @@ _COPIED_BYTES = 1024 * 1024  # scripts and settings are far smaller, programs an
 
 
 def is_needed(tree: Path) -> bool:
-    return (tree / _SCRIPTS).is_file()
+    return os.path.isfile(tree / _SCRIPTS)  # no, too, where the directory may not be entered
 
 
 def make(tree: Path, place: Path) -> Path:

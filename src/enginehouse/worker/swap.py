@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -128,7 +129,10 @@ class Swap:
         return gone
 
     def recover(self) -> None:
-        """Finish or undo what a killed worker left: afterwards nothing is in staging."""
+        """Finish or undo what a killed worker left: afterwards nothing is in staging but what this user may not remove.
+
+        Such a leftover (a file of another user in it) is told and stops nothing but installs of its own name.
+        """
         self._trees.make_directories()
         for path in directories(self._trees.backends):
             belongs = target_of(path.name)
@@ -136,15 +140,17 @@ class Swap:
                 self._put_back(path, self._trees.backends / belongs[0])
         for path in directories(self._trees.backends):
             if target_of(path.name) is not None:
-                disk.remove_tree(path)
+                _remove_left(path)
         for directory in self._trees.records():
-            self.settle(directory)
+            with _told(self._trees.staging_of(directory)):
+                self.settle(directory)
         for path in directories(self._trees.house / "replaced"):
             self._put_back(path, self._trees.path_of(path.name))
         for path in directories(self._trees.house / "replaced"):
-            self.retire(path.name)
+            with _told(path):
+                self.retire(path.name)
         for path in directories(self._trees.house / "staging"):
-            disk.remove_tree(path)
+            _remove_left(path)
         self._remove_halves()
         disk.sync_directory(self._trees.backends)
 
@@ -221,3 +227,16 @@ class Swap:
         if look(path).has_run_file and not (target / RUN_FILE).is_file():
             disk.remove_tree(target)
             path.rename(target)
+
+
+def _remove_left(path: Path) -> None:
+    with _told(path):
+        disk.remove_tree(path)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        log.warning("install.not_removed path=%s: %s in it: %s", path, error.filename or "something", error.strerror)
