@@ -1,6 +1,6 @@
 """One install in a process of its own, for bench/pull.py: prints what it took as one line of JSON.
 
-    pull_once.py REFERENCE BACKENDS_PATH ALLOWED_HOST
+    pull_once.py REFERENCE BACKENDS_PATH ALLOWED_HOST [copy]
 
 Time counts from the reference to the tree in its place, complete and checked, and beside that to the end, when the disk
 has it. A worker that installs is running already, so the start of the interpreter does not count. Memory is the peak of
@@ -19,13 +19,16 @@ from pathlib import Path
 import uvloop
 
 from enginehouse.core.backend import Resolved
+from enginehouse.host import confinement
 from enginehouse.worker.assembly import InstallerOptions, assemble, lock
 from enginehouse.worker.install import InstallWish
 from enginehouse.worker.threads import in_thread
 
 
-async def main(reference: str, backends: str, host: str) -> None:
-    options = InstallerOptions(backends=Path(backends), allowed_hosts=(host,))
+async def main(reference: str, backends: str, host: str, sharing: str = "") -> None:
+    # As a worker here: hard links where engines are confined. `copy` measures a worker whose engines are not.
+    may_link = sharing != "copy" and confinement.choose("auto", "").protects_trees
+    options = InstallerOptions(backends=Path(backends), allowed_hosts=(host,), may_link=may_link)
     held, assembled = lock(options.backends, "measure"), assemble(options, os.environ)
     await in_thread(assembled.installer.recover)
     wish = InstallWish(resolved=Resolved(directory="engine", uri=reference, digest=""), upgrade=True)
@@ -41,7 +44,8 @@ async def main(reference: str, backends: str, host: str) -> None:
     held.release()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     figures = {"seconds": usable[0] if usable else synced, "synced_seconds": synced, "peak_bytes": peak}
-    print(json.dumps({**figures, "fetched_bytes": installed.fetched_bytes, "shared_bytes": installed.shared_bytes}))
+    figures |= {"fetched_bytes": installed.fetched_bytes, "shared_bytes": installed.shared_bytes}
+    print(json.dumps({**figures, "sharing": installed.sharing}))
 
 
 if __name__ == "__main__":

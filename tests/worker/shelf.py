@@ -148,6 +148,7 @@ async def shelf(registry: Registry, directory: Path, **options: object) -> Async
         allowed_hosts=("127.0.0.1",),
         patience=Patience(factor=0.01),
         stall_seconds=20.0,
+        may_link=True,  # as on a machine whose engines are confined
     )
     async with faulty(registry.address) as proxy:
         made = Shelf(registry, proxy, directory, msgspec.structs.replace(known, **options))

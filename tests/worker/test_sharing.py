@@ -28,7 +28,7 @@ class World:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.manifests = Manifests(place / "manifests")
-        self.sharing = Sharing()
+        self.sharing = Sharing(may_link=True)
         self.sharing._can_clone = False  # so that it is links everywhere, whatever the file system of the test
 
     def first(self, *layers: bytes, name: str = "first") -> Path:
@@ -115,6 +115,28 @@ def test_what_may_be_edited_or_differs_in_more_than_content_is_not_shared(
     assert (second / name).read_bytes() == content
     assert (second / name).stat().st_mode & 0o777 == mode
     assert (second / name).stat().st_mtime == mtime
+
+
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+def test_equal_files_of_one_tree_are_never_one_file(content: bytes, world: World) -> None:
+    """A program that writes into one of them must not change the other."""
+    world.first(tar(file("a", content), hardlink("linked", "a")))
+    second = world.second(tar(file("a", content), file("b", content), file("linked", content), hardlink("h", "b")))
+    inodes = [(second / name).stat().st_ino for name in ("a", "b", "linked")]
+    assert len(set(inodes)) == 3
+    assert (second / "h").samefile(second / "b")  # which the image itself has
+    assert world.is_shared("a")
+    assert all((second / name).read_bytes() == content for name in ("a", "b", "linked", "h"))
+
+
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+def test_where_engines_can_write_to_their_trees_versions_have_no_file_in_common(content: bytes, world: World) -> None:
+    world.sharing = Sharing()
+    first = world.first(tar(file("a", content)))
+    second = world.second(tar(file("a", content)))
+    (second / "a").write_bytes(b"written by an engine")
+    assert (first / "a").read_bytes() == content
+    assert world.sharing.how == "copy" or world.sharing.shared_bytes == len(content)
 
 
 def test_a_python_source_of_the_same_time_is_shared(world: World) -> None:

@@ -121,6 +121,7 @@ def plan(resolved: Resolved, flags: dict[str, Any]) -> Plan:
 def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: str, is_locked: bool = True) -> T:
     """`work` with the directory, ended in order by Ctrl-C."""
     settings = local_settings(flags)
+    chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
     options = InstallerOptions(
         backends=settings.backends,
         system=settings.backends_system_path,
@@ -130,7 +131,9 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
         cap_bytes=settings.blob_cap_bytes,
         data=settings.data,
         hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
-        confinement=confinement.choose(settings.engine_confinement, settings.engine_user),
+        confinement=chosen,
+        # A directory that was named may be LocalAI's, whose engines write where they like.
+        may_link=chosen.protects_trees and settings.backends_path is None,
     )
     # Whoever sits before a terminal is told in sentences; without any handler the log would go there too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
@@ -236,7 +239,7 @@ def _sentence(directory: str, installed: Installed) -> str:
     figures = [
         (installed.fetched_bytes, "fetched"),
         (installed.reused_bytes, "of it were here"),
-        (installed.shared_bytes, "shared with other versions"),
+        (installed.shared_bytes, f"shared with other versions by {installed.sharing}s"),
     ]
     told = ", ".join(f"{format_bytes(count)} {what}" for count, what in figures if count)
     return f"installed {directory}" + (f" ({told})" if told else "")

@@ -38,6 +38,7 @@ class InstallerOptions(Struct, frozen=True, kw_only=True):
     data: Path | None = None  # what engines must not see; None is where the backends are
     hidden: tuple[Path, ...] = ()  # and what else
     confinement: Confinement = NONE
+    may_link: bool = False  # nobody but confined engines uses the trees, so that versions may share files
 
 
 class Assembled(Struct, frozen=True, kw_only=True):
@@ -71,6 +72,7 @@ def assemble(options: InstallerOptions, environment: Mapping[str, str]) -> Assem
         manifests=Manifests(trees.house / "files"),
         limits=options.limits,
         cap_bytes=options.cap_bytes,
+        may_link=options.may_link,
     )
     suppliers = Suppliers(client, registries, hardware.platform())
     enclosures = Enclosures(options.data or options.backends.parent, options.confinement, options.hidden)

@@ -25,7 +25,7 @@ from enginehouse.worker.blobs import Blobs, Use
 from enginehouse.worker.fetching import Fetch, Target
 from enginehouse.worker.inflate import Inflating
 from enginehouse.worker.partial import Following, Partial
-from enginehouse.worker.sharing import FileRecord, Sharing
+from enginehouse.worker.sharing import FileRecord, How, Sharing
 from enginehouse.worker.tar import TarStream
 from enginehouse.worker.threads import in_own_thread, in_thread
 from enginehouse.worker.unpack import Unpacker
@@ -40,6 +40,7 @@ class Built(Struct, frozen=True, kw_only=True):
     reused_bytes: int = 0
     written_bytes: int = 0
     shared_bytes: int = 0
+    sharing: How = "copy"
     sources: tuple[str, ...] = ()  # the origins that gave bytes
 
 
@@ -158,6 +159,7 @@ class Builder:
             reused_bytes=held + resumed,
             written_bytes=unpacked.written_bytes,
             shared_bytes=pull.sharing.shared_bytes - shared_before,
+            sharing=pull.sharing.how,
             sources=tuple(fetch.sources),
         )
 

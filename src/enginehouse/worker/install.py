@@ -8,6 +8,7 @@ and the sync. Callers hold the lock of the directory.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -37,13 +38,15 @@ from enginehouse.worker.building import Builder, Built, Report
 from enginehouse.worker.copying import DirectoryEntries
 from enginehouse.worker.looking import check_run_file, now
 from enginehouse.worker.packages import Packages, check_described
-from enginehouse.worker.sharing import FileRecord, Manifests, Sharing
+from enginehouse.worker.separating import Separation
+from enginehouse.worker.sharing import FileRecord, How, Manifests, Sharing
 from enginehouse.worker.suppliers import Suppliers
 from enginehouse.worker.swap import Swap
 from enginehouse.worker.threads import in_thread
 from enginehouse.worker.trees import Trees
 from enginehouse.worker.unpack import SPARE_BYTES, Unpacker
 
+log = logging.getLogger(__name__)
 Swapped = Callable[[], Awaitable[None]]  # called when the new tree is in place, not yet synced, the old one still there
 __all__ = ["InstallWish", "Installed", "Installer", "Report", "Swapped"]
 
@@ -65,6 +68,7 @@ class Installed(Struct, frozen=True, kw_only=True):
     reused_bytes: int = 0
     written_bytes: int = 0
     shared_bytes: int = 0
+    sharing: How = "copy"  # how files of other versions are used here, where something could be
 
 
 class Storage(Struct, frozen=True, kw_only=True):
@@ -75,6 +79,7 @@ class Storage(Struct, frozen=True, kw_only=True):
     manifests: Manifests
     limits: ArchiveLimits = ArchiveLimits()
     cap_bytes: int = DEFAULT_CAP_BYTES
+    may_link: bool = False  # no engine can write to a tree
 
 
 class _Made(Struct, frozen=True, kw_only=True):
@@ -88,6 +93,7 @@ class Installer:
         self._storage = storage
         self._trees = storage.trees
         self._swap = Swap(storage.trees)
+        self._separation = Separation(storage.trees, storage.manifests)
         self._suppliers = suppliers
         self._packages = packages
         self._builder = Builder(storage.blobs, storage.limits, suppliers.patience)
@@ -127,6 +133,14 @@ class Installer:
         """Before anything else: finish or undo what was under way. Blocks."""
         self._swap.recover()
         self._forget()
+        if not self._storage.may_link:
+            try:
+                copied = self._separation.separate()
+            except OSError as error:
+                log.warning("files.not_separated: versions still share files by hard links: %s", error)
+            else:
+                if copied:
+                    log.info("files.separated count=%d: engines can write to their trees here", copied)
 
     def collect(self, cap_bytes: int | None = None) -> Collected:
         """Remove blobs that no version needs until the rest fits. Blocks."""
@@ -171,6 +185,7 @@ class Installer:
             reused_bytes=made.built.reused_bytes,
             written_bytes=made.built.written_bytes,
             shared_bytes=made.built.shared_bytes,
+            sharing=made.built.sharing,
         )
 
     async def _switch(self, directory: str, made: _Made, resolved: Resolved, swapped: Swapped) -> None:
@@ -233,7 +248,7 @@ class Installer:
         records, written = await in_thread(self._copy, entries, staging, sharing)
         await in_thread(check_run_file, staging, wish.resolved)
         described = msgspec.structs.replace(wish.resolved, digest=entries.digest())
-        built = Built(records=records, written_bytes=written, shared_bytes=sharing.shared_bytes)
+        built = Built(records=records, written_bytes=written, shared_bytes=sharing.shared_bytes, sharing=sharing.how)
         return _Made(metadata=metadata_for(described, wish.generation, now()), built=built)
 
     def _copy(self, entries: DirectoryEntries, staging: Path, sharing: Sharing) -> tuple[list[FileRecord], int]:
@@ -266,7 +281,9 @@ class Installer:
 
     def _relatives(self, directory: str) -> Sharing:
         """What a new tree may share files with: its own former versions first."""
-        sharing = Sharing()
+        if self._storage.may_link:
+            self._separation.expect_links()
+        sharing = Sharing(may_link=self._storage.may_link)
         own = {self._trees.path_of(directory), self._trees.previous_of(directory)}
         for tree, inode in sorted(self._trees.lasting_trees(), key=lambda found: found[0] not in own):
             sharing.add(tree, self._storage.manifests.read(tree), inode)

@@ -52,6 +52,7 @@ class WorkerPlace(Struct, frozen=True, kw_only=True):
             data=self.directory,
             hidden=self.hidden,
             confinement=self.confinement,
+            may_link=self.confinement.protects_trees,
         )
 
     @property

@@ -2,9 +2,10 @@
 
 Images of engines usually have one layer, so whole layers are rarely the same while most of their files are. The trees
 that are installed are the pool: each has a manifest of its files beside it, and a candidate is compared byte by byte
-before it is used, so a file that was changed in place is never taken for what it was. A clone (reflink) where the file
-system has them; else a hard link, but not for files that engines are known to rewrite where they stand. A file that
-was there before is only ever read.
+before it is used, so a file that was changed in place is never taken for what it was. Sharing must not be visible: a
+clone (reflink) where the file system has them; else a hard link, where no engine can write to its tree, never two of
+one tree, and not for files that people edit where they stand; else nothing is shared. A file that was there before is
+only ever read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from isal import isal_zlib
@@ -34,6 +36,9 @@ _FICLONE = 0x40049409
 _EDITED_BYTES = 64 * 1024  # what is larger holds values, not settings
 _REWRITTEN = (".cfg", ".sh", ".json", ".pth")  # LocalAI's engines edit such files at every start
 _YOUNG_SECONDS = 3600.0  # an install may be at work on the tree of such a manifest
+
+
+How = Literal["reflink", "hard link", "copy"]
 
 
 class FileRecord(Struct, frozen=True, array_like=True):
@@ -105,12 +110,20 @@ class Manifests:
 class Sharing:
     """Finds a file that is already on disk. Not shared between threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_link: bool = False) -> None:
+        """`may_link` where no engine can write to a tree."""
+        self._may_link = may_link
+        self._linked: set[tuple[int, int]] = set()  # inodes that the new tree has by now
         self._small: dict[tuple[int, int, int], Candidate] = {}
         self._large: dict[tuple[int, int], list[Candidate]] = {}
         self._records = 0
         self._can_clone = sys.platform == "linux"
         self.shared_bytes = 0
+        self.how: How = "copy"  # what became of the last file that could be shared
+
+    def begin(self) -> None:
+        """Another new tree, or the same from the beginning."""
+        self._linked.clear()
 
     def add(self, tree: Path, records: list[FileRecord], inode: int = 0) -> None:
         """The nearest relatives first: of two candidates for one file the earlier one is kept.
@@ -153,11 +166,22 @@ class Sharing:
         """Put a file that was found equal at `name`, where nothing is; False where the file system cannot."""
         if self._can_clone and self._clone(source, entry, name, directory):
             self.shared_bytes += entry.size_bytes
+            self.how = "reflink"
             return True
-        if _is_linkable(entry) and not _is_script(source) and _link(source, name, directory):
+        if self._may_link and _is_linkable(entry) and not _is_script(source) and self._link(source, name, directory):
             self.shared_bytes += entry.size_bytes
+            self.how = "hard link"
             return True
         return False
+
+    def _link(self, source: Opened, name: str, directory: int) -> bool:
+        """Not twice: two files of one tree that are equal are two files."""
+        status = os.fstat(source.descriptor)
+        inode = (status.st_dev, status.st_ino)
+        if inode in self._linked or not _link(source, status, name, directory):
+            return False
+        self._linked.add(inode)
+        return True
 
     def _clone(self, source: Opened, entry: TarEntry, name: str, directory: int) -> bool:
         made = os.open(name, NEW_FILE, 0o600, dir_fd=directory)
@@ -174,7 +198,7 @@ class Sharing:
             os.close(made)
 
     def _is_fit(self, entry: TarEntry) -> bool:
-        return entry.size_bytes >= SMALLEST_BYTES and (self._can_clone or _is_linkable(entry))
+        return entry.size_bytes >= SMALLEST_BYTES and (self._can_clone or (self._may_link and _is_linkable(entry)))
 
 
 def checksum(content: bytes | memoryview, before: int = 0) -> int:
@@ -197,8 +221,7 @@ def _is_script(source: Opened) -> bool:
     return os.pread(source.descriptor, 2, 0) == b"#!"
 
 
-def _link(source: Opened, name: str, directory: int) -> bool:
-    status = os.fstat(source.descriptor)
+def _link(source: Opened, status: os.stat_result, name: str, directory: int) -> bool:
     if not 0 < status.st_nlink < _MOST_LINKS:
         return False
     try:

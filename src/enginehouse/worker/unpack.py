@@ -43,6 +43,7 @@ class Unpacker:
 
     def __init__(self, root: Path, sharing: Sharing, limits: ArchiveLimits) -> None:
         self._limits = limits
+        sharing.begin()
         self._handles = Handles(root)
         self._contents = Contents(sharing, self._handles.root)
         self._directories: dict[str, tuple[int, int]] = {}
