@@ -149,6 +149,46 @@ async def test_a_mirror_with_the_right_bytes_is_used_where_the_first_has_wrong_o
     assert one.metadata().fetched_from == mirror
 
 
+def sent_to(where: str) -> Answer:
+    return Answer(status=302, headers={"location": where})
+
+
+# What a place may say that is not about the image: it is closed, moved to where nobody may go, or a page for people.
+ELSEWHERE = {
+    "401": Answer(status=401),
+    "401 for a token from where nobody may go": Answer(
+        status=401, headers={"www-authenticate": 'Bearer realm="http://192.168.7.7/token",service="x"'}
+    ),
+    "403": Answer(status=403),
+    "400": Answer(status=400),
+    "451": Answer(status=451),
+    "to an address that is not allowed": sent_to("http://192.168.7.7/login"),
+    "to something that is no address": sent_to("ftp://example.org/x"),
+    "in a circle": sent_to("/v2/round/manifests/1"),
+    "a page": Answer(body=b"<html>please sign in</html>", headers={"content-type": "text/html"}),
+}
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+@pytest.mark.parametrize("what", ["everything", "blobs"])
+async def test_a_first_place_that_is_closed_or_sends_us_elsewhere_gives_way_to_a_mirror(
+    one: Shelf, image: Image, kind: str, what: str
+) -> None:
+    for path in [""] if what == "everything" else [layer.digest for layer in image.layers]:
+        one.proxy.plan(ELSEWHERE[kind], path=path, times=None)
+    mirror = one.registry.reference(one.named("engine:1"))
+    await one.install(one.wish("engine:1", mirrors=(mirror,)))
+    assert is_right(one)
+    assert one.metadata().fetched_from == mirror
+
+
+async def test_a_first_place_that_may_not_be_asked_gives_way_to_a_mirror(one: Shelf, image: Image) -> None:
+    mirror = one.registry.reference(one.named("engine:1"))
+    await one.install(one.wish("engine:1", uri="192.168.7.7:5000/team/engine:1", mirrors=(mirror,)))
+    assert is_right(one)
+    assert one.metadata().fetched_from == mirror
+
+
 @pytest.mark.parametrize("fault", [Drop(), Answer(status=404), Answer(status=403), Answer(status=500)])
 async def test_where_the_first_place_is_down_a_mirror_is_used_and_told(one: Shelf, image: Image, fault: Fault) -> None:
     one.proxy.plan(fault, times=None)

@@ -133,3 +133,26 @@ def test_times_that_nobody_can_have_meant_are_no_reason_to_refuse(tmp_path: Path
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "ours").iterdir()}
     assert times["a"] == times["b"] == times["c"] == 0
     assert (times["d"], times["e"], times["f"]) == (-5 * 10**9, 5_123_456_789, 2**33 * 10**9)
+
+
+def test_attributes_that_give_rights_are_named_and_not_kept(tmp_path: Path) -> None:
+    capability = {"SCHILY.xattr.security.capability": b"\x01\x00\x00\x02\x00\x04\x00\x00" + bytes(12)}
+    others: dict[str, str | bytes] = {
+        "SCHILY.xattr.user.note": b"x",
+        "SCHILY.xattr.security.selinux": b"y",
+        "mtime": "12",
+    }
+    many = [pax({"LIBARCHIVE.xattr.security.capability": b"AQ=="}) + header(f"bin/{index}") for index in range(9)]
+    done = unpack(
+        tmp_path / "ours",
+        [tar(pax(capability) + header("bin/ping", mode=0o755), pax(others) + header("plain"), *many)],
+    )
+    assert done.dropped.count == 10
+    assert str(done.dropped).startswith("security.capability of 'bin/ping', security.capability of 'bin/0'")
+    assert str(done.dropped).endswith("and 5 more")
+    assert "plain" not in str(done.dropped)
+    assert os.listxattr(tmp_path / "ours/bin/ping") == []
+
+
+def test_where_nothing_is_dropped_nothing_is_said(tmp_path: Path) -> None:
+    assert str(unpack(tmp_path / "ours", [tar(file("a"))]).dropped) == ""

@@ -64,7 +64,7 @@ def install(resolved: Resolved, flags: dict[str, Any], *, force: bool) -> None:
         if wants_json():
             output.emit_json({"directory": resolved.directory, **_as_dict(installed)})
         else:
-            output.say(_sentence(resolved.directory, installed))
+            _tell(resolved.directory, installed)
 
     run(work, flags, doing=f"install {resolved.directory}")
 
@@ -89,7 +89,7 @@ def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> in
         installed = await _shown("upgrade", resolved, lambda report: local.upgrade(resolved, report))
         results.append({"directory": directory, **_as_dict(installed)})
         if not wants_json():
-            output.say(_sentence(directory, installed))
+            _tell(directory, installed)
 
     async def work(local: Local) -> None:
         everything = [backend.name for backend in local.list_backends() if backend.kind in ("installed", "broken")]
@@ -231,6 +231,12 @@ def _known(local: Local, directory: str, catalogue: Catalogue) -> Resolved:
             code="not_found",
         )
     return resolved_from(metadata, directory)
+
+
+def _tell(directory: str, installed: Installed) -> None:
+    output.say(_sentence(directory, installed))
+    if installed.dropped:
+        output.remark(f"{directory}: not kept, because only root could set it: {installed.dropped}")
 
 
 def _sentence(directory: str, installed: Installed) -> str:

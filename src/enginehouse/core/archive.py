@@ -39,6 +39,7 @@ class TarEntry(Struct, frozen=True, kw_only=True):
     mode: int = 0o644
     mtime_ns: int = 0
     target: str = ""  # of a link
+    attributes: tuple[str, ...] = ()  # extended ones that mean something to the kernel; they are not kept
 
 
 def unsafe(what: str) -> Hopeless:

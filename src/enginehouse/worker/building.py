@@ -41,6 +41,7 @@ class Built(Struct, frozen=True, kw_only=True):
     written_bytes: int = 0
     shared_bytes: int = 0
     sharing: How = "copy"
+    dropped: str = ""  # attributes of files that mean something and are not kept
     sources: tuple[str, ...] = ()  # the origins that gave bytes
 
 
@@ -160,6 +161,7 @@ class Builder:
             written_bytes=unpacked.written_bytes,
             shared_bytes=pull.sharing.shared_bytes - shared_before,
             sharing=pull.sharing.how,
+            dropped=str(unpacked.dropped),
             sources=tuple(fetch.sources),
         )
 

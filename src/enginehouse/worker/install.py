@@ -68,6 +68,7 @@ class Installed(Struct, frozen=True, kw_only=True):
     reused_bytes: int = 0
     written_bytes: int = 0
     shared_bytes: int = 0
+    dropped: str = ""  # attributes of files that mean something and are not kept, named
     sharing: How = "copy"  # how files of other versions are used here, where something could be
 
 
@@ -186,6 +187,7 @@ class Installer:
             written_bytes=made.built.written_bytes,
             shared_bytes=made.built.shared_bytes,
             sharing=made.built.sharing,
+            dropped=made.built.dropped,
         )
 
     async def _switch(self, directory: str, made: _Made, resolved: Resolved, swapped: Swapped) -> None:
@@ -225,6 +227,8 @@ class Installer:
         sharing = await in_thread(self._relatives, directory)
         staging = self._trees.staging_of(directory)
         built = await self._builder.build(artifact, origins, staging, sharing, report)
+        if built.dropped:
+            log.warning("install.attributes_dropped directory=%s: %s", directory, built.dropped)
         await in_thread(self._trees.reach, directory, "verified")
         await in_thread(check_run_file, staging, resolved)
         metadata = described_by(metadata_for(resolved, wish.generation, now()), artifact)

@@ -10,7 +10,7 @@ import logging
 
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Invalid, NotFound, Upstream, can_heal
+from enginehouse.core.errors import EnginehouseError, Invalid, can_heal
 from enginehouse.core.reference import is_digest, parse_uri
 from enginehouse.fetch.client import Client
 from enginehouse.fetch.origins import Origin, open_origin
@@ -34,13 +34,17 @@ class Suppliers:
         await self._client.close()
 
     def origins(self, resolved: Resolved) -> list[Origin]:
-        """One per place that could have it; a mirror that cannot be used hides only itself."""
-        found = [self._open(resolved.uri, resolved)]
-        for mirror in resolved.mirrors:
+        """One per place that could have it; one that cannot be used hides only itself."""
+        found: list[Origin] = []
+        refusals: list[Invalid] = []
+        for uri in (resolved.uri, *resolved.mirrors):
             try:
-                found.append(self._open(mirror, resolved))
+                found.append(self._open(uri, resolved))
             except Invalid as error:
+                refusals.append(error)
                 log.warning("mirror.unusable backend=%s error=%s", resolved.directory, error)
+        if not found:
+            raise refusals[0]
         return found
 
     async def resolve(self, resolved: Resolved) -> tuple[Artifact, list[Origin]]:
@@ -51,9 +55,10 @@ class Suppliers:
             try:
                 artifact = await origin.resolve(resolved.platform or self._platform)
                 return artifact, [origin, *origins[:position], *origins[position + 1 :]]
-            except (Upstream, NotFound, Denied, Hopeless) as error:
-                # A mirror is the same thing, so what is wrong with the thing itself is wrong there too.
-                if isinstance(error, Hopeless) and error.code != "digest_mismatch":
+            except EnginehouseError as error:
+                # A mirror is the same thing, so a build that the thing does not have is not there either. All else may
+                # be of this place alone: that it is closed, sends us where we may not go, or shows a page for people.
+                if error.code == "unsupported_platform":
                     raise
                 failures.append(error)
         raise _worst(failures)

@@ -36,6 +36,12 @@ _KINDS: dict[bytes, Kind] = {
     b"5": "directory",
 }
 _WORDS = {b"3": "a device", b"4": "a device", b"6": "a FIFO"}
+_ATTRIBUTES = {
+    b"SCHILY.xattr.security.capability": "security.capability",
+    b"LIBARCHIVE.xattr.security.capability": "security.capability",
+    b"SCHILY.acl.access": "an access list",
+    b"SCHILY.xattr.system.posix_acl_access": "an access list",
+}
 _MAX_SIZE = 2**62
 _EARLIEST, _LATEST = -(2**31), 2**34  # what every file system takes as a time, or rounds by itself
 _RENAMING = {b"path", b"linkpath", b"size"}
@@ -191,6 +197,7 @@ class _Header:
             size_bytes=size if kind == "file" else 0,
             mode=kept_mode(_number(block[100:108])),
             mtime_ns=_nanoseconds(pax[b"mtime"]) if b"mtime" in pax else _time(_number(block[136:148])),
+            attributes=_attributes(pax) if pax else (),
             target=_text(pax.get(b"linkpath") or block[157:257].split(b"\0")[0]) if kind.endswith("link") else "",
         )
 
@@ -202,6 +209,11 @@ class _Header:
             end = 476 if block[508:512] == b"tar\0" else 500
             return block[345:end].split(b"\0")[0] + b"/" + name
         return name
+
+
+def _attributes(pax: dict[bytes, bytes]) -> tuple[str, ...]:
+    """Those that give rights: capabilities of programs, and access lists."""
+    return tuple(name for key, name in _ATTRIBUTES.items() if key in pax)
 
 
 def _checksum(block: bytes) -> int:

@@ -34,8 +34,30 @@ from enginehouse.worker.contents import SPARE_BYTES, Contents, Entries
 from enginehouse.worker.handles import DIRECTORY, Handles
 from enginehouse.worker.links import Links
 from enginehouse.worker.sharing import FileRecord, Sharing
+from enginehouse.worker.twins import Twins, folds_case
 
 __all__ = ["SPARE_BYTES", "Entries", "Unpacker"]
+
+_NAMED = 5  # files whose attributes were dropped
+
+
+class Dropped:
+    """Attributes that mean something to a program and are not kept: how many files have them, and the first few."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[str] = []
+
+    def add(self, entry: TarEntry) -> None:
+        if entry.attributes:
+            self.count += 1
+            if len(self._first) < _NAMED:
+                self._first.append(f"{', '.join(entry.attributes)} of {shown(entry.path)}")
+
+    def __str__(self) -> str:
+        """Empty where nothing was dropped."""
+        more = self.count - len(self._first)
+        return ", ".join(self._first) + (f" and {more} more" if more else "")
 
 
 class Unpacker:
@@ -48,10 +70,12 @@ class Unpacker:
         self._contents = Contents(sharing, self._handles.root)
         self._directories: dict[str, tuple[int, int]] = {}
         self._links = Links()
+        self._twins = Twins(is_needed=folds_case(self._handles.root))
         self._in_layer: dict[str, Kind] = {}
         self._hidden: set[str] = set()
         self._is_first = True
         self._entries = 0
+        self.dropped = Dropped()
         self.records: dict[str, FileRecord] = {}
 
     def __enter__(self) -> Unpacker:
@@ -104,8 +128,10 @@ class Unpacker:
             if real != parent:
                 entry = replace(entry, path=check_path(f"{real}/{name}" if real else name))
                 parent = real
+        self._twins.add(entry.path)
         directory = self._handles.get(parent)
         self._clear_the_way(entry, directory, name)
+        self.dropped.add(entry)
         match entry.kind:
             case "directory":
                 self._make_directory(entry, directory, name)
@@ -191,6 +217,8 @@ class Unpacker:
         if path in self._hidden:
             return  # what is there by now is of this layer; looking again would let an archive cost its square
         self._hidden.add(path)
+        if self._twins.is_another(path):
+            return
         try:
             directory = self._handles.get(parent, make=False)
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -204,6 +232,7 @@ class Unpacker:
                 self._hide(path, child)
 
     def _remove(self, path: str, directory: int, name: str, *, is_directory: bool) -> None:
+        self._twins.discard(path)
         if not is_directory:
             os.unlink(name, dir_fd=directory)
             self.records.pop(path, None)
