@@ -45,6 +45,20 @@ def test_what_is_refused_of_one_leaves_no_other_behind(tmp_path: Path) -> None:
     assert result.stdout == "✓ main: install llama-cpp\n"
 
 
+def test_what_nobody_knows_is_called_so(tmp_path: Path) -> None:
+    upgrade = {"node_id": "1", "node_name": "main", "unknown": True, "available_digest": "sha256:abc"}
+    with recorded({CHECK: Answer({"first": {"nodes": [upgrade]}})}) as world:
+        result = run(world, tmp_path, "backends", "upgrades")
+    assert result.stdout == "first\tmain\tunknown\tabc\n"
+    drift = [{"node_name": "main", "unknown": True}, {"node_name": "attic"}]
+    with recorded({"GET /backends": Answer([{"Name": "first", "nodes": [], "drift": drift}])}) as world:
+        result = run(world, tmp_path, "backends", "list")
+    assert result.stderr.splitlines()[-2:] == [
+        "first differs on attic",
+        "first: its version is unknown on main; no digest is recorded there",
+    ]
+
+
 def test_all_backends_on_one_node_is_not_understood_as_something_else(tmp_path: Path) -> None:
     with recorded({}) as world:
         result = run(world, tmp_path, "backends", "upgrade", "--all", "--node", "main")

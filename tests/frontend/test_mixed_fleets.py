@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
+from msgspec import UNSET
 from tests.frontend.go_workers import answer_polls, joined, listed, pointing
 from tests.frontend.world import World, registration
 
 from enginehouse.core import wire
+from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.gallery import Entry, Gallery
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.planning import UNKNOWN_NOTE
 from enginehouse.frontend.targets import BackendWish
+from enginehouse.frontend.upgrades import drift_of
 from enginehouse.frontend.views import OperationView
 from enginehouse.ports import Message
 
@@ -89,6 +94,42 @@ async def test_an_upgrade_by_the_name_of_a_pointer_reaches_the_build_behind_it(w
     message = wire.decode(world.bus.take()[-1].payload, wire.BackendUpgradeRequest, "it")
     assert message.backend == "engine"
     assert (await world.intent(view)).subject == "backend:engine"
+
+
+# What nobody knows ---------------------------------------------------------------------------------
+
+
+async def test_a_version_without_a_digest_is_unknown_and_upgraded_when_asked(world: World) -> None:
+    """S64: such a worker records no digest for some images."""
+    world.registry.digests["registry.example/image:latest"] = "sha256:new"
+    for name in ("go", "other-go"):
+        await world.join(name, is_foreign=True)
+    await answer_polls(world, listed(("image", "")))
+    found = (await world.upgrades.check())["image"]
+    assert [(row.node_name, row.unknown, row.installed_digest) for row in found.nodes] == [
+        ("go", True, ""),
+        ("other-go", True, ""),
+    ]
+    assert not found.is_certain
+    assert isinstance(found.node_drift, list)
+    assert [(row.node_name, row.unknown) for row in found.node_drift] == [("go", True), ("other-go", True)]
+    wish = BackendWish(kind="upgrade", name="image", author="me")
+    planned = await world.planner.plan(wish)
+    assert [(row.does, row.note) for row in planned.nodes] == [("upgrade", UNKNOWN_NOTE)] * 2
+    view = await world.wish("upgrade", name="image")
+    assert isinstance(view.nodes, list)
+    assert [row.node_name for row in view.nodes] == ["go", "other-go"]
+
+
+async def test_one_that_is_known_and_one_that_is_not_are_told_apart(world: World) -> None:
+    ours, unknown = await world.join("ours"), await world.join("go", is_foreign=True)
+    known = InstalledBackend(name="image", is_system=False, is_meta=False, digest="sha256:x", version="1")
+    same, other = (msgspec.structs.replace(known, digest="", version=version) for version in ("", "2"))
+    assert [(one.node_name, one.unknown) for one in drift_of([(ours, known), (unknown, same)])] == [("go", True)]
+    (differs,) = drift_of([(ours, known), (unknown, other)])
+    assert (differs.node_name, differs.unknown) == ("go", UNSET)
+    meta = InstalledBackend(name="image", is_system=False, is_meta=True)
+    assert drift_of([(ours, meta), (unknown, meta)]) == []
 
 
 # What LocalAI's frontends get wrong ----------------------------------------------------------------

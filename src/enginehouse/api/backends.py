@@ -140,7 +140,9 @@ def _installed(
         "drift": drift_of(holders),
     }
     if upgrade is not None:
-        described |= {"upgrade_available": True, "available_version": upgrade.available_version}
+        # LocalAI's key says yes or no; where nobody knows, ours says so.
+        found = "upgrade_available" if upgrade.is_certain else "upgrade_unknown"
+        described |= {found: True, "available_version": upgrade.available_version}
     return described
 
 

@@ -52,9 +52,12 @@ def list_backends() -> None:
     columns = ("NAME", "NODE", "STATUS", "VERSION", "DIGEST", "INSTALLED", "SEEN")
     output.emit_table(columns, rows, "no backends yet; see `enginehouse backends available`")
     for backend in read(answer, tuple[Backend, ...]):
-        if backend.drift:
-            names = ", ".join(one.node_name for one in backend.drift)
-            output.remark(f"{backend.name} differs on {names}")
+        differs = ", ".join(one.node_name for one in backend.drift or () if not one.unknown)
+        if differs:
+            output.remark(f"{backend.name} differs on {differs}")
+        unknown = ", ".join(one.node_name for one in backend.drift or () if one.unknown)
+        if unknown:
+            output.remark(f"{backend.name}: its version is unknown on {unknown}; no digest is recorded there")
 
 
 @command(
@@ -206,7 +209,10 @@ def upgrades(cached: bool) -> None:
         (
             name,
             node.node_name,
-            *versions((node.installed_version, node.installed_digest), (node.available_version, node.available_digest)),
+            *versions(
+                (node.installed_version, "unknown" if node.unknown else node.installed_digest),
+                (node.available_version, node.available_digest),
+            ),
         )
         for name, upgrade in read(answer, dict[str, Upgrade]).items()
         for node in upgrade.nodes

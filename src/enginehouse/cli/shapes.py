@@ -112,6 +112,7 @@ class BackendOnNode(Struct, frozen=True, kw_only=True):
     meta_backend_for: str = ""
     installed_at: str = ""
     is_broken: bool = False
+    unknown: bool = False
     report_age_seconds: float | None = None
 
 
@@ -122,6 +123,7 @@ class NodeUpgrade(Struct, frozen=True, kw_only=True):
     installed_digest: str = ""
     available_version: str = ""
     available_digest: str = ""
+    unknown: bool = False
 
 
 class Upgrade(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,9 @@ from enginehouse.frontend.versions import Versions
 from enginehouse.store.db import Store
 
 
+UNKNOWN_NOTE = "its worker records no digest, so nobody knows which version it has; an upgrade fetches it again"
+
+
 class PlanRow(Struct, kw_only=True):
     node_id: str
     node_name: str
@@ -88,8 +91,12 @@ class Planner:
         if installed is not None:
             row.installed_version = installed.version or UNSET
             row.installed_digest = installed.digest or UNSET
-            if action.keep or (build.digest and installed.digest in (build.digest, build.index_digest)):
+            # A digest that is not recorded is equal to nothing, not even to another that is not known.
+            is_same = bool(installed.digest) and installed.digest in (build.digest, build.index_digest)
+            if action.keep or is_same:
                 row.does = "reinstall" if wish.force else "nothing"
+            elif not installed.digest:
+                row.note = UNKNOWN_NOTE
         known = self._versions.known(build) if row.does != "nothing" else None
         if known is not None and known.size_bytes:
             row.download_bytes = known.size_bytes

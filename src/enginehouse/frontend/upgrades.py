@@ -2,7 +2,8 @@
 
 Computed from the last reports and the last answers of registries, so it is empty as soon as every node has reported
 the new version. Drift, nodes that have another version than most, is named; it is no reason to call anything
-upgradable.
+upgradable. Where a worker records no digest (LocalAI's, for some images) nobody knows which version it has: such a node
+is listed as unknown, as upgradable and as drift, until it is known to have the same.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Drift(Struct, frozen=True, kw_only=True):
     node_name: str
     version: str | UnsetType = UNSET
     digest: str | UnsetType = UNSET
+    unknown: bool | UnsetType = UNSET  # whether it differs: no digest is recorded there
 
 
 class NodeUpgrade(Struct, frozen=True, kw_only=True):
@@ -38,6 +40,7 @@ class NodeUpgrade(Struct, frozen=True, kw_only=True):
     installed_digest: str
     available_version: str
     available_digest: str
+    unknown: bool | UnsetType = UNSET  # whether it is another version: no digest is recorded there
 
 
 class Upgrade(Struct, frozen=True, kw_only=True):
@@ -51,6 +54,11 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     node_drift: list[Drift] | UnsetType = UNSET
     # Ours.
     nodes: list[NodeUpgrade]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether some node is known to have another version."""
+        return any(node.unknown is not True for node in self.nodes)
 
 
 class _Installed(Struct, frozen=True):
@@ -109,6 +117,7 @@ class Upgrades:
                 installed_digest=backend.digest,
                 available_version=available.version,
                 available_digest=available.digest,
+                unknown=_is_unknown(backend, available) or UNSET,
             )
             known = found.get(backend.name)
             if known is not None:
@@ -133,24 +142,40 @@ class Upgrades:
         build = self._versions.pinned(one.build)
         if build.digest and one.backend.digest:
             return None if one.backend.digest in (build.digest, build.index_digest) else build
-        # No digest on one side: only two names of versions that differ say that something is newer.
-        is_named = bool(build.version and one.backend.version)
-        return build if is_named and build.version != one.backend.version else None
+        if build.digest:
+            return build  # which version is there nobody knows
+        # Nobody said what the gallery has: only two names of versions that differ say that something is newer.
+        return build if _is_other_name(build.version, one.backend.version) else None
+
+
+def _is_other_name(first: str, second: str) -> bool:
+    return bool(first and second) and first != second
+
+
+def _is_unknown(backend: InstalledBackend, available: Resolved) -> bool:
+    return not backend.digest and not _is_other_name(backend.version, available.version)
 
 
 def drift_of(holders: Sequence[tuple[Node, InstalledBackend]]) -> list[Drift]:
-    """The nodes whose version is not that of most; of two equally common ones the one that sorts first stands."""
+    """The nodes whose version is not that of most, or is not known; of two equally common ones the one that sorts first
+    stands. A pointer has no version of its own.
+    """
     counts = Counter((backend.version, backend.digest) for _, backend in holders)
-    if len(counts) < 2:
+    if len(holders) < 2:
         return []
-    usual = min(counts, key=lambda version: (-counts[version], version))
-    return [
-        Drift(
-            node_id=node.id,
-            node_name=node.name,
-            version=backend.version or UNSET,
-            digest=backend.digest or UNSET,
-        )
-        for node, backend in sorted(holders, key=lambda pair: pair[0].name)
-        if (backend.version, backend.digest) != usual
-    ]
+    known = {version: count for version, count in counts.items() if version[1]} or counts
+    usual = min(known, key=lambda version: (-known[version], version))
+    drift: list[Drift] = []
+    for node, backend in sorted(holders, key=lambda pair: pair[0].name):
+        # Nothing to compare: no digest here, and no name of a version that would tell it from the usual one.
+        is_unknown = not (backend.digest or backend.is_meta or _is_other_name(backend.version, usual[0]))
+        if is_unknown or (backend.version, backend.digest) != usual:
+            row = Drift(
+                node_id=node.id,
+                node_name=node.name,
+                version=backend.version or UNSET,
+                digest=backend.digest or UNSET,
+                unknown=is_unknown or UNSET,
+            )
+            drift.append(row)
+    return drift
