@@ -58,6 +58,7 @@ from enginehouse.frontend.ending import PRUNE_SECONDS, Endings
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
 from enginehouse.frontend.keys import WATCH_SECONDS, Keys, Role
+from enginehouse.frontend.listings import Listings
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
 from enginehouse.frontend.nodes import ANYWHERE, AddressRules, Nodes
@@ -225,6 +226,10 @@ def make_house(
     dispatcher.on_more(wakes.of("dispatch"))
     collector.on_old_worker(dispatcher.send_forced)
     violation_log = ViolationLog(settings.data / "logs" / "nats.log")
+    listings = Listings(store, collector, owner, galleries.has)
+    poller = Poller(store, nodes, collector, listings, patience, owner=owner, lease_seconds=settings.lease_seconds)
+    poller.on_due(wakes.of("poll-answers"))
+    collector.on_ended(poller.note_ended)
     acceptance = Acceptance(store, board, wakes.of("dispatch", "route"))
     targets = Targets(galleries, versions)
     return House(
@@ -233,13 +238,13 @@ def make_house(
         events=events,
         keys=Keys(store),
         nodes=nodes,
-        operations=Operations(acceptance, targets, versions),
+        operations=Operations(acceptance, targets, versions, listings.freshen),
         endings=Endings(
             acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=settings.lease_seconds
         ),
-        poller=Poller(store, collector, patience, owner=owner, lease_seconds=settings.lease_seconds),
-        planner=Planner(store, targets, versions),
-        upgrades=Upgrades(store, targets, versions),
+        poller=poller,
+        planner=Planner(store, targets, versions, listings.freshen),
+        upgrades=Upgrades(store, targets, versions, listings.freshen),
         models=Models(store, galleries, events),
         loader=loader,
         router=router,
@@ -275,6 +280,7 @@ def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
         Loop("prune", house.endings.prune_step, PRUNE_SECONDS, is_housekeeping=True),
         Loop("hopeless", house.endings.hopeless_step, HOPELESS_SECONDS, is_housekeeping=True),
         Loop("poll", house.poller.step, every),
+        Loop("poll-answers", house.poller.answers_step, every),
         Loop("violations", partial(asyncio.to_thread, house.violation_log.look), LOOK_SECONDS, is_housekeeping=True),
         Loop("upgrades", house.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS, is_housekeeping=True),
     ]

@@ -127,12 +127,21 @@ async def test_an_archive_without_its_sha256_is_refused_before_any_node_is_asked
 
 
 async def test_one_reason_of_several_nodes_is_told_once(here: Site) -> None:
-    machine = {"name": "second", "platform": "linux/amd64", "capability": "default"}
-    await here.ask("POST", "/api/node/register", machine, token=here.tokens["join"])
-    await admin(here, "POST", "/api/nodes/second/approve")
-    refused = await admin(here, "POST", "/api/operations", {"kind": "upgrade", "name": "llama-cpp"})
+    names = ["second", "third"]
+    for name in names:
+        machine = {"name": name, "platform": "linux/amd64", "capability": "default"}
+        await here.ask("POST", "/api/node/register", machine, token=here.tokens["join"])
+        await admin(here, "POST", f"/api/nodes/{name}/approve")
+    wish = {"kind": "upgrade", "name": "llama-cpp", "nodes": names}
+    refused = await admin(here, "POST", "/api/operations", wish)
     assert refused.status == 404
-    assert "(old, second: llama-cpp is not installed there)" in refused.error["message"]
+    assert "(second, third: llama-cpp is not installed there)" in refused.error["message"]
+
+
+async def test_a_worker_of_localais_that_does_not_answer_is_no_proof_that_it_has_nothing(here: Site) -> None:
+    refused = await admin(here, "POST", "/api/operations", {"kind": "upgrade", "name": "llama-cpp"})
+    assert (refused.status, refused.error["code"]) == (503, "unknown")
+    assert "(old: its worker did not say what it has; ask again when it answers)" in refused.error["message"]
 
 
 async def test_a_plan_changes_nothing(here: Site) -> None:

@@ -300,3 +300,23 @@ def test_a_delete_that_found_nothing_says_so(tmp_path: Path) -> None:
     with recorded({REQUEST: Answer(operation("succeeded", *rows), 202)}) as world:
         result = run(world, tmp_path, "backends", "delete", "a", "--all")
     assert result.stdout.splitlines() == ["✓ main: delete a", "✓ second: delete a (it was not there)"]
+
+
+@pytest.mark.parametrize(
+    ("excluded", "asked", "code"),
+    [
+        ({"reason": "it waits for approval"}, {}, 0),
+        ({"reason": "it is not installed there"}, {"nodes": ["main", "attic"]}, 3),
+        ({"reason": "its worker did not say", "code": "unknown"}, {}, 3),
+    ],
+    ids=["of all", "by name", "unknown"],
+)
+@pytest.mark.parametrize("no_follow", [(), ("--no-follow",)])
+def test_what_is_left_out_of_what_was_asked_for_is_no_plain_success(
+    tmp_path: Path, excluded: dict[str, object], asked: dict[str, object], code: int, no_follow: tuple[str, ...]
+) -> None:
+    done = operation("succeeded", row("main", "success"), excluded=[{"node_name": "attic", **excluded}], asked=asked)
+    with recorded({REQUEST: Answer(done, 202)}) as world:
+        result = run(world, tmp_path, *INSTALL, *no_follow)
+    assert result.exit_code == code
+    assert "left out" in result.stdout + result.stderr

@@ -12,9 +12,11 @@ from enginehouse.ports import Message
 NOBODY = b""
 
 
-def listed(*backends: tuple[str, str]) -> wire.BackendListReply:
+def listed(*backends: tuple[str, str], at: str = "") -> wire.BackendListReply:
+    """Names with their digests, all put in place at the same time."""
     found = tuple(
-        InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest) for name, digest in backends
+        InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest, installed_at=at)
+        for name, digest in backends
     )
     return wire.BackendListReply(backends=found or None)
 

@@ -12,6 +12,7 @@ from enginehouse.core import wire
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.progress import Progress
+from enginehouse.frontend.listings import Listings
 from enginehouse.frontend.polling import LOST_AFTER_BUDGETS, Poller
 from enginehouse.frontend.views import OperationView
 from enginehouse.ports import Message
@@ -132,7 +133,8 @@ async def test_a_worker_of_ours_is_never_asked(world: World) -> None:
 
 async def test_one_frontend_at_a_time_asks(world: World) -> None:
     await joined(world)
-    other = Poller(world.store, world.collector, PATIENCE, owner="another", lease_seconds=30.0)
+    listings = Listings(world.store, world.collector, "another", lambda name: False)
+    other = Poller(world.store, world.nodes, world.collector, listings, PATIENCE, owner="another", lease_seconds=30.0)
     await other.listen(world.bus)
     await world.poller.step()
     assert len(world.bus.take()) == 2
@@ -278,3 +280,40 @@ async def test_a_worker_that_has_made_no_list_of_processes_runs_none(world: Worl
     node = await joined(world)
     await answer_polls(world, listed(("other", "sha256:x")), running=b'{"models":null}')
     assert [one.name for one in (await world.nodes.get(node.id))[0].report.backends] == ["other"]
+
+
+async def unheard_polls(world: World) -> None:
+    """A round of questions that nobody hears, and what follows."""
+    await world.poller.step()
+    for one in world.bus.take():
+        if one.reply.startswith(wire.POLLS):
+            world.bus.deliver(Message(one.reply, NOBODY, no_responders=True))
+    await world.poller.step()
+
+
+async def test_a_worker_that_hears_no_question_is_away_and_what_it_did_waits(world: World) -> None:
+    node = await joined(world)
+    view = await world.install(name="other")
+    await world.dispatcher.step()
+    await unheard_polls(world)
+    assert await world.health(node.id) == "healthy", "a connection may be lost for a moment"
+    await unheard_polls(world)
+    assert await world.health(node.id) == "unhealthy"
+    after = await world.intent(view)
+    assert (after.state, after.reason, after.failures) == ("waiting", "node_away", 0)
+    shown = await world.board.view(view.jobID)
+    assert isinstance(shown.nodes, list)
+    assert (shown.nodes[0].status, shown.isParked) == ("queued", True)
+    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
+    await world.dispatcher.step()
+    assert (await world.intent(view)).attempt == 2
+
+
+async def test_one_question_that_is_heard_again_begins_the_counting_anew(world: World) -> None:
+    node = await joined(world)
+    await world.install(name="other")
+    await world.dispatcher.step()
+    for _ in range(3):
+        await unheard_polls(world)
+        await answer_polls(world, listed())
+    assert await world.health(node.id) == "healthy"

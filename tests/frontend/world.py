@@ -33,6 +33,7 @@ from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.events import Events
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.keys import Keys
+from enginehouse.frontend.listings import Listings
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.models import Models
 from enginehouse.frontend.nodes import ANYWHERE, AddressRules, Nodes, Registered
@@ -208,7 +209,11 @@ class World:
             owner=owner,
             lease_seconds=LEASE_SECONDS,
         )
-        self.poller = Poller(store, self.collector, PATIENCE, owner=owner, lease_seconds=LEASE_SECONDS)
+        self.listings = Listings(store, self.collector, owner, self.galleries.has)
+        self.poller = Poller(
+            store, self.nodes, self.collector, self.listings, PATIENCE, owner=owner, lease_seconds=LEASE_SECONDS
+        )
+        self.collector.on_ended(self.poller.note_ended)
         self.upgrades = Upgrades(store, self.targets, self.versions)
         self.planner = Planner(store, self.targets, self.versions)
         self.loader = Loader(store, self.board, self.galleries, owner=owner, lease_seconds=LEASE_SECONDS)

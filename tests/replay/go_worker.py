@@ -88,6 +88,7 @@ class GoWorker(Struct, kw_only=True):
     listing: Payload = field(default_factory=lambda: {"backends": None})
     running: Payload = field(default_factory=lambda: {"models": []})
     heard: list[tuple[str, Payload]] = field(default_factory=list)  # without the questions what there is
+    stopped: list[str] = field(default_factory=list)
     scripts: dict[str, list[Answer]] = field(default_factory=dict)
     told: list[float] = field(default_factory=list)  # percentages of the progress that was sent
     on_told: Callable[[str], Awaitable[None]] | None = None  # with the operation
@@ -145,6 +146,9 @@ class GoWorker(Struct, kw_only=True):
             )
             return
         request: Payload = msgspec.json.decode(message.payload)
+        if verb == wire.STOP:
+            self._stop(request["backend"])
+            return
         self.heard.append((verb, request))
         script = self.scripts.get(verb, [])
         assert script, f"{self.name} was asked {verb} once too often: {request}"
@@ -162,6 +166,13 @@ class GoWorker(Struct, kw_only=True):
             self.has(answer.then)
         if answer.reply is not None:
             await self.bus.publish(message.reply, msgspec.json.encode(filled_in(answer.reply, self.replacements)))
+
+    def _stop(self, key: str) -> None:
+        """By its exact key, which is all that is ever sent here."""
+        left = [one for one in self.running["models"] if f"{one['model_id']}#{one['replica_index']}" != key]
+        assert len(left) < len(self.running["models"]) or key in self.stopped, f"{self.name} runs no {key}"
+        self.running = {"models": left}
+        self.stopped.append(key)
 
     async def _tell(self, event: Payload, request: Payload) -> None:
         op_id = request.get("op_id", "")

@@ -30,7 +30,9 @@ from enginehouse.frontend.collector import LATE_SECONDS, Collector
 from enginehouse.frontend.dispatcher import Dispatcher
 from enginehouse.frontend.ending import Endings
 from enginehouse.frontend.events import Events
+from enginehouse.frontend.fresh import as_known
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.listings import Listings
 from enginehouse.frontend.loader import Loader
 from enginehouse.frontend.nodes import Nodes
 from enginehouse.frontend.operations import Operations
@@ -163,16 +165,22 @@ class SimFrontend:
         dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease)
         collector.on_old_worker(dispatcher.send_forced)
         dispatcher.on_more(wake)
+        listings = Listings(store, collector, owner, galleries.has)
+        poller = Poller(store, nodes, collector, listings, PATIENCE, owner=owner, lease_seconds=lease)
+        poller.on_due(lambda: loops["poll-answers"].wake())
+        collector.on_ended(poller.note_ended)
+        # Without such workers nobody is asked, and to look for them is part of a run's cost.
+        freshen = listings.freshen if world.options.old_nodes else as_known
         objects = Objects(
             owner=owner,
             events=events,
             board=board,
             nodes=nodes,
-            operations=Operations(acceptance, targets, versions),
+            operations=Operations(acceptance, targets, versions, freshen),
             endings=Endings(acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease),
             collector=collector,
             loader=loader,
-            poller=Poller(store, collector, PATIENCE, owner=owner, lease_seconds=lease),
+            poller=poller,
         )
         for loop in (
             Loop("dispatch", self._while_open(dispatcher.step), DISPATCH_SECONDS),
@@ -186,8 +194,9 @@ class SimFrontend:
             Loop("hopeless", objects.endings.hopeless_step, HOPELESS_SECONDS),
             Loop("load", self._while_steered(loader.step), LOAD_SECONDS),
             Loop("poll", objects.poller.step, POLL_SECONDS),
+            Loop("poll-answers", objects.poller.answers_step, POLL_SECONDS),
         ):
-            if loop.name != "poll" or world.options.old_nodes:  # nobody else is ever asked
+            if not loop.name.startswith("poll") or world.options.old_nodes:  # nobody else is ever asked
                 loops[loop.name] = loop
         return objects, loops
 

@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from tests.sim.frontends import PATIENCE
 from tests.sim.rows import IntentRow, select_rows
 from tests.sim.store import EPOCH
 from tests.sim.trace import Violation
+
+from enginehouse.frontend.polling import LOST_AFTER_BUDGETS
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -49,11 +52,16 @@ class Isolation:
         query = "select id, drained from nodes where health = 'healthy' and approved"
         drained = {str(node_id): bool(is_so) for node_id, is_so in select_rows(world.database.connection, query)}
         full = _full_lanes(every)
+        # An old worker cannot be stopped, so what is newer waits for it; no longer than anybody waits for its word.
+        limit = EPOCH + now - LOST_AFTER_BUDGETS * PATIENCE.install_seconds - SENT_WITHIN_SECONDS
+        query = "select node_id, subject, intent_id from lingering_commands where sent_at > ?"
+        held = select_rows(world.database.connection, query, (limit,))
         due = [
             one
             for one in every
             if _is_due(one, EPOCH + now)
             and one.lane not in full
+            and not any((one.node_id, one.subject) == row[:2] and one.id != row[2] for row in held)
             and one.node_id in drained
             and (not drained[one.node_id] or one.action.startswith(STOPS))
         ]

@@ -24,7 +24,7 @@ from enginehouse.core.report import Report
 from enginehouse.frontend import collector, ending, operations
 from enginehouse.frontend.collector import Collector
 from enginehouse.frontend.targets import Targets
-from enginehouse.store import claims, nodes, wishes
+from enginehouse.store import claims, lingering, nodes, wishes
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection
 from enginehouse.worker import actions
@@ -245,7 +245,16 @@ def _stopped_engines_are_not_told() -> list[Patch]:
 
 
 def _dead_replicas_are_kept() -> list[Patch]:
-    return [(collector, "_forget_gone_replicas", lambda connection, node_id, report: False)]
+    return [(collector, "forget_gone_replicas", lambda connection, node_id, report: False)]
+
+
+def _nothing_goes_on() -> list[Patch]:
+    """What is newer is sent, and settled by a listing, while an old worker goes on with what is older."""
+    return [(lingering, "every", lambda connection: [])]
+
+
+def _install_and_delete(chance: Random) -> tuple[Wish, ...]:
+    return (wish(0, 2.0, "install", "one@beta"), wish(1, chance.uniform(3.0, 5.0), "delete", "beta"))
 
 
 def _load_and_delete(chance: Random) -> tuple[Wish, ...]:
@@ -359,6 +368,14 @@ LAPSES = (
         _old_workers_get_no_install,
         {**QUICK, "nodes": 1, "old_nodes": 1, "drop_rate": 0.0, "safety_seconds": 7.0},
         _upgrade_of_all,
+        (),
+    ),
+    Mutant(
+        "an old worker that goes on is not waited for",
+        ("G10",),
+        _nothing_goes_on,
+        {**QUICK, "nodes": 1, "old_nodes": 1, "drop_rate": 0.0, "late_rate": 0.0, "install_seconds": 6.0},
+        _install_and_delete,
         (),
     ),
     Mutant(

@@ -1,8 +1,9 @@
 """A worker as LocalAI's are, in as few words as it has: no reports, no progress, no intents.
 
 It registers and beats without a report, answers what it is asked about its backends, installs by plain name unless
-something is there already (or `force` says so all the same), and does one thing at a time per backend. It may be so old
-that nobody listens for upgrades. It neither compares generations nor remembers attempts, so the guarantees about these
+something is there already (or `force` says so all the same), and installs one at a time per backend; a delete waits for
+nobody. It records no digest for images, only when it put them in place, by a clock of its own. It may be so old that
+nobody listens for upgrades. It neither compares generations nor remembers attempts, so the guarantees about these
 are not asked of it; that everything ends, and that what is called done was so, is.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,15 +22,18 @@ from msgspec import Struct
 from tests.sim import frontends
 from tests.sim.bus import SimBus
 from tests.sim.disk import Disk, DiskWeather
-from tests.sim.frontends import HEARTBEAT_SECONDS, Objects
+from tests.sim.frontends import HEARTBEAT_SECONDS, PATIENCE, Objects
 from tests.sim.ledgers import WorkerChecks
 from tests.sim.loop import Process
 from tests.sim.options import BACKENDS
+from tests.sim.rows import IntentRow
+from tests.sim.store import EPOCH
 
 from enginehouse.core import wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Conflict, EnginehouseError, NotFound, Unavailable
 from enginehouse.core.gallery import Catalogue
+from enginehouse.frontend.polling import LOST_AFTER_BUDGETS
 from enginehouse.ports import Message
 
 if TYPE_CHECKING:
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 AGAIN_SECONDS = 0.3
 LIMIT_SECONDS = 4.0
+IMAGE = BACKENDS[-1]
 VERBS = (wire.INSTALL, wire.DELETE, wire.LIST, wire.RUNNING)
 
 
@@ -58,12 +65,16 @@ class SimOldMachine:
         self._chance = world.chance(self.name)
         self._turns: dict[str, asyncio.Lock] = {}
         self._at_work = 0
+        self._clock_ahead = self._chance.uniform(-1e6, 1e6)
+        self._installed_at: dict[str, str] = {}
+        self._installing: dict[str, list[tuple[int, float]]] = {}  # generations, and when they came
         # It worked for another house before, so there is something to upgrade.
         self.disk.swap(self._catalogue.explain(BACKENDS[0], "default", "linux/amd64").resolved, 0)
 
     def start(self) -> None:
         self._at_work = 0
         self._turns = {}
+        self._installing = {}
         self.process = self._world.loop.new_process(self.name)
         self.process.spawn(self._run())
 
@@ -83,6 +94,15 @@ class SimOldMachine:
 
     def running(self) -> tuple[str, ...]:
         return ("something",) if self._at_work else ()
+
+    def wrong_absence(self, intent: IntentRow) -> str:
+        """A delete is not done while an older install goes on, which nobody has given up for its silence."""
+        directory = intent.subject.partition(":")[2]
+        if json.loads(intent.action)["type"] != "remove_backend":
+            return ""
+        since = self._world.loop.time() - LOST_AFTER_BUDGETS * PATIENCE.install_seconds
+        older = [one for one in self._installing.get(directory, ()) if one[0] < intent.generation and one[1] > since]
+        return f"{intent.id} succeeded while {older} of {directory} went on" if older else ""
 
     def held_locks(self) -> list[str]:
         return []
@@ -148,7 +168,13 @@ class SimOldMachine:
             case wire.LIST:
                 # It does not tell where its pointers lead.
                 listed = tuple(
-                    InstalledBackend(name=name, is_system=False, is_meta=False, digest=tree.digest)
+                    InstalledBackend(
+                        name=name,
+                        is_system=False,
+                        is_meta=False,
+                        digest="" if name == IMAGE else tree.digest,
+                        installed_at=self._installed_at.get(name, ""),
+                    )
                     for name, tree in sorted(self.disk.trees.items())
                 ) + tuple(
                     InstalledBackend(name=meta, is_system=False, is_meta=True)
@@ -163,9 +189,10 @@ class SimOldMachine:
         request = msgspec.json.decode(payload, type=wire.BackendInstallRequest)
         if request.model_id:
             return wire.BackendInstallReply(success=False, error="cannot load: no such model here")
-        return await self._install(request.backend, is_forced=request.force or verb == wire.UPGRADE)
+        generation = request.command.generation if request.command is not None else 0
+        return await self._install(request.backend, generation, is_forced=request.force or verb == wire.UPGRADE)
 
-    async def _install(self, name: str, *, is_forced: bool) -> Struct:
+    async def _install(self, name: str, generation: int, *, is_forced: bool) -> Struct:
         try:
             resolved = self._catalogue.explain(name, "default", "linux/amd64").resolved
             if not resolved.digest:
@@ -173,24 +200,37 @@ class SimOldMachine:
         except EnginehouseError as error:
             return wire.BackendInstallReply(success=False, error=error.message)
         async with self._turn(resolved.directory):
-            known = self.disk.trees.get(resolved.directory)
-            # A name that it does not have yet is installed with its build, though that is there.
-            if is_forced or known is None or (resolved.meta and resolved.meta not in known.metas):
-                weather = self._world.install_weather
-                await asyncio.sleep(weather.seconds * self._chance.uniform(0.5, 1.5))
-                if self._chance.random() < weather.failing_rate:
-                    return wire.BackendInstallReply(success=False, error="failed to download")
-                self.disk.swap(resolved, 0)
+            with self._noted(resolved.directory, generation):
+                known = self.disk.trees.get(resolved.directory)
+                # A name that it does not have yet is installed with its build, though that is there.
+                if is_forced or known is None or (resolved.meta and resolved.meta not in known.metas):
+                    weather = self._world.install_weather
+                    await asyncio.sleep(weather.seconds * self._chance.uniform(0.5, 1.5))
+                    if self._chance.random() < weather.failing_rate:
+                        return wire.BackendInstallReply(success=False, error="failed to download")
+                    self.disk.swap(resolved, 0)
+                    here = self._world.loop.time() + EPOCH + self._clock_ahead
+                    self._installed_at[resolved.directory] = datetime.fromtimestamp(here, UTC).isoformat()
         return wire.BackendInstallReply(success=True)
+
+    @contextlib.contextmanager
+    def _noted(self, directory: str, generation: int) -> Iterator[None]:
+        at_work = self._installing.setdefault(directory, [])
+        came = (generation, self._world.loop.time())
+        at_work.append(came)
+        try:
+            yield
+        finally:
+            at_work.remove(came)
 
     async def _delete(self, name: str) -> Struct:
         behind = [one for one, tree in self.disk.trees.items() if name in tree.metas]
         directory = behind[0] if behind else name
-        async with self._turn(directory):
-            if directory not in self.disk.trees:
-                return wire.BackendUpgradeReply(success=False, error=f'backend "{directory}" not found')
-            self.disk.remove(directory)
-            return wire.BackendUpgradeReply(success=True)
+        if directory not in self.disk.trees:
+            return wire.BackendUpgradeReply(success=False, error=f'backend "{directory}" not found')
+        self.disk.remove(directory)
+        self._installed_at.pop(directory, None)
+        return wire.BackendUpgradeReply(success=True)
 
     def _turn(self, directory: str) -> asyncio.Lock:
         return self._turns.setdefault(directory, asyncio.Lock())

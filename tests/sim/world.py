@@ -87,7 +87,9 @@ class World:
             if machine.node_id == intent.node_id:
                 wrong = prove(intent, machine.checks, is_old=machine.is_old)
                 machine.checks.judge("G10", wrong)
-                if not machine.is_old:
+                if isinstance(machine, SimOldMachine):
+                    machine.checks.judge("G10", machine.wrong_absence(intent))
+                else:
                     machine.checks.judge("G2", self._is_what_the_tag_meant(intent))
 
     def _is_what_the_tag_meant(self, intent: IntentRow) -> str:

@@ -31,8 +31,11 @@ _EXIT_CODES = {"succeeded": 0, "partial": 3, "failed": 1, "cancelled": 1, "super
 
 def exit_code_of(operation: Operation) -> int:
     if operation.is_parked:
-        return 3 if any(row.status == "error" for row in operation.rows) else 0
-    return _EXIT_CODES.get(operation.status, 1)
+        code = 3 if any(row.status == "error" for row in operation.rows) else 0
+    else:
+        code = _EXIT_CODES.get(operation.status, 1)
+    # What was done was not all that was asked for.
+    return 3 if code == 0 and operation.leaves_out else code
 
 
 def follow(frontend: Frontend, answer: object, *, outcome_to: Literal["stdout", "stderr"] = "stdout") -> Operation:

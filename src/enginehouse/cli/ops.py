@@ -95,7 +95,10 @@ _NODE = click.option("--node", metavar="NODE", help="Only on this node.")
 @click.argument("operation_id", metavar="ID")
 @_NODE
 def cancel(operation_id: str, node: str | None) -> None:
-    """End what is open of an operation. Workers stop at once; what was there before stays."""
+    """End what is open of an operation. Workers stop at once; what was there before stays.
+
+    LocalAI's workers cannot be stopped: they go on, and their rows say so until they have ended.
+    """
     from enginehouse.cli.connect import connect
 
     frontend = connect()
@@ -156,15 +159,16 @@ def finish(frontend: Frontend, answer: object, *, no_follow: bool) -> int:
 
     if not no_follow:
         return exit_code_of(follow(frontend, answer))
+    operation = read(answer, Operation)
+    code = 3 if operation.leaves_out else 0
     if wants_json():
         output.emit_json(answer)
-        return 0
-    operation = read(answer, Operation)
+        return code
     output.say(operation.id)
     for excluded in operation.excluded or ():
         output.remark(f"left out: {excluded.node_name}: {excluded.reason}")
     output.remark(f"{operation.kind} {operation.name} was accepted; see it: enginehouse ops follow {operation.id}")
-    return 0
+    return code
 
 
 def find(frontend: Frontend, beginning: str) -> object:

@@ -42,6 +42,11 @@ class Row(Struct, frozen=True, kw_only=True):
 class Excluded(Struct, frozen=True, kw_only=True):
     node_name: str = ""
     reason: str = ""
+    code: str = ""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    nodes: tuple[str, ...] | None = None
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -57,6 +62,12 @@ class Operation(Struct, frozen=True, kw_only=True):
     error: str = ""
     nodes: tuple[Row, ...] | None = None
     excluded: tuple[Excluded, ...] | None = None
+    asked: Asked = Asked()
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether nodes were left out that somebody named, or of which nobody knows whether they should have been."""
+        return any(self.asked.nodes or one.code == "unknown" for one in self.excluded or ())
 
     @property
     def rows(self) -> tuple[Row, ...]:

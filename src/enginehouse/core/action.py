@@ -27,6 +27,8 @@ class InstallBackend(Struct, tag="install_backend", frozen=True, omit_defaults=T
     # For LocalAI's workers, which resolve by themselves: where to look the name up, or that there is only an address.
     galleries: str = ""
     is_external: bool = False
+    # When such a worker had put in place what it had before ("" for nothing), by its own clock; None: not known.
+    before: str | None = None
 
 
 class RemoveBackend(Struct, tag="remove_backend", frozen=True, omit_defaults=True, kw_only=True):

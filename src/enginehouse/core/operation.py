@@ -29,6 +29,7 @@ class Excluded(Struct, frozen=True):
     node_id: str
     node_name: str
     reason: str
+    code: str = ""  # `unknown`: nobody knows whether it should have been asked
 
 
 class Asked(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -94,6 +95,9 @@ def width_of(kind: OperationKind, max_parallel: int, fleet: int) -> int:
     return max(1, int(FLEET_SHARE * fleet)) if kind == "upgrade" else 0
 
 
+STILL = "LocalAI's worker cannot be stopped: it goes on with it"
+OLDER_AT_WORK = "older_at_work"  # the reason of one that is sent when an older one has ended on the worker
+OLDER_MESSAGE = "LocalAI's worker goes on with an older request about the same thing; this is sent when that has ended"
 AWAY_MESSAGE = "the node is away; this happens by itself when it returns"
 BUS_AWAY_MESSAGE = "the node has no connection to the bus; this happens by itself when it has one again"
 

@@ -25,6 +25,7 @@ from enginehouse.core.action import (
 )
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import Intent, Outcome
+from enginehouse.core.listing import shows_install
 from enginehouse.core.model import HeldModel, holds
 from enginehouse.core.replica import RunningReplica
 
@@ -75,7 +76,7 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
     action: Action = intent.action
     match action:
         case InstallBackend():
-            return _shows_install(report, action, intent.generation)
+            return _shows_install(report, action, intent)
         case RemoveBackend():
             present = any(backend.name in (action.directory, action.called) for backend in report.backends)
             return None if present else Outcome()
@@ -101,7 +102,7 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
             assert_never(action)
 
 
-def _shows_install(report: Report, action: InstallBackend, generation: int) -> Outcome | None:
+def _shows_install(report: Report, action: InstallBackend, intent: Intent) -> Outcome | None:
     wanted = {action.resolved.digest, action.resolved.index_digest} - {""}
     if not _is_pointed(report, action):
         return None
@@ -110,11 +111,8 @@ def _shows_install(report: Report, action: InstallBackend, generation: int) -> O
             continue
         is_same = backend.digest in wanted or action.keep
         if not report.is_whole:
-            # No generations: that it is there now, and was asked for before, is all that can be known. Something was
-            # there before an upgrade too, so only the new digest counts.
-            is_shown = is_same or not (wanted or action.upgrade)
-            return Outcome(digest=backend.digest) if is_shown and not action.force else None
-        is_applied = backend.generation >= generation
+            return Outcome(digest=backend.digest) if shows_install(backend, action, intent) else None
+        is_applied = backend.generation >= intent.generation
         if (is_same and not action.force) or (is_applied and (is_same or not wanted)):
             return Outcome(digest=backend.digest)
     return None

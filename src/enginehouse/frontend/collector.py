@@ -21,19 +21,20 @@ from msgspec import Struct
 from enginehouse.core import intent as intents_core
 from enginehouse.core import report as reports
 from enginehouse.core import wire
-from enginehouse.core.action import Foreign, InstallBackend, RemoveModel, StartReplica, StopReplica, phrase
-from enginehouse.core.errors import Conflict, Invalid, Malformed, Unavailable
+from enginehouse.core.action import Foreign, InstallBackend, StartReplica, phrase
+from enginehouse.core.errors import Conflict, Malformed, Unavailable
 from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
 from enginehouse.core.operation import AWAY_MESSAGE
 from enginehouse.core.progress import Progress
 from enginehouse.core.progress import bounded as bounded_progress
-from enginehouse.core.replica import Replica, parse_process_key
 from enginehouse.core.report import Report
 from enginehouse.frontend.board import Board
+from enginehouse.frontend.lingering import RESTARTED, ended_as, note_over, note_shown, shadows
 from enginehouse.frontend.nodes import Nodes, note_deaf
 from enginehouse.frontend.overheard import Overheard, Reply
+from enginehouse.frontend.replica_rows import follow, forget_gone_replicas
 from enginehouse.ports import Bus, Clock, Message
-from enginehouse.store import db, intents, nodes, operations, replicas, wishes
+from enginehouse.store import db, intents, lingering, nodes, operations, wishes
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class _Settled(Struct):
     deaf: set[str]  # nodes where nobody listens
     forced: list[Intent]  # upgrades to be sent again, to workers that know none
     others: list[tuple[Reply, float]]  # to what another frontend has sent, and for how long its lease still holds
+    over: list[Intent]  # ended before, and now on their workers too
 
 
 class Reported(Struct):
@@ -79,11 +81,16 @@ class Collector:
         # What a node said that only another one may say, by kind.
         self.violations: Counter[str] = Counter()
         self._on_settled: list[Callable[[], None]] = []
+        self._on_ended: Callable[[Sequence[Intent]], None] = lambda intents: None
         self._send_forced: Callable[[Sequence[Intent]], Awaitable[None]] | None = None
 
     def on_settled(self, wake: Callable[[], None]) -> None:
         """Whom to wake when an intent ended or a replica came or went: the dispatcher, the loader, the router."""
         self._on_settled.append(wake)
+
+    def on_ended(self, note: Callable[[Sequence[Intent]], None]) -> None:
+        """Who is told of every intent that a reply has changed: the poller."""
+        self._on_ended = note
 
     def on_old_worker(self, send_forced: Callable[[Sequence[Intent]], Awaitable[None]]) -> None:
         """How an upgrade is sent to a worker that knows none: the dispatcher's."""
@@ -153,8 +160,10 @@ class Collector:
             self._overheard.keep(reply, seconds)
         if done.forced and self._send_forced is not None:
             await self._send_forced(done.forced)
+        self._on_ended([*done.intents, *done.over])
         await self._nodes.tell(done.deaf)
-        await self.tell(done.intents)
+        await self.tell(done.intents, wake=bool(done.over))
+        await self._board.intents_changed(done.over)
 
     async def late_step(self) -> None:
         """Look once more at replies that their owner may not have heard."""
@@ -164,7 +173,8 @@ class Collector:
 
     def _settle(self, connection: Connection, batch: Sequence[Reply]) -> _Settled:
         now = db.now(connection)
-        done = _Settled([], set(), [], [])
+        done = _Settled([], set(), [], [], [])
+        over: dict[str, str] = {}
         known = operations.lock_intents(connection, {reply.to.intent_id for reply in batch})
         changes: dict[str, tuple[Intent, Change]] = {}
         for reply in batch:
@@ -172,6 +182,8 @@ class Collector:
             if intent is not None and intent.node_id != reply.to.node_id:
                 self._refuse("reply", reply.to.node_id)
                 continue
+            if intent is not None and reply.outcome is not None:
+                over[intent.id] = ended_as(reply.outcome)
             if intent is None or intent.state != "running" or intent.attempt != reply.to.attempt:
                 continue
             if intent.id in changes:
@@ -195,9 +207,10 @@ class Collector:
                 outcome = self._believed(connection, intent, reply.outcome)
                 change = intents_core.after_outcome(intent, outcome, now, self._clock.random())
             changes[intent.id] = intent, change
+        done.over = note_over(connection, over, now)
         done.intents = operations.apply_all(connection, changes.values())
         for intent in done.intents:
-            _follow(connection, intent, now)
+            follow(connection, intent, now)
         _point(connection, done.intents, now)
         operations.note_ended(connection, [intent.id for intent in done.intents if not intent.is_open])
         return done
@@ -231,7 +244,8 @@ class Collector:
 
         def work(connection: Connection) -> list[Intent]:
             now = db.now(connection)
-            settled: list[Intent] = []
+            given_up = lingering.on_node(connection, node_id)
+            settled = note_over(connection, dict.fromkeys(given_up, RESTARTED), now)
             for intent in operations.open_on(connection, node_id):
                 if intent.state == "running":
                     again = Change(
@@ -253,8 +267,10 @@ class Collector:
         # What is so proves nothing while an older command about it is at work, or may still arrive: the newer one has
         # to be seen first.
         shadowed = intents.shadowed(connection, node_id, {intent.subject for intent in open_ones})
+        at_work = {} if report.is_whole else shadows(connection, node_id)
         for intent in open_ones:
             is_shadowed = shadowed.get(intent.subject, 0) > 0 and report.is_whole
+            is_shadowed = is_shadowed or bool(at_work.get(intent.subject, set()) - {intent.id})
             change = self._evidence(report, intent, now, is_shadowed=is_shadowed)
             if change is not None and change.outcome is not None:
                 outcome = self._believed(connection, intent, change.outcome)
@@ -264,7 +280,9 @@ class Collector:
                     change = intents_core.after_outcome(intent, outcome, now, 0.0) if is_running else None
             if change is not None:
                 settled += _applied(connection, intent, change)
-        gone = _forget_gone_replicas(connection, node_id, report)
+                if not report.is_whole and change.kind == "succeed":
+                    note_shown(connection, intent, report)
+        gone = forget_gone_replicas(connection, node_id, report)
         changed = gone or _shown(report) != _shown(node.report)
         nodes.set_report(connection, node_id, report, now if changed else None)
         _point(connection, settled, now)
@@ -332,62 +350,14 @@ def _applied(connection: Connection, intent: Intent, change: Change) -> list[Int
         after = operations.apply(connection, intent, change)
     except Conflict:
         return []  # someone else settled it first
-    _follow(connection, after, change.now)
+    follow(connection, after, change.now)
     return [after]
-
-
-def _follow(connection: Connection, after: Intent, now: float) -> None:
-    """What follows for replicas from what became of an intent."""
-    outcome, action = after.outcome, after.action
-    if after.state == "succeeded" and outcome is not None:
-        if isinstance(action, StartReplica) and outcome.address:
-            replica = Replica(
-                node_id=after.node_id,
-                model=action.model.name,
-                slot=action.slot,
-                revision=action.model.revision,
-                address=outcome.address,
-                nonce=outcome.nonce,
-                backend=action.directory,
-                key=action.key,
-                checks_key=outcome.checks_key,
-            )
-            replicas.put(connection, replica, now)
-        elif isinstance(action, StopReplica):
-            replicas.remove(connection, after.node_id, action.model, action.slot)
-        elif isinstance(action, RemoveModel):
-            replicas.remove_of_model(connection, after.node_id, action.model)
-        _forget_stopped(connection, after.node_id, outcome.stopped)
 
 
 def _point(connection: Connection, settled: Sequence[Intent], now: float) -> None:
     """Other names that lead to what was installed are written next, for those who asked for them."""
     for intent in wishes.add_pointers(connection, settled, lambda: str(uuid.uuid4()), now):
         log.info("intent.pointer intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
-
-
-def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:
-    """The rows of processes that an upgrade or a delete has stopped: nothing is routed there any more."""
-    for key in keys:
-        try:
-            model, slot = parse_process_key(key)
-        except Invalid:
-            continue  # of a worker's own naming
-        replicas.remove(connection, node_id, model, slot)
-
-
-def _forget_gone_replicas(connection: Connection, node_id: str, report: Report) -> bool:
-    """Remove the rows of processes that the worker no longer has; whether there were any."""
-    running = {(one.model_id, one.replica_index, one.nonce) for one in report.replicas}
-    gone = [
-        replica
-        for replica, created_at in replicas.on_node(connection, node_id)
-        # A row younger than the report may be of a process that started after it was taken.
-        if (replica.model, replica.slot, replica.nonce) not in running and created_at <= report.mark
-    ]
-    for replica in gone:
-        replicas.remove(connection, node_id, replica.model, replica.slot)
-    return bool(gone)
 
 
 def _is_older(report: Report, known: Report) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from enginehouse.core.action import Foreign, InstallBackend, RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.intent import NODE_REMOVED, Change, Intent
-from enginehouse.core.operation import Operation, width_of
+from enginehouse.core.operation import STILL, Operation, width_of
 from enginehouse.frontend.accepting import (
     Acceptance,
     Kept,
@@ -32,6 +32,7 @@ from enginehouse.store import (
     intents,
     keys,
     leases,
+    lingering,
     nodes,
     operations,
     replicas,
@@ -83,6 +84,7 @@ class Endings:
                 raise Conflict(f"cannot cancel {what}: it has ended already", code="already_terminal")
             change = Change(kind="cancel", now=db.now(connection), reason="cancelled", message=f"cancelled by {author}")
             ended = [operations.cancel_share(connection, operation_id, intent, change) for intent in open_ones]
+            _say_who_goes_on(connection, open_ones, [one for one in ended if one is not None])
             if operation.is_steered and node is None:
                 operations.end_steering(connection, operation_id, "cancelled", f"cancelled by {author}")
             running = {intent.id for intent in open_ones if intent.state == "running"}
@@ -152,6 +154,7 @@ class Endings:
             why = f"the node {node.name} was removed by {author}"
             ended = cancel_all(connection, operations.open_on(connection, node.id), NODE_REMOVED, why)
             replicas.remove_all_on(connection, node.id)
+            lingering.remove(connection, lingering.on_node(connection, node.id))
             bus_credentials.revoke_of(connection, node.id)
             nodes.remove(connection, node.id)
             keys.note_change(connection)  # its token counts for nothing from now on
@@ -211,6 +214,15 @@ def _locked(connection: Connection, intents: Iterable[Intent]) -> list[Intent]:
     """Which of these are open, as they are now: one that is being claimed or settled at this moment is waited for."""
     open_ones = [intent.id for intent in intents if intent.is_open]
     return [intent for intent in operations.lock_intents(connection, open_ones).values() if intent.is_open]
+
+
+def _say_who_goes_on(connection: Connection, before: Iterable[Intent], cancelled: Iterable[Intent]) -> None:
+    """LocalAI's workers cannot be stopped; their rows say so until they have ended."""
+    after = {one.id: one for one in cancelled}
+    goes_on = lingering.add(connection, [one for one in before if one.id in after])
+    for intent_id in goes_on | lingering.among(connection, after):
+        one = after[intent_id]
+        operations.remark(connection, one, f"{one.message}; {STILL}", one.updated_at)
 
 
 def _left_behind(connection: Connection, operation_id: str, again: Collection[str]) -> bool:

@@ -101,6 +101,13 @@ class Galleries:
         """What that name stands for; `NotFound` where no gallery has it."""
         return [entry for _, entry in self._catalogue.builds(name)]
 
+    def has(self, name: str) -> bool:
+        """Whether a gallery that can be read has a backend of that name."""
+        try:
+            return bool(self.known(name))
+        except EnginehouseError:
+            return False
+
     def metas_of(self, name: str) -> list[str]:
         """The meta entries that lead to this one, where it is a build for one kind of hardware."""
         plain = name.rpartition("@")[2]

@@ -15,9 +15,11 @@ from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
 from enginehouse.core.operation import width_of
 from enginehouse.frontend.accepting import Acceptance, Actions, Kept, Request, insert_operation, new_operation
+from enginehouse.frontend.checks import check_wish
 from enginehouse.frontend.ending import cancel_all
+from enginehouse.frontend.fresh import Freshen, as_known
 from enginehouse.frontend.nodes import find_node
-from enginehouse.frontend.targets import BackendWish, Targets, check_wish
+from enginehouse.frontend.targets import BackendWish, Targets
 from enginehouse.frontend.versions import Versions
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
@@ -28,23 +30,27 @@ __all__ = ["BackendWish", "Operations", "Request"]
 
 
 class Operations:
-    def __init__(self, acceptance: Acceptance, targets: Targets, versions: Versions) -> None:
+    def __init__(
+        self, acceptance: Acceptance, targets: Targets, versions: Versions, freshen: Freshen = as_known
+    ) -> None:
         self._acceptance = acceptance
         self._store = acceptance.store
         self._board = acceptance.board
         self._targets = targets
         self._versions = versions
+        self._freshen = freshen
 
     async def request(self, wish: BackendWish, key: str = "") -> str:
         """Accept a wish and return the operation's id; on return it is stored, whatever happens to this process."""
         check_wish(wish)
+        # Outside of any transaction: workers and registries may take their time.
+        unknown = await self._freshen(wish.nodes)
         if wish.kind != "delete":
-            # Outside of any transaction: a registry may take its time.
-            asked = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
+            asked = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
             await self._versions.look(asked.builds, fresh_seconds=asked.fresh_seconds)
 
         def work(connection: Connection) -> str:
-            chosen = self._targets.choose(connection, wish)
+            chosen = self._targets.choose(connection, wish, unknown)
             targets = tuple(node.id for node, _ in chosen.actions)
             kept = Kept(targets=targets, excluded=tuple(chosen.excluded), asked=wish.asked)
             operation = new_operation(connection, wish.kind, wish.name, wish.author, kept)
@@ -106,7 +112,9 @@ class Operations:
             operation = new_operation(connection, "drain", node.name, request.author, Kept(targets=(node.id,)))
             return insert_operation(connection, operation, stops)
 
-        return await self._acceptance.accept(work, request, ["drain", name_or_id])
+        accepted = await self._acceptance.accept(work, request, ["drain", name_or_id])
+        await self._freshen((name_or_id,))  # which stops what an install has left running on one of LocalAI's
+        return accepted
 
 
 def _starts(intent: Intent, model: str) -> bool:

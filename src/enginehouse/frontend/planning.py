@@ -1,7 +1,7 @@
 """What a wish would do, node by node, without doing it.
 
-The same choice as that of the wish itself, with what is known of sizes and of the disks; nothing is written and no
-worker is asked.
+The same choice as that of the wish itself, with what is known of sizes and of the disks. Nothing is written; LocalAI's
+workers, which report nothing, are asked what they have.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Excluded, width_of
-from enginehouse.frontend.targets import BackendWish, Targets, check_wish
+from enginehouse.frontend.checks import check_wish
+from enginehouse.frontend.fresh import Freshen, as_known
+from enginehouse.frontend.targets import BackendWish, Targets
 from enginehouse.frontend.versions import Versions
 from enginehouse.store.db import Store
-
 
 UNKNOWN_NOTE = "its worker records no digest, so nobody knows which version it has; an upgrade fetches it again"
 
@@ -49,17 +50,19 @@ class Plan(Struct, kw_only=True):
 
 
 class Planner:
-    def __init__(self, store: Store, targets: Targets, versions: Versions) -> None:
+    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = as_known) -> None:
         self._store = store
         self._targets = targets
         self._versions = versions
+        self._freshen = freshen
 
     async def plan(self, wish: BackendWish) -> Plan:
         check_wish(wish)
+        unknown = await self._freshen(wish.nodes)
         if wish.kind != "delete":
-            asked = await self._store.transaction(lambda connection: self._targets.builds(connection, wish))
+            asked = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
             await self._versions.look(asked.builds, fresh_seconds=asked.fresh_seconds)
-        chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, wish))
+        chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, wish, unknown))
         rows = [self._row(wish, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)
         return Plan(

@@ -7,7 +7,7 @@ waits; waiting for approval, being of another kind, having no build or not havin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -17,20 +17,21 @@ from enginehouse.core.action import Action, InstallBackend, RemoveBackend, subje
 from enginehouse.core.backend import InstalledBackend, Resolved, package_digest
 from enginehouse.core.changes import nodes_after
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, NotFound, Unavailable
-from enginehouse.core.installation import check_directory, directory_behind
+from enginehouse.core.installation import directory_behind
 from enginehouse.core.intent import Intent
-from enginehouse.core.name import check_name
+from enginehouse.core.listing import installed_at
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Asked, Excluded, OperationKind
-from enginehouse.core.reference import parse_uri, shown_uri
+from enginehouse.core.reference import parse_uri
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.nodes import find_node
 from enginehouse.frontend.versions import FRESH_SECONDS, Versions
 from enginehouse.store import intents, nodes
 from enginehouse.store.db import Connection
 
-MAX_URI = 2048
-MAX_PARALLEL = 10_000
+Unknown = Collection[str]  # the ids of nodes
+UNKNOWN = "unknown"  # the code of a node that may have been left out by mistake
+UNKNOWN_REASON = "its worker did not say what it has; ask again when it answers"
 
 
 class BackendWish(Struct, frozen=True, kw_only=True):
@@ -71,54 +72,11 @@ class Chosen(Struct, frozen=True):
     is_anew: bool  # some node is to have again what is being deleted there, or was a moment ago
 
 
-def check_wish(wish: BackendWish) -> None:
-    """Everything that can be said without looking at nodes."""
-    gallery, at, plain = wish.name.rpartition("@")
-    check_name(plain, "backend")
-    if at:
-        check_name(gallery, "gallery")
-    if not 0 <= wish.max_parallel <= MAX_PARALLEL:
-        raise Invalid(
-            f"cannot run {wish.max_parallel} at once: max_parallel is a number from 1 to {MAX_PARALLEL}",
-            code="invalid_name",
-            param="max_parallel",
-        )
-    if wish.uri:
-        _check_uri(wish)
-    elif wish.alias or wish.sha256:
-        raise Invalid(
-            f"cannot {wish.kind} {wish.name}: an alias and a sha256 are for an install from a URI",
-            code="unsupported",
-            param="uri",
-        )
-
-
 class Builds(Struct, frozen=True):
     """What a registry is to be asked for a wish, and how old its answer may be."""
 
     builds: list[Resolved]
     fresh_seconds: float
-
-
-def _check_uri(wish: BackendWish) -> None:
-    if wish.kind != "install" or "@" in wish.name:
-        raise Invalid(
-            f"cannot {wish.kind} {wish.name} from a URI: only an install under a name of your own takes one",
-            code="unsupported",
-            param="uri",
-        )
-    if len(wish.uri) > MAX_URI:
-        raise Invalid(f"cannot use a URI of more than {MAX_URI} characters", code="invalid_uri", param="uri")
-    check_directory(wish.name)
-    if wish.alias:
-        check_name(wish.alias, "backend")
-    if parse_uri(wish.uri).kind in ("directory", "ocifile"):
-        raise Invalid(
-            f"cannot install from {shown_uri(wish.uri)} on a fleet: files of one machine are installed there with "
-            "`enginehouse local install`",
-            code="uri_not_allowed",
-            param="uri",
-        )
 
 
 class Targets:
@@ -128,7 +86,8 @@ class Targets:
         self._galleries = galleries
         self._versions = versions
 
-    def choose(self, connection: Connection, wish: BackendWish) -> Chosen:
+    def choose(self, connection: Connection, wish: BackendWish, unknown: Unknown = frozenset()) -> Chosen:
+        """`unknown` are nodes of which nobody knows now what they have (`Listings.freshen`)."""
         every = nodes.every(connection)
         targets, reasons = _asked_for(connection, every, wish)
         changes = self._changing(connection, wish, targets)
@@ -140,9 +99,17 @@ class Targets:
                 actions = self._upgrades(wish, targets, reasons)
             case _:
                 actions = self._installs(wish, targets, reasons)
-        excluded = [Excluded(node.id, node.name, reasons[node.id]) for node in every if node.id in reasons]
+        missing = {node.id for node in every if node.id in unknown and reasons.get(node.id) == _absent(wish)}
+        excluded = [
+            Excluded(node.id, node.name, UNKNOWN_REASON, UNKNOWN)
+            if node.id in missing
+            else Excluded(node.id, node.name, reasons[node.id])
+            for node in every
+            if node.id in reasons
+        ]
         if not actions:
             raise _nothing_to_do(wish, excluded)
+        actions = [(node, _with_before(action, node)) for node, action in actions]
         is_anew = any(isinstance(one.action, RemoveBackend) for one in changes)
         return Chosen(actions, excluded, sum(node.is_target for node in every), is_anew)
 
@@ -175,18 +142,19 @@ class Targets:
         if not isinstance(action, InstallBackend) or node is None:
             return action
         is_plain = not (action.force or action.upgrade or action.is_external)
-        return msgspec.structs.replace(
+        renewed = msgspec.structs.replace(
             action,
             resolved=self._versions.renewed(action.resolved),
             keep=is_plain and _is_kept(action.resolved, node),
         )
+        return _with_before(renewed, node)
 
-    def builds(self, connection: Connection, wish: BackendWish) -> Builds:
+    def builds(self, connection: Connection, wish: BackendWish, unknown: Unknown = frozenset()) -> Builds:
         """The builds that a wish comes to, for looking up their versions; none where it will be refused anyway. Whoever
         upgrades means what is there now, and so does who installs again what was deleted.
         """
         try:
-            chosen = self.choose(connection, wish)
+            chosen = self.choose(connection, wish, unknown)
         except EnginehouseError:
             return Builds([], FRESH_SECONDS)
         found = [action.resolved for _, action in chosen.actions if isinstance(action, InstallBackend)]
@@ -237,7 +205,7 @@ class Targets:
         actions: list[tuple[Node, Action]] = []
         found = [(node, self._held(wish, node)) for node in targets]
         holders = [(node, installed) for node, installed in found if installed is not None]
-        reasons |= {node.id: f"{wish.plain_name} is not installed there" for node, held in found if held is None}
+        reasons |= {node.id: _absent(wish) for node, held in found if held is None}
         if not holders:
             self._galleries.known(wish.name)  # a name that nobody knows is a mistake
         for node, installed in holders:
@@ -369,12 +337,27 @@ def _is_kept(build: Resolved, node: Node) -> bool:
     return is_there and parse_uri(build.uri).kind == "image"
 
 
+def _absent(wish: BackendWish) -> str:
+    return f"{wish.plain_name} is not installed there"
+
+
+def _with_before(action: Action, node: Node) -> Action:
+    """For a worker of LocalAI's: with what tells whether it has done it since, where its listing has no digest."""
+    if not isinstance(action, InstallBackend):
+        return action
+    is_listed = node.is_foreign and node.report.mark > 0
+    before = installed_at(node.report.backends, action.resolved.directory) if is_listed else None
+    return msgspec.structs.replace(action, before=before)
+
+
 def _nothing_to_do(wish: BackendWish, excluded: Sequence[Excluded]) -> EnginehouseError:
     names: dict[str, list[str]] = {}
     for one in excluded:
         names.setdefault(one.reason, []).append(one.node_name)
     # Once for all nodes that have it: on a large fleet the same sentence a hundred times hides what else there is.
     reasons = "; ".join(f"{', '.join(who)}: {reason}" for reason, who in names.items())
+    if any(one.code == UNKNOWN for one in excluded):
+        return Unavailable(f"cannot {wish.kind} {wish.name}: nobody knows who has it ({reasons})", code=UNKNOWN)
     if wish.kind == "upgrade":
         return NotFound(f"cannot upgrade {wish.name}: no node has it ({reasons})", code="not_found", param="name")
     return Conflict(f"cannot {wish.kind} {wish.name}: no node can take it ({reasons})", code="unsupported")

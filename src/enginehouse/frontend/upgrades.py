@@ -16,6 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.node import Node
+from enginehouse.frontend.fresh import Freshen, as_known
 from enginehouse.frontend.targets import Targets
 from enginehouse.frontend.versions import Versions
 from enginehouse.store import nodes
@@ -68,10 +69,11 @@ class _Installed(Struct, frozen=True):
 
 
 class Upgrades:
-    def __init__(self, store: Store, targets: Targets, versions: Versions) -> None:
+    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = as_known) -> None:
         self._store = store
         self._targets = targets
         self._versions = versions
+        self._freshen = freshen
 
     async def step(self) -> None:
         """Ask registries what they have now."""
@@ -79,6 +81,7 @@ class Upgrades:
 
     async def check(self) -> dict[str, Upgrade]:
         """Ask now, and what follows from the answers."""
+        await self._freshen(None)
         installed = await self._installed()
         await self._versions.look([one.build for one in installed if one.build is not None], fresh_seconds=0.0)
         return self._upgrades(installed)

@@ -13,11 +13,13 @@ from sqlalchemy import BindParameter, Select, bindparam, func, select, update
 
 from enginehouse.core.action import Foreign
 from enginehouse.core.intent import Change, Intent
+from enginehouse.store import lingering
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply_all
 from enginehouse.store.rows import KNOWN_KINDS, intent_of
 from enginehouse.store.schema import intents, nodes, operations
 
+_Held = dict[tuple[str, str], set[str]]  # node and subject, and the intents that may still be carried out there
 _STOPS = ("remove_model", "stop_replica")  # all that a drained node gets to do
 _NOW: BindParameter[Any] = bindparam("now")
 _LANE: BindParameter[Any] = bindparam("lane")
@@ -70,29 +72,42 @@ _PARKED = _locked(
 
 def claim_due(connection: Connection, owner: str, now: float, lease_until: float, limit: int) -> list[Intent]:
     """Take every due intent whose node is approved and healthy: a new attempt with a new fence each. Oldest first,
-    skipping what another frontend holds, and of a lane no more than it is wide.
+    skipping what another frontend holds, and of a lane no more than it is wide. Nothing is claimed while its worker may
+    still carry out an older command about the same thing that it cannot be told to stop.
     """
     by_drained: dict[bool, list[str]] = {False: [], True: []}
     for node_id, is_drained in connection.execute(_PRESENT):
         by_drained[bool(is_drained)].append(node_id)
     change = Change(kind="claim", now=now, owner=owner, lease_until=lease_until)
+    held: _Held = {}
+    for row in lingering.every(connection):
+        held.setdefault((row.node_id, row.subject), set()).add(row.intent_id)
     claimed: list[Intent] = []
     for node_ids, kinds in ((by_drained[False], KNOWN_KINDS), (by_drained[True], _STOPS)):
         if node_ids:
-            claimed += _claim(connection, {"now": now, "node_ids": node_ids, "kinds": kinds}, change, limit)
+            claimed += _claim(connection, {"now": now, "node_ids": node_ids, "kinds": kinds}, change, limit, held)
     return claimed
 
 
-def _claim(connection: Connection, due: Mapping[str, object], change: Change, limit: int) -> list[Intent]:
-    claimed = _take(connection, _OLDEST, change, {**due, "lane": "", "most": limit})
+def _claim(connection: Connection, due: Mapping[str, object], change: Change, limit: int, held: _Held) -> list[Intent]:
+    claimed = _take_free(connection, change, {**due, "lane": ""}, limit, held)
     for lane, width in connection.execute(_LANES, due).all():
         # Two frontends that count at once would let twice as many in.
         if connection.execute(_OWN_LANE, {"lane": lane}).scalar_one_or_none() is None:
             continue
         free = width - int(connection.execute(_RUNNING_IN_LANE, {"lane": lane}).scalar_one())
         if free > 0:
-            claimed += _take(connection, _OLDEST, change, {**due, "lane": lane, "most": free})
+            claimed += _take_free(connection, change, {**due, "lane": lane}, free, held)
     return claimed
+
+
+def _take_free(
+    connection: Connection, change: Change, due: Mapping[str, object], most: int, held: _Held
+) -> list[Intent]:
+    """At most so many of those that are due, past those that wait for an older command on their worker."""
+    found = _found(connection, _OLDEST, {**due, "most": most + len(held)})
+    free = [intent for intent in found if not held.get((intent.node_id, intent.subject), set()) - {intent.id}]
+    return apply_all(connection, [(intent, change) for intent in free[:most]])
 
 
 def take_over(connection: Connection, owner: str, now: float, lease_until: float) -> list[Intent]:
@@ -108,11 +123,21 @@ def renew(connection: Connection, owner: str, lease_until: float) -> None:
 
 def park_absent(connection: Connection, change: Change) -> list[Intent]:
     """Apply a change to every running intent whose node is offline, skipping what another frontend holds."""
-    return _take(connection, _PARKED, change, {})
+    return park(connection, _found(connection, _PARKED, {}), change)
+
+
+def park(connection: Connection, running: list[Intent], change: Change) -> list[Intent]:
+    """Have running intents wait whose workers may go on with them unheard."""
+    lingering.add(connection, running)
+    return apply_all(connection, [(intent, change) for intent in running])
 
 
 def _take(connection: Connection, query: Select[Any], change: Change, parameters: Mapping[str, object]) -> list[Intent]:
     """Apply a change to all that are found and not held by another transaction, in two statements however many."""
-    found = [intent_of(row) for row in connection.execute(query, parameters).all()]
+    return apply_all(connection, [(intent, change) for intent in _found(connection, query, parameters)])
+
+
+def _found(connection: Connection, query: Select[Any], parameters: Mapping[str, object]) -> list[Intent]:
+    found = (intent_of(row) for row in connection.execute(query, parameters).all())
     # One row that says no kind and holds what this version does not know must not stop all others.
-    return apply_all(connection, [(intent, change) for intent in found if not isinstance(intent.action, Foreign)])
+    return [intent for intent in found if not isinstance(intent.action, Foreign)]

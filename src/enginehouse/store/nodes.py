@@ -161,6 +161,11 @@ _TOKENS = select(nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_
 _SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
 _SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"))
 _HEALTH = select(nodes.c.id, nodes.c.name, nodes.c.health)
+_WITHOUT_KEY = (
+    select(nodes.c.id, nodes.c.name, nodes.c.health)
+    .where(nodes.c.public_key == "", nodes.c.approved.is_(True), nodes.c.node_type == "backend")
+    .order_by(nodes.c.name)
+)
 _SERVING = select(nodes.c.id, nodes.c.name).where(
     nodes.c.health != "offline", nodes.c.drained.is_(False), nodes.c.approved.is_(True)
 )
@@ -196,6 +201,19 @@ def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, st
 def health_of_every(connection: Connection) -> dict[str, tuple[str, Health]]:
     """(name, health) by id: for those who ask often and need no reports."""
     return {row.id: (row.name, row.health) for row in connection.execute(_HEALTH)}
+
+
+class WithoutKey(Struct, frozen=True):
+    """One of LocalAI's workers, by its node."""
+
+    id: str
+    name: str
+    health: Health
+
+
+def without_key(connection: Connection) -> list[WithoutKey]:
+    """The nodes of LocalAI's workers that may be asked for something."""
+    return [WithoutKey(row.id, row.name, row.health) for row in connection.execute(_WITHOUT_KEY)]
 
 
 def serving(connection: Connection) -> dict[str, str]:

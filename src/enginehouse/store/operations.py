@@ -221,6 +221,13 @@ def cancel_share(connection: Connection, operation_id: str, intent: Intent, chan
     return None
 
 
+def remark(connection: Connection, before: Intent, message: str, now: float) -> Intent:
+    """Say something else about an intent that has ended; how it ended stays."""
+    after = msgspec.structs.replace(before, message=message, updated_at=now, version=before.version + 1)
+    connection.execute(_WRITE, {**intent_columns(after), "row_id": before.id, "row_version": before.version})
+    return after
+
+
 def note_ended(connection: Connection, intent_ids: Iterable[str]) -> None:
     """Write down how the operations of these intents ended, those that have. For finding them: whoever forgets to call
     this makes a list slower, not wrong.

@@ -142,6 +142,16 @@ idempotency_keys = Table(
     Index("idempotency_keys_created", "created_at"),
 )
 
+# What a worker that cannot be stopped may still do although its intent has ended, or was given back.
+lingering_commands = Table(
+    "lingering_commands",
+    metadata,
+    Column("intent_id", String(36), primary_key=True),
+    Column("node_id", String(36), nullable=False),
+    Column("subject", String(512), nullable=False),
+    Column("sent_at", Double, nullable=False),
+)
+
 # The last generation given out per (node, subject); its row is what two frontends lock against each other.
 subjects = Table(
     "subjects",

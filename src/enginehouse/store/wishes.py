@@ -15,6 +15,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, InstallBackend, is_same_wish, pointer_of, pointing, subject_of
 from enginehouse.core.intent import OPEN, Change, Intent
+from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL
+from enginehouse.store import lingering
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply, note_ended
 from enginehouse.store.rows import intent_columns, intent_of, slices
@@ -109,13 +111,18 @@ def _add_some(
     chosen: list[Intent] = []
     made: list[Intent] = []
     superseded: list[str] = []
+    held = {(row.node_id, row.subject) for row in lingering.every(connection)}
     for place, one in wanted.items():
         there = open_ones.get(place, [])
         if there and is_same_wish(one.action, there[0].action):
             chosen.append(there[0])
             continue
+        goes_on = lingering.add(connection, there)
+        if goes_on:
+            held.add(place)
         for older in there:
-            apply(connection, older, Change(kind="supersede", now=now, reason="superseded", message=_SUPERSEDED))
+            message = f"{_SUPERSEDED}; {STILL}" if older.id in goes_on else _SUPERSEDED
+            apply(connection, older, Change(kind="supersede", now=now, reason="superseded", message=message))
             superseded.append(older.id)
         intent = Intent(
             id=one.intent_id,
@@ -127,6 +134,8 @@ def _add_some(
             created_at=now,
             updated_at=now,
             due_at=now,
+            reason=OLDER_AT_WORK if place in held else "",
+            message=OLDER_MESSAGE if place in held else "",
             lane=operation_id if lane_width else "",
             lane_width=lane_width,
         )

@@ -1,0 +1,60 @@
+"""What follows for replicas from what became of an intent, or from a report; in the same transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
+from enginehouse.core.errors import Invalid
+from enginehouse.core.intent import Intent
+from enginehouse.core.replica import Replica, parse_process_key
+from enginehouse.core.report import Report
+from enginehouse.store import replicas
+from enginehouse.store.db import Connection
+
+
+def follow(connection: Connection, after: Intent, now: float) -> None:
+    outcome, action = after.outcome, after.action
+    if after.state == "succeeded" and outcome is not None:
+        if isinstance(action, StartReplica) and outcome.address:
+            replica = Replica(
+                node_id=after.node_id,
+                model=action.model.name,
+                slot=action.slot,
+                revision=action.model.revision,
+                address=outcome.address,
+                nonce=outcome.nonce,
+                backend=action.directory,
+                key=action.key,
+                checks_key=outcome.checks_key,
+            )
+            replicas.put(connection, replica, now)
+        elif isinstance(action, StopReplica):
+            replicas.remove(connection, after.node_id, action.model, action.slot)
+        elif isinstance(action, RemoveModel):
+            replicas.remove_of_model(connection, after.node_id, action.model)
+        _forget_stopped(connection, after.node_id, outcome.stopped)
+
+
+def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:
+    """The rows of processes that an upgrade or a delete has stopped: nothing is routed there any more."""
+    for key in keys:
+        try:
+            model, slot = parse_process_key(key)
+        except Invalid:
+            continue  # of a worker's own naming
+        replicas.remove(connection, node_id, model, slot)
+
+
+def forget_gone_replicas(connection: Connection, node_id: str, report: Report) -> bool:
+    """Remove the rows of processes that the worker no longer has; whether there were any."""
+    running = {(one.model_id, one.replica_index, one.nonce) for one in report.replicas}
+    gone = [
+        replica
+        for replica, created_at in replicas.on_node(connection, node_id)
+        # A row younger than the report may be of a process that started after it was taken.
+        if (replica.model, replica.slot, replica.nonce) not in running and created_at <= report.mark
+    ]
+    for replica in gone:
+        replicas.remove(connection, node_id, replica.model, replica.slot)
+    return bool(gone)

@@ -1,0 +1,75 @@
+"""Rows of commands that nobody waits for any more and that a worker of LocalAI's may still carry out: it cannot be
+told to stop. What is newer about the same thing there is sent when they are over.
+
+There are few of them, mostly none: the whole table is read with every claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+from sqlalchemy import bindparam, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from enginehouse.core.action import InstallBackend, RemoveBackend
+from enginehouse.core.intent import Intent
+from enginehouse.store.db import Connection
+from enginehouse.store.rows import slices
+from enginehouse.store.schema import lingering_commands as lingering
+from enginehouse.store.schema import nodes
+
+_ADD = {
+    "postgresql": postgresql.insert(lingering).on_conflict_do_nothing(),
+    "sqlite": sqlite.insert(lingering).on_conflict_do_nothing(),
+}
+_EVERY = select(lingering)
+_AMONG = select(lingering.c.intent_id).where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)))
+_REMOVE = delete(lingering).where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)))
+_ON_NODE = select(lingering.c.intent_id).where(lingering.c.node_id == bindparam("node"))
+_WITHOUT_KEY = select(nodes.c.id).where(nodes.c.id.in_(bindparam("ids", expanding=True)), nodes.c.public_key == "")
+
+
+class Lingering(Struct, frozen=True):
+    intent_id: str
+    node_id: str
+    subject: str
+    sent_at: float  # by the store's clock
+
+
+def add(connection: Connection, intents: Iterable[Intent]) -> set[str]:
+    """Note those of these running intents whose worker cannot be stopped; their ids."""
+    sent = [one for one in intents if one.state == "running" and isinstance(one.action, InstallBackend | RemoveBackend)]
+    if not sent:
+        return set()
+    without_key: set[str] = set()
+    for some in slices({one.node_id for one in sent}):
+        without_key |= set(connection.execute(_WITHOUT_KEY, {"ids": some}).scalars())
+    rows = [
+        {"intent_id": one.id, "node_id": one.node_id, "subject": one.subject, "sent_at": one.dispatched_at}
+        for one in sent
+        if one.node_id in without_key
+    ]
+    if rows:
+        connection.execute(_ADD[connection.dialect.name], rows)
+    return {str(row["intent_id"]) for row in rows}
+
+
+def every(connection: Connection) -> list[Lingering]:
+    return [Lingering(row.intent_id, row.node_id, row.subject, row.sent_at) for row in connection.execute(_EVERY).all()]
+
+
+def among(connection: Connection, intent_ids: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for some in slices(intent_ids):
+        found |= set(connection.execute(_AMONG, {"ids": some}).scalars())
+    return found
+
+
+def on_node(connection: Connection, node_id: str) -> set[str]:
+    return set(connection.execute(_ON_NODE, {"node": node_id}).scalars())
+
+
+def remove(connection: Connection, intent_ids: Iterable[str]) -> None:
+    for some in slices(intent_ids):
+        connection.execute(_REMOVE, {"ids": some})
