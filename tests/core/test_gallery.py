@@ -25,6 +25,7 @@ NUMBERS = {
     "latest": 448,
     "master": 445,
 }
+CUDA_ONLY = "faster-qwen3-tts"  # its general key leads to a CUDA build
 CPU_ONLY_LACKS = {"vllm-omni", "longcat-video", "rerankers", "transformers", "coqui"}
 
 
@@ -79,18 +80,18 @@ def test_the_whole_index_is_read_and_its_entries_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("capability", "platform", "lacking"),
     [
-        ("default", AMD64, CPU_ONLY_LACKS),
+        ("default", AMD64, CPU_ONLY_LACKS | {CUDA_ONLY}),
         ("nvidia", AMD64, set()),
         ("nvidia-cuda-12", AMD64, set()),
         ("nvidia-cuda-13", AMD64, set()),
         ("nvidia-l4t", ARM64, CPU_ONLY_LACKS),
         ("nvidia-l4t-cuda-12", ARM64, CPU_ONLY_LACKS),
         ("nvidia-l4t-cuda-13", ARM64, {"rerankers", "transformers", "coqui"}),
-        ("amd", AMD64, {"longcat-video"}),
-        ("intel", AMD64, {"vllm-omni", "longcat-video"}),
-        ("vulkan", AMD64, CPU_ONLY_LACKS),
-        ("metal", "darwin/arm64", {"vllm-omni", "longcat-video"}),
-        ("darwin-x86", "darwin/amd64", CPU_ONLY_LACKS),
+        ("amd", AMD64, {"longcat-video", CUDA_ONLY}),
+        ("intel", AMD64, {"vllm-omni", "longcat-video", CUDA_ONLY}),
+        ("vulkan", AMD64, CPU_ONLY_LACKS | {CUDA_ONLY}),
+        ("metal", "darwin/arm64", {"vllm-omni", "longcat-video", CUDA_ONLY}),
+        ("darwin-x86", "darwin/amd64", CPU_ONLY_LACKS | {CUDA_ONLY}),
     ],
 )
 def test_all_that_has_a_build_for_a_machine_can_be_installed_on_it(
@@ -113,7 +114,9 @@ def test_all_that_has_a_build_for_a_machine_can_be_installed_on_it(
             assert choice.resolved.digest == ""
             assert choice.reasons[-1].endswith(choice.resolved.directory)
     assert missing == lacking
-    assert all(f"none for {capability}" in reason for reason in reasons)
+    for reason in reasons:
+        told = "it needs an NVIDIA" if CUDA_ONLY in reason else f"none for {capability}"
+        assert told in reason
 
 
 @needs_index
@@ -129,7 +132,8 @@ def test_all_that_has_a_build_for_a_machine_can_be_installed_on_it(
         ("vllm-cpp", "nvidia-l4t-cuda-12", "cpu-vllm-cpp", "CUDA 13"),
         ("coqui", "nvidia-cuda-13", "cuda12-coqui", "key nvidia →"),
         ("mlx", "default", "cpu-mlx", "key default → cpu-mlx"),
-        ("faster-qwen3-tts", "default", "cuda12-faster-qwen3-tts", "key default →"),
+        ("faster-qwen3-tts", "nvidia-cuda-12", "cuda12-faster-qwen3-tts", "cuda12-faster-qwen3-tts"),
+        ("faster-qwen3-tts", "disable", "cuda12-faster-qwen3-tts", "key default →"),
         ("vllm", "default", "cpu-vllm", "key cpu → cpu-vllm"),
         ("tinygrad", "default", "tinygrad", "concrete build"),
         ("localai@CPU-llama-cpp", "default", "cpu-llama-cpp", "concrete build"),
@@ -151,6 +155,51 @@ def test_a_cuda_build_asked_for_by_name_is_refused_where_it_cannot_run_and_given
     assert "default" in error.message
     for word in ("nvidia", "disable"):
         assert resolve([localai()], "cuda12-llama-cpp", word, AMD64).directory == "cuda12-llama-cpp"
+
+
+@needs_index
+@pytest.mark.parametrize("capability", ["default", "amd", "intel", "vulkan", "metal"])
+def test_a_general_key_that_leads_to_a_build_for_other_machines_is_refused_with_the_reason(capability: str) -> None:
+    error = refused([localai()], "faster-qwen3-tts", capability)
+    assert error.code == "unsupported"
+    assert "it needs an NVIDIA graphics card" in error.message
+    assert f"the capability of this machine is {capability}" in error.message
+
+
+@pytest.mark.parametrize(
+    ("key", "capability", "target", "fits"),
+    [
+        ("default", "default", "cuda12-engine", False),
+        ("default", "amd", "cuda12-engine", False),
+        ("default", "nvidia-l4t-cuda-12", "cuda12-engine", False),
+        ("default", "default", "metal-engine", False),
+        ("cpu", "default", "rocm-engine", False),
+        ("cpu", "nvidia", "intel-sycl-f16-engine", False),
+        ("default", "nvidia-cuda-12", "cuda12-engine", True),
+        ("default", "disable", "cuda12-engine", True),
+        ("default", "default", "cpu-mlx", True),
+        ("default", "vulkan", "vulkan-engine", True),
+        ("default", "default", "engine-of-no-kind", True),
+        ("nvidia", "nvidia", "rocm-engine", True),  # the key of this very capability is the gallery's own word
+    ],
+)
+def test_general_keys_are_held_against_the_machine(key: str, capability: str, target: str, fits: bool) -> None:
+    one = gallery("one", Entry(name="engine", capabilities={key: target}), build(target))
+    if fits:
+        assert resolve([one], "engine", capability, AMD64).directory == target
+        return
+    error = refused([one], "engine", capability)
+    assert f"key {key} → {target}, and it needs" in error.message
+    assert "disable" in error.message
+
+
+def test_a_general_key_that_does_not_fit_gives_way_to_the_other() -> None:
+    one = gallery(
+        "one", meta("engine", default="cuda12-engine", cpu="cpu-engine"), build("cuda12-engine"), build("cpu-engine")
+    )
+    choice = explain([one], "engine", "default", AMD64)
+    assert choice.resolved.directory == "cpu-engine"
+    assert "NVIDIA" in choice.reasons[0]
 
 
 def test_every_key_that_was_tried_is_in_the_refusal() -> None:

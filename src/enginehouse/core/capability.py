@@ -15,6 +15,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm6
 FOUR_GIB = 4 * 1024**3  # LocalAI's line: a GPU with less is not worth a GPU build
 DISABLED = "disable"  # LocalAI's word for "filter nothing"
 DEFAULT = "default"
+GENERAL = (DEFAULT, "cpu")  # keys of a gallery that mean every machine for which there is nothing better
 # The oldest driver that runs programs of a CUDA release, newest first (NVIDIA's compatibility table).
 _DRIVER_FOR_CUDA = ((580, 13), (525, 12))
 
@@ -95,14 +96,14 @@ def keys_for(capability: str) -> tuple[str, ...]:
     under `nvidia` is built for amd64.
     """
     if capability == DISABLED:
-        return (DEFAULT, "cpu")
+        return GENERAL
     keys = [capability]
     family, sign, _ = capability.partition("-cuda-")
     if sign and family in ("nvidia", "nvidia-l4t"):
         keys.append(family)
     if capability == "metal":
         keys.append("metal-darwin-arm64")
-    return tuple(dict.fromkeys((*keys, DEFAULT, "cpu")))
+    return tuple(dict.fromkeys((*keys, *GENERAL)))
 
 
 def cuda_of(text: str) -> int:

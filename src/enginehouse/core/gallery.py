@@ -1,8 +1,9 @@
 """The choice of a concrete build for one machine, over several galleries.
 
 Of two entries with one name the first wins, within a gallery and between galleries. A choice carries every step that
-led to it, a refusal every reason: nothing is passed over in silence. What a meta entry names is taken at its word;
-only a build that somebody asks for by its own name is held against what the machine obviously cannot run.
+led to it, a refusal every reason: nothing is passed over in silence. What a meta entry names for this very kind of
+machine is taken at its word; what it names for everybody, and a build that somebody asks for by its own name, is held
+against what the machine obviously cannot run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from enginehouse.core.backend import Resolved, package_digest
-from enginehouse.core.capability import DISABLED, keys_for, misfit, preferred_words, too_new
+from enginehouse.core.capability import DISABLED, GENERAL, keys_for, misfit, preferred_words, too_new
 from enginehouse.core.entry import Entry, Gallery, GalleryState, Skipped
 from enginehouse.core.errors import Hopeless, NotFound, Unavailable
 from enginehouse.core.model import Model
@@ -199,15 +200,21 @@ class _Search:
             return self._follow(where, entry, (*path, entry.name))
         # The key of this very capability is the gallery's own word; a general one may mean another machine.
         reason = "" if key == self._capability else too_new(self._capability, entry.name, entry.uri)
+        if key in GENERAL:
+            reason = reason or self._misfit(entry)
         if reason:
             return self._refuse(f"{step}, and {reason}")
         return self._take(where, entry, f"capability {self._capability} → key {key} → {entry.name}", path[0])
 
     def _direct(self, gallery: Gallery, entry: Entry, told: str, who: str = "") -> Choice | None:
-        reason = misfit(self._capability, entry.name, entry.uri)
+        reason = self._misfit(entry)
         if reason:
-            return self._refuse(f"{who}{reason} (force another capability, or {DISABLED!r}, to have it anyway)")
+            return self._refuse(f"{who}{reason}")
         return self._take(gallery, entry, told, "")
+
+    def _misfit(self, entry: Entry) -> str:
+        reason = misfit(self._capability, entry.name, entry.uri)
+        return reason and f"{reason} (force another capability, or {DISABLED!r}, to have it anyway)"
 
     def _take(self, gallery: Gallery, entry: Entry, told: str, meta: str) -> Choice | None:
         if entry.platforms and self._platform not in entry.platforms:
