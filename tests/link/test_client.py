@@ -162,7 +162,7 @@ def test_another_web_server_is_not_taken_for_a_frontend() -> None:
         with serving(plain(status, b"<html>hello</html>")) as (client, _):
             with pytest.raises(Unavailable) as caught:
                 client.request("GET", "/x", None, dict[str, int])
-        assert caught.value.code == "frontend_unreachable"
+        assert caught.value.code == "not_understood"
 
 
 def test_a_silent_server_is_given_up_after_the_limit() -> None:

@@ -14,8 +14,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from alembic import command
 from tests.e2e.conftest import wait_for
 from tests.fleet.databases import Server, running_server
 
@@ -327,3 +329,28 @@ async def test_an_address_that_is_none_is_one_sentence_without_its_password(url:
         await Store.open(url)
     assert "secret" not in caught.value.message
     assert "\n" not in caught.value.message
+
+
+async def test_a_slow_migration_is_not_ended_by_the_limits_of_requests(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[str] = []
+    really_upgrade = command.upgrade
+
+    def upgrade(config: Any, revision: str) -> None:
+        connection = config.attributes["connection"]
+        names = ("statement_timeout", "idle_in_transaction_session_timeout")
+        limits.extend(connection.exec_driver_sql(f"show {name}").scalar_one() for name in names)
+        really_upgrade(config, revision)
+
+    monkeypatch.setattr(command, "upgrade", upgrade)
+    store = await Store.open(server.make_database(), LIMITS)
+    try:
+        assert limits == ["0", "1min"]
+
+        def idle_limit(connection: Connection) -> str:
+            return str(connection.exec_driver_sql("show idle_in_transaction_session_timeout").scalar_one())
+
+        assert await store.transaction(idle_limit) == f"{LIMITS.idle_milliseconds}ms"
+    finally:
+        store.close()

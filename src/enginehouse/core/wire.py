@@ -343,7 +343,7 @@ class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 class ChallengeReply(Struct, frozen=True, kw_only=True):
     """Additive: what a worker with a key asks for before it registers."""
 
-    challenge: str
+    challenge: str = ""
 
 
 class BusCredential(Struct, frozen=True, omit_defaults=True, kw_only=True):

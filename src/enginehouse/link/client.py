@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # far above any listing; a wrong server must not fill our memory
 REUSE_SECONDS = 2.0  # the frontend closes idle connections after 5 s; well below that there is no race with its closing
+NOT_UNDERSTOOD = "not_understood"  # something answered, and it was none of ours
 REQUEST_SECONDS = 30.0  # above the frontend's own limits for every route that does not wait for a model
 EVENT_SILENCE_SECONDS = 20.0  # the frontend sends a comment every few seconds, so this much silence is a dead one
 ANSWER_SILENCE_SECONDS = 900.0  # a long prompt on a slow machine is silent for minutes before its first token
@@ -121,7 +122,7 @@ class FrontendClient:
             raise Unavailable(
                 f"cannot read the answer of {self.url}{path}: {error}. "
                 "Check that this is the address of an Enginehouse frontend of this version",
-                code="frontend_unreachable",
+                code=NOT_UNDERSTOOD,
             ) from error
 
     def request_bytes(
@@ -265,7 +266,7 @@ class FrontendClient:
             return Unavailable(
                 f"cannot understand the answer of {self.url}: status {response.status} without a reason. "
                 "Check that this is the address of an Enginehouse frontend",
-                code="frontend_unreachable",
+                code=NOT_UNDERSTOOD,
             )
         if isinstance(described, str):
             described = _Described(message=described)

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from enginehouse.core.errors import Hopeless, Malformed, NotFound, Unavailable
+from enginehouse.core.errors import Hopeless, Invalid, Malformed, NotFound, Unavailable, Upstream
 from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
-from enginehouse.link.client import FrontendClient
+from enginehouse.link.client import NOT_UNDERSTOOD, FrontendClient
 
 LIMIT_SECONDS = 10.0  # one heartbeat interval: a call that takes longer has missed the next one already
 ONE_OF_MANY_SECONDS = 3.0  # for a frontend that has equals: rather ask the next
@@ -36,11 +36,17 @@ class WorkerLink:
         self._clients = list(clients)
 
     async def challenge(self) -> str:
-        """Empty where the frontend knows none: one of LocalAI's."""
+        """Empty where the frontend knows none: one of LocalAI's, whatever it answers. One of ours that was only busy
+        refuses a registration without one, and is asked again.
+        """
         try:
             return (await self._post("/api/node/challenge", None, ChallengeReply, None)).challenge
-        except (NotFound, Hopeless, Malformed):
+        except (NotFound, Hopeless, Invalid, Malformed):
             return ""
+        except Unavailable as error:
+            if error.code == NOT_UNDERSTOOD or isinstance(error, Upstream):
+                return ""
+            raise
 
     async def register(self, request: RegisterRequest) -> RegisterReply:
         return await self._post("/api/node/register", request, RegisterReply, None)

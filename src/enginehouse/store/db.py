@@ -195,6 +195,9 @@ class Store:
                 # A session of its own, closed afterwards: a change of a large table may take long.
                 connection.detach()
                 connection.execute(text("set statement_timeout = 0"))
+                # Between two statements a busy machine may take longer than the others' requests have to wait.
+                idle = int(1000 * MIGRATION_SECONDS)
+                connection.execute(text(f"set idle_in_transaction_session_timeout = {idle}"))
                 connection.commit()
                 _wait_for_migration_lock(connection)
             config.attributes["connection"] = connection
