@@ -10,9 +10,10 @@ from tests.frontend.go_workers import NOBODY, answer_polls, joined, listed, poin
 from tests.frontend.world import Published, World
 
 from enginehouse.core import wire
-from enginehouse.core.errors import Unavailable
+from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.replica import RunningReplica
+from enginehouse.core.report import Report
 from enginehouse.frontend import listings as listings_file
 from enginehouse.frontend.operations import BackendWish, Operations, Request
 from enginehouse.frontend.targets import UNKNOWN
@@ -86,6 +87,21 @@ async def test_a_worker_that_does_not_answer_is_left_out_as_unknown_and_holds_no
         await asking(world).request(wish("upgrade", "image", "silent"))
 
 
+@pytest.mark.parametrize("kind", ["upgrade", "delete"])
+async def test_a_name_that_only_a_silent_worker_may_know_is_no_mistake(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(listings_file, "FRESH_SECONDS", 0.05)
+    await joined(world)
+    with pytest.raises(Unavailable, match="nobody knows who has it"):
+        await asking(world).request(wish(kind, "installed-by-uri"))
+    with pytest.raises(NotFound):
+        await asking(world).request(wish("install", "installed-by-uri"))
+    answering(world, monkeypatch, lambda _: listed())
+    with pytest.raises(NotFound):
+        await asking(world).request(wish(kind, "installed-by-uri"))
+
+
 async def test_of_a_worker_that_is_away_the_last_listing_counts(world: World) -> None:
     node = await joined(world)
     await world.set_health(node.id, "offline")
@@ -120,6 +136,17 @@ async def test_a_node_is_asked_as_soon_as_something_has_ended_there(world: World
     assert woken
     await world.poller.answers_step()
     assert [one.subject.split(".", 2)[2] for one in polls(world.bus.take())] == [wire.LIST, wire.RUNNING]
+
+
+async def test_an_answer_to_an_older_question_does_not_replace_a_newer_one(world: World) -> None:
+    node = await joined(world)
+    now = await world.now()
+    newer, older = (
+        Report(mark=now - age, backends=listed((name, "")).backends or ()) for age, name in ((1, "b"), (2, "a"))
+    )
+    for report in (newer, older):
+        await world.collector.report(node.id, report)
+    assert [one.name for one in (await world.nodes.get(node.id))[0].report.backends] == ["b"]
 
 
 def polls(published: list[Published]) -> list[Published]:

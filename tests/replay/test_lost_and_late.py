@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.replay.frontends import OPEN, Frontend, Frontends, open_frontends
+from tests.replay.frontends import OPEN, Frontend, Frontends, open_frontends, rows_of, until
 from tests.replay.go_worker import SPEED, Answer, Pair, recorded
 from tests.replay.lab import Lab
 from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing, needs_recordings
 
 from enginehouse.core import wire
+from enginehouse.core.operation import OLDER_AT_WORK, STILL
 from enginehouse.frontend.polling import LOST_AFTER_BUDGETS
 
 STALL_SECONDS = 0.3
@@ -151,11 +152,23 @@ async def test_a_cancelled_operation_is_cancelled_at_once_everywhere_and_for_goo
         await _is_cancelled(frontend, operation_id)
     again = await frontends.second.ask("POST", f"/api/operations/{operation_id}/cancel")
     assert (again.status, again.error["code"]) == (409, "already_terminal")
+    rows = (await frontends.second.operation(operation_id))["nodes"]
+    assert all(STILL in row["error"] for row in rows), "a worker of LocalAI's cannot be stopped"
     gate.set()
+    for frontend in frontends.both:
+        for name in ("worker-1", "worker-2"):
+            await _says(frontend, operation_id, name, "LocalAI's worker went on with it and has done it")
     await frontends.first.lists("worker-1", *(one["name"] for one in late["backends"]))
     for frontend in frontends.both:
         await _is_cancelled(frontend, operation_id)
     await frontends.first.post(f"/api/operations/{second['jobID']}/cancel")
+
+
+async def _says(frontend: Frontend, operation_id: str, node: str, end: str) -> None:
+    async def probe() -> bool:
+        return str(rows_of(await frontend.operation(operation_id))[node]["error"]).endswith(end)
+
+    await until(probe, f"{node} to say {end!r}")
 
 
 async def _is_cancelled(frontend: Frontend, operation_id: str) -> None:
@@ -165,3 +178,28 @@ async def _is_cancelled(frontend: Frontend, operation_id: str) -> None:
     assert (job["cancelled"], job["processed"]) == (True, True)
     kept = (await frontend.get("/api/operations/history"))["operations"]
     assert [(one["jobID"], one["outcome"]) for one in kept] == [(operation_id, "cancelled")]
+
+
+@needs_recordings
+async def test_a_delete_waits_until_the_install_that_cannot_be_stopped_is_over(
+    frontends: Frontends, pair: Pair
+) -> None:
+    """31, 28, S44: LocalAI's worker deletes at once, and its install then brings the backend back."""
+    gate = asyncio.Event()
+    (exchange,) = exchanges("31-cancel", wire.INSTALL, node_id=FIRST_NODE)
+    begun = [event for event in exchange.progress if event[0] < 1.0]
+    there = listing("26-two-frontends", FIRST_NODE)
+    pair.first.will(wire.INSTALL, Answer(reply=exchange.reply, progress=begun, then=there, gate=gate))
+    pair.first.will(wire.DELETE, Answer(reply={"success": True}, then={"backends": None}))
+    route = f"/api/nodes/{pair.first.node_id}/backends"
+    install = await frontends.first.post(f"{route}/install", {"backend": "other"})
+    await pair.first.hears(wire.INSTALL)
+    delete = await frontends.second.post(f"{route}/delete", {"backend": "other"})
+    await frontends.first.shows(delete["jobID"], "worker-1", state="accepted", reason=OLDER_AT_WORK)
+    assert (await frontends.first.operation(install["jobID"]))["status"] == "superseded"
+    assert pair.first.requests(wire.DELETE) == []
+    gate.set()
+    ended = await frontends.second.ended(delete["jobID"])
+    assert ended["status"] == "succeeded", ended
+    assert len(pair.first.requests(wire.DELETE)) == 1
+    assert (await frontends.first.get(f"/api/nodes/{pair.first.node_id}/backends")) == []

@@ -361,6 +361,8 @@ def _point(connection: Connection, settled: Sequence[Intent], now: float) -> Non
 
 
 def _is_older(report: Report, known: Report) -> bool:
+    if not report.is_whole and not known.is_whole:
+        return report.mark < known.mark  # of two listings of one of LocalAI's workers, asked one after the other
     return report.boot_id == known.boot_id and report.sequence < known.sequence
 
 

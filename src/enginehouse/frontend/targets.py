@@ -92,17 +92,23 @@ class Targets:
         targets, reasons = _asked_for(connection, every, wish)
         changes = self._changing(connection, wish, targets)
         targets = nodes_after(targets, changes)
-        match wish.kind:
-            case "delete":
-                actions = self._removals(wish, targets, reasons)
-            case "upgrade":
-                actions = self._upgrades(wish, targets, reasons)
-            case _:
-                actions = self._installs(wish, targets, reasons)
-        missing = {node.id for node in every if node.id in unknown and reasons.get(node.id) == _absent(wish)}
+        try:
+            match wish.kind:
+                case "delete":
+                    actions = self._removals(wish, targets, reasons)
+                case "upgrade":
+                    actions = self._upgrades(wish, targets, reasons)
+                case _:
+                    actions = self._installs(wish, targets, reasons)
+        except NotFound:
+            actions = []
+            reasons |= {node.id: UNKNOWN_REASON for node in targets if node.id in unknown}
+            if wish.kind == "install" or not reasons.keys() & set(unknown):
+                raise
+        is_sure = wish.kind == "install"  # what a node has decides nothing then
         excluded = [
             Excluded(node.id, node.name, UNKNOWN_REASON, UNKNOWN)
-            if node.id in missing
+            if node.id in unknown and not is_sure
             else Excluded(node.id, node.name, reasons[node.id])
             for node in every
             if node.id in reasons
@@ -205,7 +211,7 @@ class Targets:
         actions: list[tuple[Node, Action]] = []
         found = [(node, self._held(wish, node)) for node in targets]
         holders = [(node, installed) for node, installed in found if installed is not None]
-        reasons |= {node.id: _absent(wish) for node, held in found if held is None}
+        reasons |= {node.id: f"{wish.plain_name} is not installed there" for node, held in found if held is None}
         if not holders:
             self._galleries.known(wish.name)  # a name that nobody knows is a mistake
         for node, installed in holders:
@@ -335,10 +341,6 @@ def _is_kept(build: Resolved, node: Node) -> bool:
     """
     is_there = backends.find(node.report.backends, build.directory) is not None
     return is_there and parse_uri(build.uri).kind == "image"
-
-
-def _absent(wish: BackendWish) -> str:
-    return f"{wish.plain_name} is not installed there"
 
 
 def _with_before(action: Action, node: Node) -> Action:
