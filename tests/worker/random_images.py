@@ -19,6 +19,34 @@ def random_image(chance: Random) -> list[bytes]:
     return [image.layer() for _ in range(chance.randint(2, 5))]
 
 
+def random_links(chance: Random) -> list[bytes]:
+    """Layers that write, link and hide below links of all kinds. Not all are legal: two things may get one name."""
+    files: list[str] = []
+    return [tar(*(_linking(chance, files) for _ in range(chance.randint(3, 16)))) for _ in range(chance.randint(2, 4))]
+
+
+def _linking(chance: Random, files: list[str]) -> bytes:
+    steps = [chance.choice("abclmn") for _ in range(chance.randint(0, 2))]
+    below = "".join(f"{step}/" for step in steps)
+    match chance.choice(["file"] * 4 + ["directory", "symlink", "whiteout"] * 2 + ["hardlink", "opaque"]):
+        case "file":
+            files.append(below + chance.choice(["f1", "f2"]))
+            return file(files[-1], chance.randbytes(chance.choice([0, 5, 600])))
+        case "directory":
+            return directory(below + chance.choice("abc"), chance.choice([0o755, 0o700, 0o555]))
+        case "symlink":
+            way = "/".join(chance.choice("abc") for _ in range(chance.randint(1, 2)))
+            upwards = "../" * chance.randint(0, len(steps)) + way
+            targets = [way, upwards, ".", f"/{way}", "/", "/l/a", f"/{way}/../a", "f1", "l"]
+            return symlink(below + chance.choice("lmn"), chance.choice(targets))
+        case "whiteout":
+            return file(f"{below}.wh.{chance.choice(['a', 'b', 'f1', 'f2', 'l', 'm'])}")
+        case "opaque":
+            return file(f"{below}.wh..wh..opq") if steps else b""
+        case _:
+            return hardlink(f"{below}h", chance.choice(files)) if files and chance.random() < 0.5 else b""
+
+
 class _Image:
     def __init__(self, chance: Random) -> None:
         self._chance = chance

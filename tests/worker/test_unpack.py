@@ -26,9 +26,10 @@ from tests.worker.archives import (
     unpack,
 )
 from tests.worker.layer_cases import CASES, WHOLE, combined
-from tests.worker.random_images import random_image
+from tests.worker.random_images import random_image, random_links
 
 from enginehouse.core.artifact import Compression
+from enginehouse.core.errors import Hopeless
 
 Trees = tuple[dict[bytes, Node], dict[bytes, Node]]
 
@@ -88,10 +89,33 @@ def test_absolute_links_lead_where_they_lead_under_umoci(tmp_path: Path) -> None
         assert led == _inside(os.fsencode(tmp_path / "ours"), expected, path), path
 
 
+def test_random_layers_below_links_give_what_they_give_under_umoci(tmp_path: Path) -> None:
+    compared = 0
+    for seed in range(40):
+        layers = random_links(random.Random(seed))
+        place = tmp_path / str(seed)
+        place.mkdir()
+        try:
+            unpack(place / "ours", layers)
+        except Hopeless:
+            continue
+        assert _led(tree_of(place / "ours")) == _led(tree_of(reference(place / "umoci", layers))), seed
+        compared += 1
+    assert compared > 15
+
+
+def _led(tree: dict[bytes, Node]) -> dict[bytes, object]:
+    """The tree with what its links lead to in place of what they say."""
+    return {path: _inside(b"", tree, path) if node[0] == "symlink" else node for path, node in tree.items()}
+
+
 def _inside(root: bytes, tree: dict[bytes, Node], path: bytes) -> bytes:
-    """Where a link leads for whoever has the tree as root."""
-    where, ahead = path.split(b"/")[:-1], [path.split(b"/")[-1]]
+    """Where a link leads for whoever has the tree as root; nowhere where it leads in a circle."""
+    where, ahead, steps = path.split(b"/")[:-1], [path.split(b"/")[-1]], 0
     while ahead:
+        steps += 1
+        if steps > 500:
+            return b"nowhere"
         step = ahead.pop(0)
         node = tree.get(b"/".join([*where, step]), ("", 0, "", ""))
         if step == b"..":
