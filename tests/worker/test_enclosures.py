@@ -28,6 +28,12 @@ WORKS = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The loop that the programs have: it takes fewer options of child processes than the library's own."""
+    return "asyncio", {"use_uvloop": True}
+
+
 def wish() -> StartWish:
     return StartWish(model=tiny_chat(), slot=0, directory="probe", key=KEY, generation=1)
 

@@ -14,13 +14,13 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import psutil
 
-from enginehouse.host.confinement import Confined
+from enginehouse.host.confinement import UNCONFINED_EXIT, Confined
 
 NONCE = "ENGINEHOUSE_NONCE"
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +35,7 @@ _ENGINE_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "VK_", "OMP_")
 def die_with_parent(then: Callable[[], None] | None = None) -> Callable[[], None] | None:
     """What a child of ours runs before exec, so that the kernel kills it when we die; None where the system cannot.
 
-    `then` follows. It comes after the user was changed, which would undo the first.
+    `then` follows.
     """
     if _libc is None:
         return then
@@ -51,16 +51,30 @@ def die_with_parent(then: Callable[[], None] | None = None) -> Callable[[], None
     return ask_kernel
 
 
-class _As(TypedDict, total=False):
-    user: int
-    group: int
-    extra_groups: tuple[int, ...]
+def _before_exec(confined: Confined | None) -> Callable[[], None] | None:
+    """What a child runs before exec. Its user is changed here, not by options of `subprocess_exec`, which uvloop does
+    not have; and first, because that undoes what the kernel was asked for.
+    """
+    if confined is None:
+        return die_with_parent()
+    rest = die_with_parent(confined.enter)
+    user = confined.user
+    if user is None:
+        return rest
+    setgroups, setgid, setuid, leave = os.setgroups, os.setgid, os.setuid, os._exit
+    groups, gid, uid = list(user.groups), user.gid, user.uid
 
+    def enter() -> None:
+        try:
+            setgroups(groups)
+            setgid(gid)
+            setuid(uid)
+        except OSError:
+            leave(UNCONFINED_EXIT)
+        if rest is not None:
+            rest()
 
-def _as_user(confined: Confined | None) -> _As:
-    if confined is None or confined.user is None:
-        return {}
-    return {"user": confined.user.uid, "group": confined.user.gid, "extra_groups": confined.user.groups}
+    return enter
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -95,8 +109,7 @@ async def spawn(
             close_fds=True,
             pass_fds=tuple(inherit),
             start_new_session=True,
-            preexec_fn=die_with_parent(confined.enter if confined is not None else None),
-            **_as_user(confined),
+            preexec_fn=_before_exec(confined),
         )
     finally:
         os.close(descriptor)
@@ -119,8 +132,7 @@ async def run_briefly(
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=die_with_parent(confined.enter if confined is not None else None),
-        **_as_user(confined),
+        preexec_fn=_before_exec(confined),
     )
     try:
         async with asyncio.timeout(limit_seconds):
@@ -253,8 +265,18 @@ def kill_leftovers(nonce: str, limit_seconds: float) -> int:
         # psutil compares the start time again before it signals.
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(found, timeout=limit_seconds)
+    end = time.monotonic() + limit_seconds
+    while any(_is_alive(process) for process in found) and time.monotonic() < end:
+        # Only looked at: one that is a child of ours is the loop's to reap, or its end would never be noticed.
+        time.sleep(_POLL_SECONDS)
     return len(found)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def last_lines(log: Path, count: int = 1, limit_bytes: int = 16 * 1024) -> list[str]:
