@@ -84,6 +84,15 @@ async def test_a_node_that_lost_its_approval_loses_the_bus(world: World, server:
     assert server.told == [{"U1": 4601}]
 
 
+async def test_a_credential_that_was_made_while_its_node_was_removed_is_revoked(world: World, server: Server) -> None:
+    """Whoever asks for one knows the node from before; nothing orders the two transactions."""
+    node = await world.join("first")
+    await world.endings.remove_node("first", "someone")
+    await server.credentials.issue(node, "here")
+    await server.credentials.step()
+    assert server.told == [{"U1": 4601}]
+
+
 async def test_one_of_localais_workers_that_renews_its_credential_was_not_restarted(
     world: World, server: Server, time: object
 ) -> None:

@@ -69,10 +69,10 @@ def find_known(name: str, public_key: str, address: str, origin: Origin, named: 
 
 def approval_lost(known: Node, address: str, networks: Collection[str]) -> str:
     """Why an approved node waits for approval again; nothing where it does not. An approval is for an address."""
-    if not known.approved or not known.address or known.address == address:
+    if not known.approved or known.address == address:
         return ""
-    if address:
+    if address and known.address:
         host = parse_endpoint(address).host
         if host == parse_endpoint(known.address).host or is_within(host, networks):
             return ""
-    return f"its address was {known.address} when it was approved, and is {address or 'not told'} now"
+    return f"its address was {known.address or 'not told'} when it was approved, and is {address or 'not told'} now"

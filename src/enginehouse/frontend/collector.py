@@ -258,7 +258,8 @@ class Collector:
 
     def _take_report(self, connection: Connection, node_id: str, report: Report) -> Reported:
         node = nodes.get(connection, node_id)
-        if node is None or _is_older(report, node.report):
+        # Of a machine that nobody approved nothing is kept but that it is there: a join token must not fill rows.
+        if node is None or not node.approved or _is_older(report, node.report):
             return Reported([])
         now = db.now(connection)
         report = reports.believed(report, now)

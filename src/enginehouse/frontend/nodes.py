@@ -43,6 +43,7 @@ from enginehouse.store.db import Connection, Store
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 1000  # a join token that got about must not fill the database; the longest silent make room
+MAX_NAMED = 5  # of the machines of one name, in an error
 _WORSE: dict[Health, int] = {"healthy": 0, "unhealthy": 1, "offline": 2}
 
 
@@ -63,8 +64,11 @@ def find_node(connection: Connection, name_or_id: str, *, pending: bool = False)
     named = nodes.by_name(connection, name_or_id) if is_name else []
     named = [one for one in named if one.approved != pending] or named
     if len(named) > 1:
-        ids = ", ".join(f"{one.id} ({one.status})" for one in named)
-        raise Conflict(f"cannot tell which {shown(name_or_id)} is meant: use one of the ids {ids}", code="conflict")
+        # Those first that were heard last: a machine that is there asks again and again.
+        named.sort(key=lambda one: one.last_heartbeat, reverse=True)
+        ids = ", ".join(f"{one.id} ({one.status})" for one in named[:MAX_NAMED])
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        raise Conflict(f"cannot tell which {shown(name_or_id)} is meant: use one of the ids {ids}{more}")
     if not named:
         raise NotFound(
             f"cannot find a node named {shown(name_or_id)}: `enginehouse nodes list` shows them",

@@ -4,15 +4,17 @@ revoked while they are still valid. The credential itself is not kept.
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import bindparam, delete, func, or_, select, update
 
 from enginehouse.store.db import Connection
-from enginehouse.store.schema import bus_credentials
+from enginehouse.store.schema import bus_credentials, nodes
 
 _ADD = bus_credentials.insert()
 _OF_NODE = update(bus_credentials).where(bus_credentials.c.node_id == bindparam("node")).values(revoked=True)
+_APPROVED = select(nodes.c.id).where(nodes.c.approved.is_(True))
 _REVOKED = select(bus_credentials.c.user, bus_credentials.c.expires_at).where(
-    bus_credentials.c.revoked.is_(True), bus_credentials.c.expires_at > bindparam("at")
+    or_(bus_credentials.c.revoked.is_(True), bus_credentials.c.node_id.not_in(_APPROVED)),
+    bus_credentials.c.expires_at > bindparam("at"),
 )
 _PRUNE = delete(bus_credentials).where(bus_credentials.c.expires_at < bindparam("at"))
 _NEWEST = select(func.max(bus_credentials.c.issued_at)).where(bus_credentials.c.node_id == bindparam("node"))
@@ -29,7 +31,9 @@ def revoke_of(connection: Connection, node_id: str) -> None:
 
 
 def revoked(connection: Connection, wall_now: float) -> dict[str, float]:
-    """When those end by themselves that are revoked and still valid, by public key."""
+    """When those end by themselves that are revoked and still valid, by public key: also one that was made while its
+    node was being removed.
+    """
     return {row.user: row.expires_at for row in connection.execute(_REVOKED, {"at": wall_now})}
 
 
