@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 from tests.fetch.images import write_image
 from tests.fetch.registry import Registry, running_registry
+from tests.worker.archives import file, header, pax, tar
 from tests.worker.shelf import launcher, noise, said_by
 
 from enginehouse.core.backend import package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import Metadata
-from enginehouse.host import hardware
+from enginehouse.host import confinement, hardware
 from enginehouse.worker.assembly import lock
 from enginehouse.worker.local import resolved_from
 
@@ -149,6 +150,29 @@ async def test_anything_with_an_address_can_be_installed_under_a_name(place: Pla
     assert said_by(place.backends / "from-layout") == "one"
     refused = place.local("install", place.registry.reference("engine:latest"), code=2)
     assert "give the directory to install into with --name" in refused.stderr
+
+
+async def test_rights_that_are_not_kept_are_named(place: Place, tmp_path: Path) -> None:
+    capability = pax({"SCHILY.xattr.security.capability": b"\x01\x00\x00\x02" + bytes(16)})
+    layer = tar(file("run.sh", launcher("one"), 0o755), capability + header("bin/ping", mode=0o755))
+    write_image(tmp_path / "layout", [layer], platform=hardware.platform())
+    told = place.local("install", f"ocifile://{tmp_path / 'layout'}", "--name", "pinging")
+    assert "security.capability of 'bin/ping'" in told.stderr
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_versions_of_a_named_directory_have_no_file_in_common(place: Place, is_own: bool, tmp_path: Path) -> None:
+    """It may be LocalAI's, whose engines write to their trees; the own one is protected where engines are confined."""
+    if is_own:
+        place.backends = tmp_path / "data/backends"
+    place.local("install", "engine")
+    await place.publish("two")
+    told = place.local("upgrade", "engine").stdout
+    current = place.backends / "cpu-engine/lib/large.so"
+    previous = place.backends / ".enginehouse/previous/cpu-engine/lib/large.so"
+    is_linked = current.samefile(previous)
+    assert is_linked == ("shared with other versions by hard links" in told)
+    assert not is_linked or (is_own and confinement.choose("auto", "").protects_trees)
 
 
 @pytest.mark.parametrize("command", [("list",), ("gc",), ("install", "engine"), ("delete", "engine")])

@@ -33,6 +33,7 @@ def plain(tmp_path: Path) -> Iterator[Path]:
     """A directory of a plain user, who this process is meanwhile."""
     if os.geteuid() != 0:
         yield tmp_path
+        disk.remove_tree(tmp_path / "backends")
         return
     place = Path(tempfile.mkdtemp(prefix="enginehouse-"))  # root's own temporary directories are closed to others
     os.chown(place, NOBODY, NOBODY)

@@ -132,8 +132,8 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
         data=settings.data,
         hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
         confinement=chosen,
-        # A directory that was named may be LocalAI's, whose engines write where they like.
-        may_link=chosen.protects_trees and settings.backends_path is None,
+        # Any other than the worker's own may be LocalAI's, whose engines write where they like.
+        may_link=chosen.protects_trees and settings.backends == settings.data / "backends",
     )
     # Whoever sits before a terminal is told in sentences; without any handler the log would go there too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
