@@ -68,6 +68,7 @@ class SimOldMachine:
         self._clock_ahead = self._chance.uniform(-1e6, 1e6)
         self._installed_at: dict[str, str] = {}
         self._installing: dict[str, list[tuple[int, float]]] = {}  # generations, and when they came
+        self._done: set[tuple[str, int]] = set()  # intents and attempts
         # It worked for another house before, so there is something to upgrade.
         self.disk.swap(self._catalogue.explain(BACKENDS[0], "default", "linux/amd64").resolved, 0)
 
@@ -189,10 +190,10 @@ class SimOldMachine:
         request = msgspec.json.decode(payload, type=wire.BackendInstallRequest)
         if request.model_id:
             return wire.BackendInstallReply(success=False, error="cannot load: no such model here")
-        generation = request.command.generation if request.command is not None else 0
-        return await self._install(request.backend, generation, is_forced=request.force or verb == wire.UPGRADE)
+        assert request.command is not None
+        return await self._install(request.backend, request.command, is_forced=request.force or verb == wire.UPGRADE)
 
-    async def _install(self, name: str, generation: int, *, is_forced: bool) -> Struct:
+    async def _install(self, name: str, command: wire.Command, *, is_forced: bool) -> Struct:
         try:
             resolved = self._catalogue.explain(name, "default", "linux/amd64").resolved
             if not resolved.digest:
@@ -200,7 +201,7 @@ class SimOldMachine:
         except EnginehouseError as error:
             return wire.BackendInstallReply(success=False, error=error.message)
         async with self._turn(resolved.directory):
-            with self._noted(resolved.directory, generation):
+            with self._noted(resolved.directory, command):
                 known = self.disk.trees.get(resolved.directory)
                 # A name that it does not have yet is installed with its build, though that is there.
                 if is_forced or known is None or (resolved.meta and resolved.meta not in known.metas):
@@ -214,14 +215,19 @@ class SimOldMachine:
         return wire.BackendInstallReply(success=True)
 
     @contextlib.contextmanager
-    def _noted(self, directory: str, generation: int) -> Iterator[None]:
+    def _noted(self, directory: str, command: wire.Command) -> Iterator[None]:
+        """Not where the bus has brought a message twice and the first is done: nobody can know of the second."""
+        sent = (command.intent, command.attempt)
         at_work = self._installing.setdefault(directory, [])
-        came = (generation, self._world.loop.time())
-        at_work.append(came)
+        came = (command.generation, self._world.loop.time())
+        if sent not in self._done:
+            at_work.append(came)
         try:
             yield
         finally:
-            at_work.remove(came)
+            self._done.add(sent)
+            if came in at_work:
+                at_work.remove(came)
 
     async def _delete(self, name: str) -> Struct:
         behind = [one for one, tree in self.disk.trees.items() if name in tree.metas]
