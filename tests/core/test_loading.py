@@ -252,6 +252,14 @@ def test_no_node_to_choose_names_the_reason_of_each() -> None:
         assert told in caught.value.message
 
 
+def test_no_node_to_choose_counts_a_crowd_that_waits_for_approval() -> None:
+    nodes = [*(node(f"junk{number}", approved=False) for number in range(30)), node("gone", health="offline")]
+    with pytest.raises(Unavailable) as caught:
+        placement.choose_node(MODEL, nodes, {"gone"})
+    assert caught.value.message.count("waits for approval") == 10
+    assert caught.value.message.endswith("gone is offline; 20 more wait for approval")
+
+
 def test_a_report_settles_an_install_by_digest_and_a_forced_one_by_generation() -> None:
     seen = Report(boot_id="b", mark=20.0, backends=(INSTALLED, POINTER))
     assert report.shows(seen, intent(INSTALL, "running")) is not None

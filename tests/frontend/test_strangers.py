@@ -43,3 +43,13 @@ async def test_many_machines_of_one_name_are_told_apart_in_a_line(world: World) 
     assert caught.value.message.partition(" ids ")[2].startswith(real.node.id)
     assert "and 16 more" in caught.value.message
     assert len(caught.value.message) < 500
+
+
+async def test_a_crowd_that_waits_for_approval_is_counted_and_not_listed(world: World) -> None:
+    await world.join("first")
+    for number in range(30):
+        await world.nodes.register(registration(f"junk{number}"))
+    view = await world.install()
+    assert len(view.excluded) == 10
+    assert {one.reason for one in view.excluded[:-1]} == {"it waits for approval"}
+    assert view.excluded[-1].reason == "it waits for approval, and 20 more machines do"

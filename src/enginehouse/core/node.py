@@ -14,6 +14,7 @@ from enginehouse.core.report import Report
 Health = Literal["healthy", "unhealthy", "offline"]
 NodeType = Literal["backend", "agent"]
 Status = Literal["pending", "healthy", "unhealthy", "offline", "draining"]
+MAX_WAITING = 10  # of those that wait for approval, how many an answer names: a join token can make any number
 
 
 class Capacity(Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from enginehouse.core.backend import find
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.model import Model, holds
-from enginehouse.core.node import Capacity, Node
+from enginehouse.core.node import MAX_WAITING, Capacity, Node
 
 
 def choose_node(
@@ -72,10 +72,13 @@ def may_return(nodes: Sequence[Node], supported: Collection[str], *, avoid: Coll
 
 
 def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[str], only: str) -> str:
-    """One reason per node, so that the operator need not guess."""
+    """One reason per node, so that the operator need not guess; of those that wait for approval, a few."""
     considered = [node for node in nodes if node.node_type == "backend" and (not only or node.id == only)]
+    unnamed = [node.id for node in considered if not node.approved][MAX_WAITING:]
     reasons = []
     for node in considered:
+        if node.id in unnamed:
+            continue
         if not node.approved:
             why = "waits for approval"
         elif node.drained:
@@ -89,5 +92,6 @@ def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[str], o
         else:
             why = "failed to start it"
         reasons.append(f"{node.name} {why}")
+    reasons += [f"{len(unnamed)} more wait for approval"] if unnamed else []
     told = "; ".join(reasons) or "there is no node; join one with `enginehouse join`"
     return f"cannot place {model.name}: {told}"

@@ -20,7 +20,7 @@ from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invali
 from enginehouse.core.installation import directory_behind
 from enginehouse.core.intent import Intent
 from enginehouse.core.listing import installed_at
-from enginehouse.core.node import Node
+from enginehouse.core.node import MAX_WAITING, Node
 from enginehouse.core.operation import Asked, Excluded, OperationKind
 from enginehouse.core.reference import parse_uri
 from enginehouse.frontend.galleries import Galleries
@@ -30,6 +30,7 @@ from enginehouse.store import intents, nodes
 from enginehouse.store.db import Connection
 
 Unknown = Collection[str]  # the ids of nodes
+WAITS = "it waits for approval"
 UNKNOWN = "unknown"  # the code of a node that may have been left out by mistake
 UNKNOWN_REASON = "its worker did not say what it has; ask again when it answers"
 
@@ -307,12 +308,22 @@ def _asked_for(connection: Connection, every: Sequence[Node], wish: BackendWish)
             f"cannot {wish.kind} {wish.name}: no node is approved; see `enginehouse nodes list`",
             code="node_not_approved",
         )
-    reasons = {node.id: _why_no_target(node) for node in every if not node.is_target}
-    return found, reasons
+    return found, _why_no_targets([node for node in every if not node.is_target])
+
+
+def _why_no_targets(others: Sequence[Node]) -> dict[str, str]:
+    """One reason for each; of those that wait for approval, a few."""
+    reasons = {node.id: _why_no_target(node) for node in others}
+    unnamed = [node.id for node in others if not node.approved][MAX_WAITING - 1 :]
+    if len(unnamed) > 1:
+        reasons[unnamed[0]] = f"{WAITS}, and {len(unnamed) - 1} more machines do"
+        for node_id in unnamed[1:]:
+            del reasons[node_id]
+    return reasons
 
 
 def _why_no_target(node: Node) -> str:
-    return f"an {node.node_type} node takes no backends" if node.node_type != "backend" else "it waits for approval"
+    return f"an {node.node_type} node takes no backends" if node.node_type != "backend" else WAITS
 
 
 def _named(connection: Connection, wish: BackendWish) -> list[Node]:
