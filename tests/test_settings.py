@@ -353,3 +353,10 @@ def test_an_address_of_a_database_that_is_none_is_one_sentence_without_its_passw
 )
 def test_an_address_of_a_database_is_taken_as_it_is(tmp_path: Path, url: str) -> None:
     assert load(FrontendSettings, {"data": str(tmp_path), "database_url": url}, {}).database_url == url
+
+
+def test_a_credential_that_could_not_be_renewed_in_time_is_refused(tmp_path: Path) -> None:
+    assert up(tmp_path, {"bus_credential_seconds": "40s"}).bus_credential_seconds == 40
+    with pytest.raises(Invalid) as caught:
+        up(tmp_path, {"bus_credential_seconds": "39s"})
+    assert caught.value.param == "bus_credential"

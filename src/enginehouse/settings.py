@@ -236,6 +236,14 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
             code="invalid_setting",
             param="stale",
         )
+    if isinstance(settings, Timings) and settings.bus_credential_seconds < 4 * settings.heartbeat_seconds:
+        raise Invalid(
+            f"cannot use bus_credential {settings.bus_credential_seconds:g}s with heartbeat "
+            f"{settings.heartbeat_seconds:g}s: it is renewed with heartbeats, in its last quarter; make it at least "
+            "four times as long",
+            code="invalid_setting",
+            param="bus_credential",
+        )
     return settings
 
 

@@ -88,12 +88,22 @@ async def test_a_route_holds_while_its_worker_has_that_process_and_is_asked_for_
         asked = [group.create_task(made.holds(route())) for _ in range(50)]
     assert all(task.result() for task in asked)
     assert await made.holds(route("two"))
-    assert not await made.holds(route("three"))
     assert bus.asked == ["a"]
     time.passed += proofs.HOLDS_SECONDS
     bus.nonces = {"a": ("two",)}
     assert not await made.holds(route())
     assert bus.asked == ["a", "a"]
+
+
+async def test_a_process_that_was_started_since_the_last_answer_is_asked_for(bus: Workers, made: Proofs) -> None:
+    bus.nonces = {"a": ("one",)}
+    assert await made.holds(route())
+    bus.nonces = {"a": ("one", "two")}
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(made.holds(route("two"))) for _ in range(50)]
+    assert all(task.result() for task in asked)
+    assert bus.asked == ["a", "a"]
+    assert not await made.holds(route("three"))
 
 
 async def test_a_worker_that_is_not_there_disproves_and_one_that_is_silent_does_not(

@@ -202,4 +202,9 @@ async def test_a_delete_waits_until_the_install_that_cannot_be_stopped_is_over(
     ended = await frontends.second.ended(delete["jobID"])
     assert ended["status"] == "succeeded", ended
     assert len(pair.first.requests(wire.DELETE)) == 1
-    assert (await frontends.first.get(f"/api/nodes/{pair.first.node_id}/backends")) == []
+
+    async def is_gone() -> bool:
+        return bool((await frontends.first.get(f"/api/nodes/{pair.first.node_id}/backends")) == [])
+
+    # It is listed again after every command that ended.
+    await until(is_gone, "the listing without it")

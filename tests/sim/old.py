@@ -101,7 +101,9 @@ class SimOldMachine:
         directory = intent.subject.partition(":")[2]
         if json.loads(intent.action)["type"] != "remove_backend":
             return ""
-        since = self._world.loop.time() - LOST_AFTER_BUDGETS * PATIENCE.install_seconds
+        # Judged from its sending, which may be earlier than its coming by as much as the bus is late.
+        given_up = LOST_AFTER_BUDGETS * PATIENCE.install_seconds - self._world.bus_weather.late_seconds
+        since = self._world.loop.time() - given_up
         older = [one for one in self._installing.get(directory, ()) if one[0] < intent.generation and one[1] > since]
         return f"{intent.id} succeeded while {older} of {directory} went on" if older else ""
 

@@ -34,6 +34,9 @@ class _Question(Struct):
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def allows(self, route: Route) -> bool:
+        return self.nonces is None or route.nonce in self.nonces
+
 
 class Proofs:
     def __init__(self, bus: Bus, clock: Clock, owner: str) -> None:
@@ -50,12 +53,15 @@ class Proofs:
         if route.checks_key or not self._bus.is_connected:
             return True
         question = self._questions.setdefault(route.node_id, _Question())
-        if self._clock.monotonic() >= question.asked_until:
-            async with question.asking:
-                # Whoever waited for the lock has the answer that the one before got.
-                if self._clock.monotonic() >= question.asked_until:
-                    await self._ask(route.node_id, question)
-        return question.nonces is None or route.nonce in question.nonces
+        if self._clock.monotonic() < question.asked_until and question.allows(route):
+            return True
+        # A no that is older than this request says nothing about a process that was started since.
+        before = question.number
+        async with question.asking:
+            # Whoever waited for the lock has the answer that the one before got.
+            if question.number == before:
+                await self._ask(route.node_id, question)
+        return question.allows(route)
 
     async def _ask(self, node_id: str, question: _Question) -> None:
         question.number = (question.number + 1) % 10**9
