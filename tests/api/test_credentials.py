@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,46 @@ async def test_a_shared_join_token_speaks_for_a_node_only_from_where_it_joined(h
             "POST", f"/api/node/{node['id']}/{path}", {}, token=here.tokens["join"], client="10.0.0.66"
         )
         assert answer.status == 403, path
+
+
+async def test_a_token_that_another_frontend_gave_out_just_now_is_known(here: Site) -> None:
+    """Right after a look, too: to call a node's own token unknown makes its worker join again, and its work be lost."""
+    from enginehouse.frontend.keys import Keys
+
+    other = Keys(here.store)
+    for number in range(3):
+        await here.house.keys.step()
+        token = (await other.create("user", f"new-{number}")).token
+        assert (await here.ask("GET", "/version", token=token)).status == 200
+
+
+async def test_a_database_that_is_away_makes_no_token_unknown(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from enginehouse.core.errors import Unavailable
+    from enginehouse.frontend.keys import Keys
+
+    token = (await Keys(here.store).create("user", "new")).token
+
+    async def away(_work: object) -> None:
+        raise Unavailable("cannot use the database now: try again in a moment", code="store_unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(here.store, "transaction", away)
+        for _ in range(3):
+            assert (await here.ask("GET", "/version", token=token)).status == 503
+    assert (await here.ask("GET", "/version", token=token)).status == 200
+
+
+async def test_many_wrong_tokens_at_once_cost_few_looks(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    really_look = here.store.transaction
+
+    async def counted(work: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await really_look(work)
+
+    monkeypatch.setattr(here.store, "transaction", counted)
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(here.ask("GET", "/version", token=f"wrong-{number}")) for number in range(200)]
+    assert {task.result().status for task in asked} == {401}
+    assert looks <= 3

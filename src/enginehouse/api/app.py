@@ -98,8 +98,9 @@ class Edge:
         try:
             return authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
         except Unauthenticated:
-            if not bearer(scope) or not await self._keys.look_again():
+            if not bearer(scope):
                 raise
+            await self._keys.look_again()
         return authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
 
 

@@ -7,6 +7,7 @@ another frontend creates is known here after at most one refresh.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import uuid
 from typing import Literal
@@ -55,17 +56,20 @@ class Keys:
         self._store = store
         self._callers: dict[str, Caller] = {}
         self._changes = ""
-        self._looked_at = 0.0
+        self._looked_at = -math.inf
+        self._looking = asyncio.Lock()
 
-    async def look_again(self) -> bool:
-        """For a token that is not known: another frontend may have given it out just now. False where the last look is
-        too recent for a new one to say more.
+    async def look_again(self) -> None:
+        """For a token that is not known: another frontend may have given it out just now. Only a look that began after
+        the question can say that it is unknown; wrong tokens share one look in half a second.
         """
-        now = asyncio.get_running_loop().time()
-        if now - self._looked_at < LOOK_AGAIN_SECONDS:
-            return False
-        await self.step()
-        return True
+        running = asyncio.get_running_loop()
+        asked_at = running.time()
+        async with self._looking:
+            if self._looked_at > asked_at:
+                return
+            await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_SECONDS - running.time()))
+            await self.step()
 
     def identify(self, token: str) -> Caller | None:
         return self._callers.get(token_hash(token))
@@ -181,8 +185,9 @@ class Keys:
                 callers[node.hash] = Caller("node", node.name, node.node_id, has_previous=bool(node.previous))
             return callers, keys.changes(connection)
 
-        self._looked_at = asyncio.get_running_loop().time()
+        began_at = asyncio.get_running_loop().time()
         self._callers, self._changes = await self._store.transaction(work)
+        self._looked_at = began_at  # not before: a look that failed has seen nothing
 
     async def watch_step(self) -> None:
         """Read every token anew where one was made or revoked, on any frontend."""
