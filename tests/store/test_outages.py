@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from alembic import command
+from sqlalchemy import event
 from tests.e2e.conftest import wait_for
 from tests.fleet.databases import Server, running_server
 
@@ -25,6 +26,7 @@ from enginehouse.core.errors import Invalid, Unavailable
 from enginehouse.core.model import Model
 from enginehouse.store import models, nodes
 from enginehouse.store.db import Connection, Store, StoreLimits
+from enginehouse.store.limits import COMMIT_SECONDS
 
 ANSWER_SECONDS = 1.5
 LIMITS = StoreLimits(answer_seconds=ANSWER_SECONDS)
@@ -133,6 +135,42 @@ async def test_the_same_holds_for_sqlite(tmp_path: Path) -> None:
         assert await store.transaction(names) == set()
     finally:
         go_on.set()
+        store.close()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+async def test_what_was_committed_is_not_refused_because_its_frontend_was_frozen(
+    server: Server, tmp_path: Path, dialect: str
+) -> None:
+    """It finds the outcome and the end of the limit at the same moment."""
+    url = server.make_database() if dialect == "postgresql" else f"sqlite:///{tmp_path / 'test.db'}"
+    store = await Store.open(url, LIMITS)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(store.transaction(add("kept")))
+            await asyncio.sleep(0)  # its thread has it
+            # The loop stands still, as in a frozen process; its threads do not.
+            threading.Event().wait(ANSWER_SECONDS + 0.5)
+        assert await store.transaction(names) == {"kept"}
+    finally:
+        store.close()
+
+
+async def test_a_commit_that_has_begun_is_waited_for(tmp_path: Path) -> None:
+    store = await Store.open(f"sqlite:///{tmp_path / 'test.db'}", LIMITS)
+    given_up = threading.Event()
+
+    def commit_slowly(_connection: Connection) -> None:
+        """Until a moment after the limit."""
+        given_up.wait(ANSWER_SECONDS + COMMIT_SECONDS / 2)
+
+    try:
+        event.listen(store._engine, "commit", commit_slowly)
+        await store.transaction(add("kept"))
+        event.remove(store._engine, "commit", commit_slowly)
+        assert await store.transaction(names) == {"kept"}
+    finally:
+        given_up.set()
         store.close()
 
 

@@ -28,7 +28,7 @@ from enginehouse.core.errors import Hopeless, Unavailable
 from enginehouse.store.attempts import Attempt
 from enginehouse.store.clock import StoreClock
 from enginehouse.store.engines import POSTGRES_THREADS, SQLITE_THREADS, Holding, make_engine
-from enginehouse.store.limits import MIGRATION_SECONDS, StoreLimits
+from enginehouse.store.limits import COMMIT_SECONDS, MIGRATION_SECONDS, StoreLimits
 
 __all__ = ["Connection", "Store", "StoreLimits", "now"]
 
@@ -126,12 +126,22 @@ class Store:
     async def _attempt(self, work: Callable[[Attempt], T], limit_seconds: float) -> T:
         """`TimeoutError` after the limit, and then the work is not committed later."""
         attempt = Attempt()
+        running = asyncio.get_running_loop()
+        # Waited for without being cancelled: a frontend that was frozen finds the outcome and the end of the limit at
+        # the same moment, and the outcome is the truth.
+        outcome = running.run_in_executor(self._threads, self._perform, work, attempt)
         try:
-            async with asyncio.timeout(limit_seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._perform, work, attempt)
-        except TimeoutError:
-            attempt.give_up()
-            raise TimeoutError(f"no answer within {limit_seconds:g} s") from None
+            done, _ = await asyncio.wait((outcome,), timeout=limit_seconds)
+            if not done and not attempt.give_up():
+                done, _ = await asyncio.wait((outcome,), timeout=COMMIT_SECONDS)
+        except asyncio.CancelledError:
+            outcome.cancel()
+            raise
+        if done:
+            return outcome.result()
+        attempt.cut()
+        outcome.cancel()
+        raise TimeoutError(f"no answer within {limit_seconds:g} s")
 
     def _perform(self, work: Callable[[Attempt], T], attempt: Attempt) -> T:
         self._holding.attempt = attempt
@@ -148,14 +158,14 @@ class Store:
             try:
                 with self._engine.begin() as connection:
                     result = work(connection)
-                    attempt.check()
+                    attempt.begin_commit()
                 return result
             except DBAPIError as error:
                 if not left or not _collided(error):
                     raise
                 # In a thread of the store. Uneven, so that two which collided do not meet again in step.
                 time.sleep(random.uniform(0.0, _PAUSE_SECONDS * (_TRIES - left)))
-                attempt.check()
+                attempt.begin_again()
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _note_failure(self, error: Exception) -> None:
@@ -181,7 +191,7 @@ class Store:
         while self._under_way and time.monotonic() < deadline:
             time.sleep(0.01)  # the program ends: nothing else is to be done
         for attempt in tuple(self._under_way):
-            attempt.give_up()
+            attempt.cut()
         self._threads.shutdown(cancel_futures=True)
         self._engine.dispose()
 
@@ -202,7 +212,7 @@ class Store:
                 _wait_for_migration_lock(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-            attempt.check()
+            attempt.begin_commit()
             connection.commit()
             if not is_postgres:
                 clock.anchor(connection)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 ANSWER_SECONDS = 4.0  # for a transaction with its wait for a thread: a request is told 503 within five seconds
+COMMIT_SECONDS = 0.5  # more, for one whose commit has begun: its outcome decides what the request is told
 MIGRATION_SECONDS = 60.0  # to wait for another frontend's; one that hangs for longer needs somebody's look
 SERVER_MARGIN_SECONDS = 1.0  # by which the server's limits are shorter than the client's
 LEAST_SERVER_SECONDS = 0.25
