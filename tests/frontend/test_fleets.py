@@ -9,12 +9,14 @@ from tests.frontend.world import GALLERY, UNREAD, Time, World, installed, regist
 
 from enginehouse.core import wire
 from enginehouse.core.action import InstallBackend
-from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.artifact import Artifact
+from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node import Node
 from enginehouse.frontend.accepting import Request
 from enginehouse.frontend.operations import BackendWish
+from enginehouse.frontend.versions import Versions
 from enginehouse.frontend.views import NodeRow, OperationView
 
 ME = Request(author="me")
@@ -278,6 +280,42 @@ async def test_an_upgrade_means_what_is_there_now_however_short_ago_somebody_ask
     action = (await world.intent(view)).action
     assert isinstance(action, InstallBackend)
     assert action.resolved.digest == "sha256:two"
+
+
+async def test_every_request_means_what_its_tag_means_now(world: World) -> None:
+    """Between two of them somebody may have deleted the backend and pushed a new version, and nobody here knows."""
+    world.registry.digests[IMAGE] = "sha256:one"
+    await world.join_many("first", "second")
+    assert (await wanted(world, await world.install("first", name="image"))).resolved.digest == "sha256:one"
+    world.registry.digests[IMAGE] = "sha256:two"
+    assert (await wanted(world, await world.install("second", name="image"))).resolved.digest == "sha256:two"
+
+
+async def test_of_two_questions_under_way_the_later_one_counts() -> None:
+    """An answer that was long on its way is not the newest."""
+    answers: list[asyncio.Future[str]] = []
+    is_asked = asyncio.Event()
+
+    async def ask(uri: str, platform: str, _sha256: str) -> Artifact:
+        answers.append(asyncio.get_running_loop().create_future())
+        is_asked.set()
+        return Artifact(uri=uri, digest=await answers[-1], platform=platform, layers=())
+
+    time = Time()
+    versions = Versions(ask, time)
+    build = Resolved(directory="image", uri=IMAGE, digest="", platform="linux/amd64")
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        first = group.create_task(versions.look([build]))
+        await is_asked.wait()
+        is_asked.clear()
+        time.passed += 1
+        second = group.create_task(versions.look([build]))
+        await is_asked.wait()
+        answers[1].set_result("sha256:new")
+        await second
+        answers[0].set_result("sha256:old")
+        await first
+    assert versions.pinned(build).digest == "sha256:new"
 
 
 async def test_an_upgrade_closes_only_on_the_wanted_digest(world: World) -> None:

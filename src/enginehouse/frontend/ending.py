@@ -101,7 +101,7 @@ class Endings:
         with its first attempt. What a tag means is asked anew: the version of the first try may be gone."""
         first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
         builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
-        await self._versions.look([without_pin(build) for build in builds], fresh_seconds=0.0)
+        await self._versions.look([without_pin(build) for build in builds])
 
         def work(connection: Connection) -> str:
             before, again = _retried(connection, operation_id, node)

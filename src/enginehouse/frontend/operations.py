@@ -46,8 +46,8 @@ class Operations:
         # Outside of any transaction: workers and registries may take their time.
         unknown = await self._freshen(wish.nodes)
         if wish.kind != "delete":
-            asked = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
-            await self._versions.look(asked.builds, fresh_seconds=asked.fresh_seconds)
+            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
+            await self._versions.look(builds, insist=wish.insists)
 
         def work(connection: Connection) -> str:
             chosen = self._targets.choose(connection, wish, unknown)

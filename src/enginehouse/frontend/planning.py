@@ -60,8 +60,8 @@ class Planner:
         check_wish(wish)
         unknown = await self._freshen(wish.nodes)
         if wish.kind != "delete":
-            asked = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
-            await self._versions.look(asked.builds, fresh_seconds=asked.fresh_seconds)
+            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
+            await self._versions.look(builds, insist=wish.insists)
         chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, wish, unknown))
         rows = [self._row(wish, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)

@@ -25,7 +25,7 @@ from enginehouse.core.operation import Asked, Excluded, OperationKind
 from enginehouse.core.reference import parse_uri
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.nodes import find_node
-from enginehouse.frontend.versions import FRESH_SECONDS, Versions
+from enginehouse.frontend.versions import Versions
 from enginehouse.store import intents, nodes
 from enginehouse.store.db import Connection
 
@@ -49,6 +49,11 @@ class BackendWish(Struct, frozen=True, kw_only=True):
     max_parallel: int = 0
 
     @property
+    def insists(self) -> bool:
+        """Whether it is about the version that there is now, and waits for a registry that has just failed."""
+        return self.kind == "upgrade" or self.force
+
+    @property
     def plain_name(self) -> str:
         return self.name.rpartition("@")[2]
 
@@ -70,14 +75,6 @@ class Chosen(Struct, frozen=True):
     actions: list[tuple[Node, Action]]
     excluded: list[Excluded]
     fleet: int  # approved nodes that take backends
-    is_anew: bool  # some node is to have again what is being deleted there, or was a moment ago
-
-
-class Builds(Struct, frozen=True):
-    """What a registry is to be asked for a wish, and how old its answer may be."""
-
-    builds: list[Resolved]
-    fresh_seconds: float
 
 
 class Targets:
@@ -117,8 +114,7 @@ class Targets:
         if not actions:
             raise _nothing_to_do(wish, excluded)
         actions = [(node, _with_before(action, node)) for node, action in actions]
-        is_anew = any(isinstance(one.action, RemoveBackend) for one in changes)
-        return Chosen(actions, excluded, sum(node.is_target for node in every), is_anew)
+        return Chosen(actions, excluded, sum(node.is_target for node in every))
 
     def _changing(self, connection: Connection, wish: BackendWish, targets: Sequence[Node]) -> list[Intent]:
         """What is open, or was done since their reports, about what the wish may mean on these nodes."""
@@ -156,17 +152,14 @@ class Targets:
         )
         return _with_before(renewed, node)
 
-    def builds(self, connection: Connection, wish: BackendWish, unknown: Unknown = frozenset()) -> Builds:
-        """The builds that a wish comes to, for looking up their versions; none where it will be refused anyway. Whoever
-        upgrades means what is there now, and so does who installs again what was deleted.
-        """
+    def builds(self, connection: Connection, wish: BackendWish, unknown: Unknown = frozenset()) -> list[Resolved]:
+        """The builds that a wish comes to, for looking up their versions; none where it will be refused anyway."""
         try:
             chosen = self.choose(connection, wish, unknown)
         except EnginehouseError:
-            return Builds([], FRESH_SECONDS)
+            return []
         found = [action.resolved for _, action in chosen.actions if isinstance(action, InstallBackend)]
-        is_now = wish.kind == "upgrade" or wish.force or chosen.is_anew
-        return Builds([self._versions.unpinned(build) for build in found], 0.0 if is_now else FRESH_SECONDS)
+        return [self._versions.unpinned(build) for build in found]
 
     def _installs(
         self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]

@@ -83,7 +83,7 @@ class Upgrades:
         """Ask now, and what follows from the answers."""
         await self._freshen(None)
         installed = await self._installed()
-        await self._versions.look([one.build for one in installed if one.build is not None], fresh_seconds=0.0)
+        await self._versions.look([one.build for one in installed if one.build is not None])
         return self._upgrades(installed)
 
     async def known(self) -> dict[str, Upgrade]:

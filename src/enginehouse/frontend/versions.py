@@ -1,6 +1,7 @@
-"""Which version a build is now: the digest behind a tag, asked of its registry and remembered for a while.
+"""Which version a build is now: the digest behind a tag, asked of its registry.
 
-Asked once for all nodes of a wish, so that a fleet gets one version even where the tag moves meanwhile. A registry
+Asked once for all nodes of a wish, so that a fleet gets one version even where the tag moves meanwhile, and for every
+wish anew: between two of them somebody may have pushed a new version. A registry
 that cannot be asked from here is no reason to refuse: then every worker resolves for itself, as LocalAI's do.
 """
 
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 
 Ask = Callable[[str, str, str], Awaitable[Artifact]]  # of a URI, for a platform, with the sha256 an archive must have
 
-# A second request within a moment means the same version. Not longer: between the two somebody may have deleted the
-# backend and pushed a new version of it.
-FRESH_SECONDS = 5.0
 FAILED_SECONDS = 15.0  # a registry that does not answer is not waited for by everybody who asks meanwhile
 LIMIT_SECONDS = 5.0  # somebody waits for the answer
 MAX_KNOWN = 5000  # builds times platforms of a large gallery; beyond it the oldest are asked again
@@ -48,16 +46,15 @@ class Versions:
         self._clock = clock
         self._known: dict[tuple[str, str], Known] = {}
 
-    async def look(self, builds: Iterable[Resolved], *, fresh_seconds: float = FRESH_SECONDS) -> None:
-        """Learn the versions of these builds, all at once; on return each was answered or has failed."""
-        missing = {_key(one): one for one in builds if _has_tag(one)}
-        since = self._clock.monotonic() - fresh_seconds
-        # Whoever insists on fresh answers asks everybody.
-        patient = fresh_seconds > 0
-        missing = {key: one for key, one in missing.items() if not self._is_fresh(key, since, patient)}
+    async def look(self, builds: Iterable[Resolved], *, insist: bool = True) -> None:
+        """Learn the versions of these builds, all at once; on return each was answered or has failed. Who does not
+        insist goes without an answer of a registry that gave none a moment ago.
+        """
+        asked = {_key(one): one for one in builds if _has_tag(one)}
         async with asyncio.TaskGroup() as group:
-            for key, build in missing.items():
-                group.create_task(self._learn(key, build))
+            for key, build in asked.items():
+                if insist or not self._has_just_failed(key):
+                    group.create_task(self._learn(key, build))
         while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
 
@@ -85,13 +82,9 @@ class Versions:
             return build
         return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
 
-    def _is_fresh(self, key: tuple[str, str], since: float, patient: bool) -> bool:
+    def _has_just_failed(self, key: tuple[str, str]) -> bool:
         known = self._known.get(key)
-        if known is None or not patient:
-            return False
-        if known.failure:
-            return known.failed_at >= self._clock.monotonic() - FAILED_SECONDS
-        return known.asked_at >= since
+        return known is not None and bool(known.failure) and known.failed_at >= self._clock.monotonic() - FAILED_SECONDS
 
     async def _learn(self, key: tuple[str, str], build: Resolved) -> None:
         failure = ""
@@ -105,10 +98,12 @@ class Versions:
             except TimeoutError:
                 failure = failure or f"cannot ask for the version of {uri}: no answer within {LIMIT_SECONDS:.0f} s"
             else:
-                self._known.pop(key, None)
-                self._known[key] = Known(
-                    asked_at=now, digest=found.digest, index_digest=found.index_digest, size_bytes=found.size_bytes
-                )
+                before = self._known.pop(key, None)
+                if before is None or before.failure or before.asked_at <= now:
+                    before = Known(
+                        asked_at=now, digest=found.digest, index_digest=found.index_digest, size_bytes=found.size_bytes
+                    )
+                self._known[key] = before  # of two questions under way the later one counts
                 return
         log.info("version.unknown uri=%s platform=%s error=%s", build.uri, build.platform, failure)
         before = self._known.pop(key, None)
