@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import pytest
 from tests.frontend.go_workers import answer_polls, joined, listed
-from tests.frontend.world import PATIENCE, World
+from tests.frontend.world import LEASE_SECONDS, PATIENCE, World
 
 from enginehouse.core import wire
 from enginehouse.core.intent import Intent
+from enginehouse.core.node import Node
 from enginehouse.core.operation import OLDER_AT_WORK, STILL
 from enginehouse.frontend.polling import LOST_AFTER_BUDGETS
 from enginehouse.frontend.views import NodeRow, OperationView, render_time
@@ -34,6 +35,11 @@ async def sent(world: World, verb: str) -> list[str]:
 async def says(world: World, intent: Intent, payload: bytes) -> None:
     world.bus.deliver(Message(wire.reply_subject(intent.node_id, intent.id, intent.attempt), payload))
     await world.collector.replies_step()
+
+
+async def pass_time(world: World, node: Node, seconds: float) -> None:
+    world.time.passed += seconds
+    await world.set_health(node.id, "healthy")
 
 
 # Listings without a digest -------------------------------------------------------------------------
@@ -182,8 +188,9 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
     if end == "restart":
         await world.collector.restarted(node.id)
     elif end == "silence":
-        world.time.passed += LOST_AFTER_BUDGETS * PATIENCE.install_seconds + 1
-        await world.set_health(node.id, "healthy")
+        await pass_time(world, node, LEASE_SECONDS + 1)
+        await answer_polls(world, listed())
+        await pass_time(world, node, LOST_AFTER_BUDGETS * PATIENCE.install_seconds + 1)
         await world.poller.step()
     else:
         await world.endings.remove_node(node.id, "me")
@@ -192,6 +199,23 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
     assert len(await sent(world, wire.DELETE)) == 1
     assert (await world.intent(delete)).state == "running"
     assert STILL not in (await world.intent_now(older)).message or end == "removal"
+
+
+async def test_a_worker_that_was_frozen_may_begin_when_it_wakes_however_late_that_is(world: World) -> None:
+    """The limit for its silence counts from when it is known to have the command."""
+    node = await joined(world)
+    view = await world.install(name="other")
+    await world.dispatcher.step()
+    await world.wish("delete", name="other")
+    for _ in range(2):  # nobody answers
+        await pass_time(world, node, LOST_AFTER_BUDGETS * PATIENCE.install_seconds + 1)
+        await world.poller.step()
+    assert await sent(world, wire.DELETE) == [], "it may have the install in its buffers"
+    await answer_polls(world, listed())
+    assert await sent(world, wire.DELETE) == [], "it has just begun"
+    await pass_time(world, node, LOST_AFTER_BUDGETS * PATIENCE.install_seconds / 2)
+    await says(world, await world.intent(view), b'{"success":true,"address":"h:1"}')
+    assert len(await sent(world, wire.DELETE)) == 1
 
 
 async def test_what_ran_on_a_worker_that_went_away_goes_on_there(world: World) -> None:

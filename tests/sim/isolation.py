@@ -52,10 +52,15 @@ class Isolation:
         query = "select id, drained from nodes where health = 'healthy' and approved"
         drained = {str(node_id): bool(is_so) for node_id, is_so in select_rows(world.database.connection, query)}
         full = _full_lanes(every)
-        # An old worker cannot be stopped, so what is newer waits for it; no longer than anybody waits for its word.
-        limit = EPOCH + now - LOST_AFTER_BUDGETS * PATIENCE.install_seconds - SENT_WITHIN_SECONDS
-        query = "select node_id, subject, intent_id from lingering_commands where sent_at > ?"
-        held = select_rows(world.database.connection, query, (limit,))
+        # An old worker cannot be stopped, so what is newer waits for it; no longer than anybody waits for its word once
+        # it has the command, which is known a question after the lease of the sender.
+        has_said = EPOCH + now - LOST_AFTER_BUDGETS * PATIENCE.install_seconds - SENT_WITHIN_SECONDS
+        has_come = EPOCH + now - world.options.lease_seconds - SENT_WITHIN_SECONDS
+        query = (
+            "select node_id, subject, intent_id from lingering_commands"
+            " where received_at > ? or (received_at = 0 and sent_at > ?)"
+        )
+        held = select_rows(world.database.connection, query, (has_said, has_come))
         due = [
             one
             for one in every

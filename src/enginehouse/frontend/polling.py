@@ -68,6 +68,7 @@ class Poller:
         self._soon: set[str] = set()
         self._questions: dict[str, Question] = {}
         self._deaf: dict[str, int] = {}
+        self._answered: dict[str, float] = {}  # per node, when the last question was asked that was answered
         self._wake: Callable[[], None] = lambda: None
 
     def on_due(self, wake: Callable[[], None]) -> None:
@@ -106,6 +107,7 @@ class Poller:
             self._listings.drop([question])
             if question.is_answered:
                 self._deaf.pop(question.node_id, None)
+                self._answered[question.node_id] = question.asked_at
                 await self._listings.keep(question)
             else:
                 await self._note_unheard(question.node_id)
@@ -165,9 +167,16 @@ class Poller:
         return looked
 
     def _given_up(self, connection: Connection, now: float) -> list[Intent]:
-        """Commands that nobody wants and of which nothing was heard for too long hold up what is newer no more."""
+        """Commands that nobody wants and of which nothing was heard for too long hold up what is newer no more. A
+        worker that was frozen or out of reach begins when it is back, so that the limit counts from a question after
+        the sending which it has answered: messages come in order.
+        """
         limit = LOST_AFTER_BUDGETS * max(self._patience.install_seconds, self._patience.upgrade_seconds)
-        silent = [one.intent_id for one in lingering.every(connection) if now - one.sent_at > limit]
+        held = lingering.every(connection)
+        # Whoever claimed a command sends it within its lease.
+        came = [one for one in held if self._answered.get(one.node_id, 0.0) > one.sent_at + self._lease_seconds]
+        lingering.note_received(connection, [one.intent_id for one in came if not one.received_at], now)
+        silent = [one.intent_id for one in held if one.received_at and now - one.received_at > limit]
         return note_over(connection, dict.fromkeys(silent, UNHEARD), now)
 
     def _is_unheard(self, intent: Intent, now: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgspec import Struct
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import InstallBackend, RemoveBackend
@@ -26,6 +26,11 @@ _ADD = {
 _EVERY = select(lingering)
 _AMONG = select(lingering.c.intent_id).where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)))
 _REMOVE = delete(lingering).where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)))
+_RECEIVED = (
+    update(lingering)
+    .where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)), lingering.c.received_at == 0.0)
+    .values(received_at=bindparam("at"))
+)
 _ON_NODE = select(lingering.c.intent_id).where(lingering.c.node_id == bindparam("node"))
 _WITHOUT_KEY = select(nodes.c.id).where(nodes.c.id.in_(bindparam("ids", expanding=True)), nodes.c.public_key == "")
 
@@ -35,6 +40,7 @@ class Lingering(Struct, frozen=True):
     node_id: str
     subject: str
     sent_at: float  # by the store's clock
+    received_at: float = 0.0  # from when on its worker is known to have it, or never to get it; 0 is unknown
 
 
 def add(connection: Connection, intents: Iterable[Intent]) -> set[str]:
@@ -56,7 +62,13 @@ def add(connection: Connection, intents: Iterable[Intent]) -> set[str]:
 
 
 def every(connection: Connection) -> list[Lingering]:
-    return [Lingering(row.intent_id, row.node_id, row.subject, row.sent_at) for row in connection.execute(_EVERY).all()]
+    rows = connection.execute(_EVERY).all()
+    return [Lingering(row.intent_id, row.node_id, row.subject, row.sent_at, row.received_at) for row in rows]
+
+
+def note_received(connection: Connection, intent_ids: Iterable[str], now: float) -> None:
+    for some in slices(intent_ids):
+        connection.execute(_RECEIVED, {"ids": some, "at": now})
 
 
 def among(connection: Connection, intent_ids: Iterable[str]) -> set[str]:

@@ -150,6 +150,8 @@ lingering_commands = Table(
     Column("node_id", String(36), nullable=False),
     Column("subject", String(512), nullable=False),
     Column("sent_at", Double, nullable=False),
+    # Since when its worker is known to have it; 0 where that is not known: it may have been frozen, or out of reach.
+    Column("received_at", Double, nullable=False, server_default="0"),
 )
 
 # The last generation given out per (node, subject); its row is what two frontends lock against each other.

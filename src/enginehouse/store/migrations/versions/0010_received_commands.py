@@ -1,0 +1,19 @@
+"""Since when a worker of LocalAI's is known to have a command that nobody waits for"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("lingering_commands", sa.Column("received_at", sa.Double, nullable=False, server_default="0"))
+
+
+def downgrade() -> None:
+    op.drop_column("lingering_commands", "received_at")
