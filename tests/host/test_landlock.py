@@ -11,7 +11,8 @@ import pytest
 
 from enginehouse.host import landlock
 
-pytestmark = pytest.mark.skipif(not landlock.look()[0], reason=landlock.look()[1])
+# In CI the kernel has it; elsewhere a machine without it is no fault of the program.
+pytestmark = pytest.mark.skipif(not landlock.look()[0] and "CI" not in os.environ, reason=landlock.look()[1])
 _TRY = """
 import ctypes, os, sys
 from pathlib import Path
