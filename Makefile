@@ -28,7 +28,7 @@ test: setup-dev ## everything that proves it: checks, unit, conformance, end to 
 	@if [ -n "$(ARGS)" ]; then $(BIN)/python -m pytest -q $(ARGS); else $(BIN)/python tools/test.py; fi
 
 proof: setup-dev ## the long tails: full crash sweeps, hundreds of kills and rounds, 20,000 simulations (an hour)
-	@ENGINEHOUSE_PROOF=1 ENGINEHOUSE_SEEDS=20000 $(BIN)/python -m pytest -q tests/worker tests/fleet tests/sim $(ARGS)
+	@ENGINEHOUSE_PROOF=1 ENGINEHOUSE_SEEDS=20000 $(BIN)/python -m pytest -q tests/artifact tests/worker tests/fleet tests/sim $(ARGS)
 
 check: setup-dev ## ruff, mypy --strict, import contracts, size budgets
 	@$(BIN)/ruff check src tests bench tools

@@ -28,9 +28,9 @@ from enginehouse.core.intent import Intent
 from enginehouse.core.node import Capacity, Node
 from enginehouse.core.operation import Operation
 from enginehouse.core.report import Report
-from enginehouse.frontend.board import Board
-from enginehouse.frontend.events import Events
-from enginehouse.frontend.views import Patience
+from enginehouse.frontend.watching.board import Board
+from enginehouse.frontend.watching.events import Events
+from enginehouse.frontend.watching.views import Patience
 from enginehouse.store import claims, db, nodes, schema
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.rows import intent_columns, operation_columns

@@ -21,17 +21,17 @@ import msgspec
 
 from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.model import Model
-from enginehouse.engine.http import HttpEngine
-from enginehouse.fetch.galleries import load_builtin
+from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
 from enginehouse.ports import EngineCall
-from enginehouse.worker.assembly import assemble
-from enginehouse.worker.install import InstallWish
-from enginehouse.worker.place import WorkerPlace
-from enginehouse.worker.pull import Models
-from enginehouse.worker.replicas import StartWish
-from enginehouse.worker.supervisor import Supervisor
+from enginehouse.worker.backends.assembly import assemble
+from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.engines.supervisor import Supervisor
+from enginehouse.worker.models.files import Models
+from enginehouse.worker.options import WorkerPlace
 
 BAR = 1.1
 MODEL = "tiny-chat"

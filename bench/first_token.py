@@ -28,7 +28,7 @@ from pathlib import Path
 import uv
 
 from enginehouse.core.gallery import find_model, resolve
-from enginehouse.fetch.galleries import builtin_directory, load_builtin
+from enginehouse.fetch.galleries.sources import builtin_directory, load_builtin
 from enginehouse.fetch.pypi import uv_environment
 from enginehouse.host import hardware
 

@@ -38,7 +38,7 @@ from bench.by_hand import images, limits  # noqa: E402
 from bench.by_hand.counting import CountingProxy  # noqa: E402
 from bench.by_hand.registry import running_registry  # noqa: E402
 
-from enginehouse.worker.partial import PART_BYTES  # noqa: E402
+from enginehouse.artifact.blobs.partial import PART_BYTES  # noqa: E402
 
 BAR_TOOLS, BAR_SEQUENCE = 0.6, 0.4
 BAR_MEMORY_BYTES = 150_000_000

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.fetch.real_registry import Registry, running_registry
+from tests.worker.shelf import Shelf, shelf
 
 from enginehouse.store.db import Store
 
@@ -75,3 +77,17 @@ async def store(database_url: str) -> AsyncIterator[Store]:
     opened = await Store.open(database_url)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+async def registry(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Registry]:
+    """A real registry for the whole run."""
+    async with running_registry(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture
+async def one(registry: Registry, tmp_path: Path) -> AsyncIterator[Shelf]:
+    """An installer of an empty directory, and images of its own in the registry."""
+    async with shelf(registry, tmp_path) as made:
+        yield made

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 ROOT = Path(__file__).parents[1]
-REAL = ("worker", "host", "e2e", "replay", "fleet")
+REAL = ("artifact", "worker", "host", "e2e", "replay", "fleet")
 SIMULATED = ("sim",)
 
 

@@ -20,9 +20,9 @@ import uvloop
 
 from enginehouse.core.backend import Resolved
 from enginehouse.host import confinement
-from enginehouse.worker.assembly import InstallerOptions, assemble, lock
-from enginehouse.worker.install import InstallWish
-from enginehouse.worker.threads import in_thread
+from enginehouse.host.blocking import in_thread
+from enginehouse.worker.backends.assembly import InstallerOptions, assemble, lock
+from enginehouse.worker.backends.installer import InstallWish
 
 
 async def main(reference: str, backends: str, host: str, sharing: str = "") -> None:

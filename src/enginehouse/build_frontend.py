@@ -42,39 +42,39 @@ from enginehouse.bus.violations import LOOK_SECONDS, ViolationLog
 from enginehouse.core import subjects
 from enginehouse.core.address import Endpoint, plain_host
 from enginehouse.core.artifact import Artifact
-from enginehouse.engine.http import HttpEngine
-from enginehouse.fetch.client import Client, Rules
-from enginehouse.fetch.galleries import Sources, load_builtin
+from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.fetch.galleries.sources import Sources, load_builtin
+from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.patience import Patience as RegistryPatience
 from enginehouse.fetch.origins import open_origin
-from enginehouse.fetch.patience import Patience as RegistryPatience
-from enginehouse.fetch.registry import Registries
-from enginehouse.frontend.accepting import Acceptance
-from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
-from enginehouse.frontend.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
-from enginehouse.frontend.bus_credentials import BusCredentials, Minted
-from enginehouse.frontend.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
-from enginehouse.frontend.dispatcher import Dispatcher
-from enginehouse.frontend.ending import PRUNE_SECONDS, Endings
-from enginehouse.frontend.events import Events
+from enginehouse.fetch.registry.requests import Registries
+from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
+from enginehouse.frontend.delivery.dispatcher import Dispatcher
+from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
+from enginehouse.frontend.fleet.bus_credentials import BusCredentials, Minted
+from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Nodes
+from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys, Role
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
-from enginehouse.frontend.keys import WATCH_SECONDS, Keys, Role
-from enginehouse.frontend.listings import Listings
-from enginehouse.frontend.loader import Loader
-from enginehouse.frontend.models import Models
-from enginehouse.frontend.nodes import ANYWHERE, AddressRules, Nodes
-from enginehouse.frontend.operations import Operations
-from enginehouse.frontend.planning import Planner
-from enginehouse.frontend.polling import Poller
-from enginehouse.frontend.proofs import Proofs
-from enginehouse.frontend.router import Router
-from enginehouse.frontend.targets import Targets
-from enginehouse.frontend.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
-from enginehouse.frontend.versions import LIMIT_SECONDS, Ask, Versions
+from enginehouse.frontend.localai.listings import Listings
+from enginehouse.frontend.localai.poller import Poller
+from enginehouse.frontend.operations.acceptance import Acceptance
+from enginehouse.frontend.operations.cancel import PRUNE_SECONDS, Endings
+from enginehouse.frontend.operations.plan import Planner
+from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
+from enginehouse.frontend.operations.versions import LIMIT_SECONDS, Ask, Versions
+from enginehouse.frontend.serving.loader import Loader
+from enginehouse.frontend.serving.models import Models
+from enginehouse.frontend.serving.proofs import Proofs
+from enginehouse.frontend.serving.router import Router
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
+from enginehouse.frontend.watching.events import Events
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus
-from enginehouse.setting_file import read_credentials
-from enginehouse.settings import FrontendSettings
+from enginehouse.settings.file import read_credentials
+from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store, StoreLimits
 
 log = logging.getLogger(__name__)

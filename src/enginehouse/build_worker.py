@@ -9,15 +9,15 @@ from functools import partial
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.errors import Invalid
 from enginehouse.core.wire import RegisterReply
-from enginehouse.engine.http import HttpEngine
+from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.host import confinement, disk, processes
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
-from enginehouse.setting_file import read_credentials
-from enginehouse.settings import WorkerSettings
-from enginehouse.worker import assembly
+from enginehouse.settings.file import read_credentials
+from enginehouse.settings.programs import WorkerSettings
 from enginehouse.worker.agent import Agent
-from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.backends import assembly
+from enginehouse.worker.options import WorkerPlace
 
 BUS_CONNECT_SECONDS = 30.0  # then the worker registers again: the address may have changed
 FIRST_ENGINE_PORT = 50051

@@ -29,7 +29,14 @@ from enginehouse.core.errors import EnginehouseError
 from enginehouse.host import disk, listen, processes
 from enginehouse.host.children import LOG_LIMIT_BYTES, Child, Ending, Program, keep_short, say
 from enginehouse.link.client import FrontendClient
-from enginehouse.settings import Installing, RunningServer, Timings, UpSettings, as_flags, default_data_directory
+from enginehouse.settings.programs import (
+    Installing,
+    RunningServer,
+    Timings,
+    UpSettings,
+    as_flags,
+    default_data_directory,
+)
 from enginehouse.worker import identity
 
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
-from enginehouse.settings import FrontendSettings, UpSettings, WorkerSettings
+from enginehouse.settings.programs import FrontendSettings, UpSettings, WorkerSettings
 
 if TYPE_CHECKING:
     from enginehouse.parent import Welcome

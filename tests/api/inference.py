@@ -12,7 +12,7 @@ from typing import Any
 from enginehouse.api.openai import OpenAI
 from enginehouse.core.errors import EnginehouseError, NotFound
 from enginehouse.core.routing import Route
-from enginehouse.engine.http import HttpEngine
+from enginehouse.engine.openai.client import HttpEngine
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHAT = b'{"model":"tiny","messages":[],"temperature":0.10}'

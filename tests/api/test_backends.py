@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.api.house import site
+from tests.api.whole_frontend import site
 
 from enginehouse.core.gallery_source import GallerySource
-from enginehouse.fetch.client import Client, Rules
-from enginehouse.fetch.galleries import Sources
+from enginehouse.fetch.galleries.sources import Sources
+from enginehouse.fetch.http.client import Client, Rules
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.settings import FrontendSettings
+from enginehouse.settings.programs import FrontendSettings
 
 
 async def test_a_house_offers_its_galleries_and_says_of_each_how_fresh_it_is(tmp_path: Path) -> None:

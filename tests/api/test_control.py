@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
-from tests.api.house import Answer, Site, site
+from tests.api.whole_frontend import Answer, Site, site
 
 from enginehouse.api.app import MAX_CONTROL_BYTES, Entry
 from enginehouse.api.events import EventRoutes
 from enginehouse.core.errors import Unavailable
-from enginehouse.frontend.events import LOG_LENGTH
+from enginehouse.frontend.watching.events import LOG_LENGTH
 from enginehouse.loop import Loop
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from nacl.signing import SigningKey
-from tests.api.house import Site, site
+from tests.api.whole_frontend import Site, site
 
 from enginehouse.core.wire import RegisterRequest
 from enginehouse.worker.identity import Identity
@@ -74,7 +74,7 @@ async def test_the_token_of_a_removed_node_counts_for_nothing(here: Site) -> Non
 
 
 async def test_a_revoked_token_counts_for_nothing_on_every_frontend(here: Site) -> None:
-    from enginehouse.frontend.keys import Keys
+    from enginehouse.frontend.fleet.tokens import Keys
 
     other = Keys(here.store)
     await other.step()
@@ -140,7 +140,7 @@ async def test_a_shared_join_token_speaks_for_a_node_only_from_where_it_joined(h
 
 async def test_a_token_that_another_frontend_gave_out_just_now_is_known(here: Site) -> None:
     """Right after a look, too: to call a node's own token unknown makes its worker join again, and its work be lost."""
-    from enginehouse.frontend.keys import Keys
+    from enginehouse.frontend.fleet.tokens import Keys
 
     other = Keys(here.store)
     for number in range(3):
@@ -151,7 +151,7 @@ async def test_a_token_that_another_frontend_gave_out_just_now_is_known(here: Si
 
 async def test_a_database_that_is_away_makes_no_token_unknown(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from enginehouse.core.errors import Unavailable
-    from enginehouse.frontend.keys import Keys
+    from enginehouse.frontend.fleet.tokens import Keys
 
     token = (await Keys(here.store).create("user", "new")).token
 

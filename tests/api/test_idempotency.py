@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.api.house import LOCAL, Site, site
+from tests.api.whole_frontend import LOCAL, Site, site
 
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.model import Model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api.house import LOCAL, Answer, Site, site
+from tests.api.whole_frontend import LOCAL, Answer, Site, site
 
 from enginehouse.api.events import EventRoutes
 from enginehouse.core import wire

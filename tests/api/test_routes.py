@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from starlette.routing import Route
-from tests.api.house import LOCAL, Site, site
+from tests.api.whole_frontend import LOCAL, Site, site
 
 # The published table. A new route fails here until somebody has said who may call it.
 TABLE = {

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.api.house import site
+from tests.api.whole_frontend import site
 from tests.worker.world import until
 
 from enginehouse.api import events

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from tests.cli.recorded import WAIT_SECONDS, Answer, Stream, environment, recorded
 
 from enginehouse import __version__
-from enginehouse.cli.command import Command, Group
 from enginehouse.cli.main import COMMANDS, program
+from enginehouse.cli.options.shared import Command, Group
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -200,7 +200,7 @@ def test_ctrl_c_while_waiting_for_an_answer_ends_with_130_and_no_traceback(tmp_p
 
 
 def test_the_manual_names_every_command_and_every_setting() -> None:
-    from enginehouse import settings
+    from enginehouse.settings import programs as settings
 
     manual = Path(__file__).parents[2].joinpath("docs", "cli.md").read_text()
     for path in ALL:

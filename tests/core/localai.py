@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from enginehouse.core.gallery import Gallery
-from enginehouse.fetch.gallery_documents import read_backends
+from enginehouse.fetch.galleries.documents import read_backends
 
 SHARED = Path(os.environ.get("ENGINEHOUSE_SHARED") or Path(__file__).parents[3] / "shared")
 INDEX = SHARED / "data" / "localai-backend-index.yaml"

@@ -13,7 +13,7 @@ from typing import Any
 from tests.e2e.conftest import House, Program, wait_for
 from tests.fetch.faulty import Faulty, faulty
 from tests.fetch.images import Image, write_image
-from tests.fetch.registry import running_registry
+from tests.fetch.real_registry import running_registry
 from tests.worker.shelf import launcher, noise, said_by
 
 from enginehouse.host import hardware
@@ -125,7 +125,7 @@ def approve(house: House, _: Program) -> None:
 
 async def push(image: Image, proxy: Faulty) -> None:
     """Through the proxy's registry, which is where the gallery points."""
-    from tests.fetch.registry import Registry
+    from tests.fetch.real_registry import Registry
 
     registry = Registry(proxy.upstream, False, image.directory)
     await registry.push(image.directory, "engine:latest")

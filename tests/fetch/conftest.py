@@ -9,16 +9,10 @@ import pytest
 from tests.fetch.faulty import faulty
 from tests.fetch.images import Image, write_image
 from tests.fetch.pulling import FAST, LOOPBACK, STALL_SECONDS, Pull
-from tests.fetch.registry import Registry, running_registry
+from tests.fetch.real_registry import Registry
 
-from enginehouse.fetch.client import Client
-from enginehouse.fetch.registry import Registries
-
-
-@pytest.fixture(scope="session")
-async def registry(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Registry]:
-    async with running_registry(tmp_path_factory.mktemp("registry")) as running:
-        yield running
+from enginehouse.fetch.http.client import Client
+from enginehouse.fetch.registry.requests import Registries
 
 
 @pytest.fixture(scope="session")

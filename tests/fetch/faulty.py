@@ -36,7 +36,7 @@ from tests.fetch.faults import (
     WrongLength,
     WrongRange,
 )
-from tests.fetch.registry import basic
+from tests.fetch.real_registry import basic
 
 
 @dataclass

@@ -9,10 +9,10 @@ from tests.fetch.faulty import Faulty
 from tests.fetch.images import Image
 
 from enginehouse.core.artifact import Layer
-from enginehouse.fetch.client import Client, Rules
+from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.patience import Patience
 from enginehouse.fetch.origins import Origin, open_origin
-from enginehouse.fetch.patience import Patience
-from enginehouse.fetch.registry import Registries
+from enginehouse.fetch.registry.requests import Registries
 
 STALL_SECONDS = 0.4
 FAST = Patience(factor=0.01)

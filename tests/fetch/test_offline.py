@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from enginehouse.fetch.galleries import load_builtin
+from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.fetch.pypi import Python
 
 SMALL = load_builtin().backends[1].requirements[1]  # pykdtree, half a megabyte

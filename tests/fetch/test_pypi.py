@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, Unavailable, Upstream
-from enginehouse.fetch.galleries import load_builtin
+from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.fetch.pypi import Limits, Python, check_requirement, failure, uv_environment
 
 SMALL = load_builtin().backends[1].requirements[1]  # pykdtree, half a megabyte

@@ -13,8 +13,8 @@ import psycopg
 
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.intent import Intent
-from enginehouse.frontend.dispatcher import CLAIM_LIMIT
-from enginehouse.frontend.ending import KEPT_SECONDS
+from enginehouse.frontend.delivery.dispatcher import CLAIM_LIMIT
+from enginehouse.frontend.operations.cancel import KEPT_SECONDS
 from enginehouse.store import claims, db, schema
 from enginehouse.store.db import Store
 from enginehouse.store.rows import intent_columns, kind_of, text_of

@@ -26,7 +26,7 @@ from tests.fleet.house import Fleet
 from tests.fleet.warehouse import Warehouse
 
 from enginehouse.core.model import Model
-from enginehouse.fetch.galleries import load_builtin
+from enginehouse.fetch.galleries.sources import load_builtin
 
 PIECE_SECONDS = 0.1  # between two pieces of a stream
 PER_SECOND = 20.0  # requests that a load has at least

@@ -15,7 +15,7 @@ from tests.fleet.house import Fleet
 from tests.fleet.warehouse import Warehouse
 from tests.worker.shelf import said_by
 
-from enginehouse.frontend.ending import KEPT_SECONDS
+from enginehouse.frontend.operations.cancel import KEPT_SECONDS
 from enginehouse.store.db import Store
 
 CLAIMS, IDLE_CLAIMS = 200, 50

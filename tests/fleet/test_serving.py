@@ -105,7 +105,7 @@ def test_a_delete_stops_what_serves_before_it_removes_and_no_request_hangs(
 def test_an_engine_that_does_not_listen_is_killed_with_all_it_started(
     fleet: Fleet, serving: Serving, name: str
 ) -> None:
-    """F-025. What even a kill does not end is in tests/worker/test_survivors.py: no process can be made so."""
+    """F-025. What even a kill does not end is in tests/worker/engines/test_survivors.py: no process can be made so."""
     serving.offer(name, "deaf", is_stubborn=True)
     serving.add_model("deaf-speaker", name)
     serving.load("deaf-speaker", "worker-3")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tests.fetch.faulty import Faulty, faulty
 from tests.fetch.images import Image, write_image
-from tests.fetch.registry import Registry, running_registry
+from tests.fetch.real_registry import Registry, running_registry
 from tests.worker.shelf import launcher, noise
 
 from enginehouse.host import hardware

@@ -14,8 +14,8 @@ from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.gallery_source import GallerySource
 from enginehouse.core.node import Capacity, Node
 from enginehouse.core.report import Report
-from enginehouse.fetch.client import Client, Rules
-from enginehouse.fetch.galleries import Sources
+from enginehouse.fetch.galleries.sources import Sources
+from enginehouse.fetch.http.client import Client, Rules
 from enginehouse.frontend.galleries import Galleries
 
 NODE = Node(

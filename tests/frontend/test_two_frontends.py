@@ -17,7 +17,7 @@ from enginehouse.core.errors import Conflict, Hopeless
 from enginehouse.core.intent import Change, Outcome
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
-from enginehouse.frontend.board import _revision
+from enginehouse.frontend.watching.board import _revision
 from enginehouse.store import claims, db, history, intents, leases, nodes, operations
 from enginehouse.store.db import Connection
 from enginehouse.store.wishes import add_intent

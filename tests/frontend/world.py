@@ -25,26 +25,26 @@ from enginehouse.core.node import Node, registration_message
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
-from enginehouse.frontend.accepting import Acceptance
-from enginehouse.frontend.board import Board, Patience
-from enginehouse.frontend.collector import Collector
-from enginehouse.frontend.dispatcher import Dispatcher
-from enginehouse.frontend.ending import Endings
-from enginehouse.frontend.events import Events
+from enginehouse.frontend.delivery.collector import Collector
+from enginehouse.frontend.delivery.dispatcher import Dispatcher
+from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Nodes, Registered
+from enginehouse.frontend.fleet.tokens import Keys
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.keys import Keys
-from enginehouse.frontend.listings import Listings
-from enginehouse.frontend.loader import Loader
-from enginehouse.frontend.models import Models
-from enginehouse.frontend.nodes import ANYWHERE, AddressRules, Nodes, Registered
-from enginehouse.frontend.operations import BackendWish, Operations
-from enginehouse.frontend.planning import Planner
-from enginehouse.frontend.polling import Poller
-from enginehouse.frontend.router import Router
-from enginehouse.frontend.targets import Targets
-from enginehouse.frontend.upgrades import Upgrades
-from enginehouse.frontend.versions import Versions
-from enginehouse.frontend.views import OperationView
+from enginehouse.frontend.localai.listings import Listings
+from enginehouse.frontend.localai.poller import Poller
+from enginehouse.frontend.operations.acceptance import Acceptance
+from enginehouse.frontend.operations.cancel import Endings
+from enginehouse.frontend.operations.plan import Planner
+from enginehouse.frontend.operations.request import BackendWish, Operations
+from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.upgrades import Upgrades
+from enginehouse.frontend.operations.versions import Versions
+from enginehouse.frontend.serving.loader import Loader
+from enginehouse.frontend.serving.models import Models
+from enginehouse.frontend.serving.router import Router
+from enginehouse.frontend.watching.board import Board, Patience
+from enginehouse.frontend.watching.events import Events
+from enginehouse.frontend.watching.views import OperationView
 from enginehouse.ports import Message
 from enginehouse.store import db, nodes, operations
 from enginehouse.store.db import Connection, Store

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import text
-from tests.api.house import Answer, Site
+from tests.api.whole_frontend import Answer, Site
 from tests.replay.lab import Lab
 
 from enginehouse.build_frontend import House, make_entries, make_house, make_loops
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.gallery_source import decode_sources
-from enginehouse.engine.http import HttpEngine
+from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.loop import Wakes
-from enginehouse.settings import FrontendSettings
+from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Connection, Store
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
-from tests.fetch.gallery_server import GalleryServer, serving
+from tests.fetch.galleries.gallery_server import GalleryServer, serving
 from tests.fetch.images import OCI_MANIFEST, Image, write_image
-from tests.fetch.registry import Registry, running_registry
+from tests.fetch.real_registry import Registry, running_registry
 from tests.replay.recordings import GALLERY_URL, NEW_DIGEST, OLD_DIGEST, REGISTRY
 from tests.worker.shelf import noise
 

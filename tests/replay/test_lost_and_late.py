@@ -16,7 +16,7 @@ from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing,
 
 from enginehouse.core import wire
 from enginehouse.core.operation import OLDER_AT_WORK, STILL
-from enginehouse.frontend.polling import LOST_AFTER_BUDGETS
+from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS
 
 STALL_SECONDS = 0.3
 BUDGET_SECONDS = 1.0

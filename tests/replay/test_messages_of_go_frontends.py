@@ -12,8 +12,8 @@ from msgspec import Struct
 from tests.replay.lab import ENTRIES, Lab
 from tests.replay.recordings import Exchange, Payload, calls, exchanges, needs_recordings
 from tests.replay.workers import FIRST, RECORDED, SECOND, GoFrontend
-from tests.worker.house import command
 from tests.worker.shelf import said_by
+from tests.worker.whole_worker import command
 from tests.worker.world import KEY, is_reachable, tiny_chat
 
 from enginehouse.core import wire

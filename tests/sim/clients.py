@@ -18,8 +18,8 @@ from tests.sim.rows import select_rows
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError
-from enginehouse.frontend.accepting import Request
-from enginehouse.frontend.operations import BackendWish
+from enginehouse.frontend.operations.acceptance import Request
+from enginehouse.frontend.operations.request import BackendWish
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -28,9 +28,9 @@ from enginehouse.core.action import subject_of
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.model import HeldModel
 from enginehouse.core.wire import Command
-from enginehouse.worker.commands import Work
-from enginehouse.worker.journal import Journal
-from enginehouse.worker.replicas import StartWish
+from enginehouse.worker.commands.journal import Journal
+from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.protocol.decode import Work
 
 WORK: ContextVar[Work | None] = ContextVar("work", default=None)  # what the current task was asked to do
 ENDED: ContextVar[list[str]] = ContextVar("ended")  # the engines that were stopped for it

@@ -15,8 +15,8 @@ from tests.sim.disk import ENDED, Disk, Engine
 
 from enginehouse.core.errors import Hopeless, Unavailable
 from enginehouse.core.replica import RunningReplica
-from enginehouse.worker.replicas import Started, StartWish, Stopped
-from enginehouse.worker.threads import in_thread
+from enginehouse.host.blocking import in_thread
+from enginehouse.worker.engines.process_table import Started, StartWish, Stopped
 
 START_SECONDS = (0.05, 0.2, 1.0)  # all well below what a command may wait for its turn
 STOP_SECONDS = 0.05

@@ -24,21 +24,21 @@ from enginehouse.core import wire
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery import Entry, Gallery
 from enginehouse.core.model import Model, ModelFile
-from enginehouse.frontend.accepting import Acceptance
-from enginehouse.frontend.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
-from enginehouse.frontend.collector import LATE_SECONDS, Collector
-from enginehouse.frontend.dispatcher import Dispatcher
-from enginehouse.frontend.ending import Endings
-from enginehouse.frontend.events import Events
+from enginehouse.frontend.delivery.collector import LATE_SECONDS, Collector
+from enginehouse.frontend.delivery.dispatcher import Dispatcher
+from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.fresh import as_known
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.listings import Listings
-from enginehouse.frontend.loader import Loader
-from enginehouse.frontend.nodes import Nodes
-from enginehouse.frontend.operations import Operations
-from enginehouse.frontend.polling import Poller
-from enginehouse.frontend.targets import Targets
-from enginehouse.frontend.versions import Versions
+from enginehouse.frontend.localai.listings import Listings
+from enginehouse.frontend.localai.poller import Poller
+from enginehouse.frontend.operations.acceptance import Acceptance
+from enginehouse.frontend.operations.cancel import Endings
+from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.versions import Versions
+from enginehouse.frontend.serving.loader import Loader
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
+from enginehouse.frontend.watching.events import Events
 from enginehouse.loop import Loop
 
 if TYPE_CHECKING:

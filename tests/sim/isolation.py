@@ -16,7 +16,7 @@ from tests.sim.rows import IntentRow, select_rows
 from tests.sim.store import EPOCH
 from tests.sim.trace import Violation
 
-from enginehouse.frontend.polling import LOST_AFTER_BUDGETS
+from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -53,9 +53,11 @@ class Isolation:
         drained = {str(node_id): bool(is_so) for node_id, is_so in select_rows(world.database.connection, query)}
         full = _full_lanes(every)
         # An old worker cannot be stopped, so what is newer waits for it; no longer than anybody waits for its word once
-        # it has the command, which is known a question after the lease of the sender.
+        # it has the command, which is known a question after the lease of the sender: the question or its answer may
+        # be as late as the bus can be.
         has_said = EPOCH + now - LOST_AFTER_BUDGETS * PATIENCE.install_seconds - SENT_WITHIN_SECONDS
-        has_come = EPOCH + now - world.options.lease_seconds - SENT_WITHIN_SECONDS
+        late_seconds = 2 * world.bus_weather.late_seconds
+        has_come = EPOCH + now - world.options.lease_seconds - SENT_WITHIN_SECONDS - late_seconds
         query = (
             "select node_id, subject, intent_id from lingering_commands"
             " where received_at > ? or (received_at = 0 and sent_at > ?)"

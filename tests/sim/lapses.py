@@ -21,18 +21,20 @@ from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
-from enginehouse.frontend import collector, ending, operations
-from enginehouse.frontend.collector import Collector
-from enginehouse.frontend.targets import Targets
+from enginehouse.frontend.delivery import collector
+from enginehouse.frontend.delivery.collector import Collector
+from enginehouse.frontend.operations import cancel as ending
+from enginehouse.frontend.operations import request as operations
+from enginehouse.frontend.operations.targets import Targets
 from enginehouse.store import claims, lingering, nodes, wishes
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection
-from enginehouse.worker import actions
-from enginehouse.worker.acting import Acting, UnderWay
-from enginehouse.worker.actions import Actions
 from enginehouse.worker.agent import Agent
-from enginehouse.worker.commands import outcome_of
-from enginehouse.worker.replicas import Stopped
+from enginehouse.worker.commands import executor as actions
+from enginehouse.worker.commands.actions import Acting, UnderWay
+from enginehouse.worker.commands.executor import Actions
+from enginehouse.worker.engines.process_table import Stopped
+from enginehouse.worker.protocol.decode import outcome_of
 
 ALPHA, BETA = "one@alpha", "two@alpha"
 

@@ -29,13 +29,15 @@ from tests.sim.trace import Violation
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.node import Capacity
 from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
-from enginehouse.frontend.nodes import token_hash
+from enginehouse.frontend.fleet.nodes import token_hash
 from enginehouse.host import disk as real_disk
 from enginehouse.ports import Engine
-from enginehouse.worker import agent, joining, journal
+from enginehouse.worker import agent
+from enginehouse.worker import registration as joining
 from enginehouse.worker.agent import Agent
-from enginehouse.worker.parts import Parts
-from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.commands import journal
+from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.options import WorkerPlace
 
 if TYPE_CHECKING:
     from tests.sim.world import World

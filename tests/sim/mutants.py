@@ -23,12 +23,13 @@ from enginehouse.core import intent, report
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.progress import Progress
-from enginehouse.frontend import accepting, board
+from enginehouse.frontend.operations import acceptance as accepting
+from enginehouse.frontend.watching import board
 from enginehouse.store import claims, operations, wishes
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import intents
-from enginehouse.worker.journal import Journal
+from enginehouse.worker.commands.journal import Journal
 from enginehouse.worker.locks import Locks
 
 BAD_BUS: dict[str, float] = {"late_rate": 0.3, "reorder_rate": 0.5, "duplicate_rate": 0.3}

@@ -33,7 +33,7 @@ from enginehouse.core import wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Conflict, EnginehouseError, NotFound, Unavailable
 from enginehouse.core.gallery import Catalogue
-from enginehouse.frontend.polling import LOST_AFTER_BUDGETS
+from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS
 from enginehouse.ports import Message
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import NotFound, Unavailable, Upstream
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel, Model
+from enginehouse.host.blocking import _outlive, in_thread
 from enginehouse.host.disk import storage_error
-from enginehouse.worker.actions import Actions
-from enginehouse.worker.commands import Work
-from enginehouse.worker.install import Installed, InstallWish, Report, Swapped
-from enginehouse.worker.parts import Parts
-from enginehouse.worker.threads import _outlive, in_thread
+from enginehouse.worker.backends.installer import Installed, InstallWish, Report, Swapped
+from enginehouse.worker.commands.executor import Actions
+from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.protocol.decode import Work
 
 T = TypeVar("T")
 A = TypeVar("A")

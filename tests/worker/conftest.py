@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.fetch.registry import Registry, running_registry
-from tests.worker.shelf import Shelf, shelf
 from tests.worker.world import World, link_tree, nothing, running_world, silent, tiny_chat, xllamacpp
 
-from enginehouse.worker.install import InstallWish
+from enginehouse.worker.backends.installer import InstallWish
 
 
 @pytest.fixture(scope="session")
@@ -28,18 +26,4 @@ async def world(tmp_path: Path, installed_tree: Path) -> AsyncIterator[World]:
     async with running_world(tmp_path) as made:
         link_tree(installed_tree, made.place.backends / "xllamacpp")
         await made.models.pull(tiny_chat(), 1, silent)
-        yield made
-
-
-@pytest.fixture(scope="session")
-async def registry(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Registry]:
-    """A real registry for the whole run."""
-    async with running_registry(tmp_path_factory.mktemp("registry")) as running:
-        yield running
-
-
-@pytest.fixture
-async def one(registry: Registry, tmp_path: Path) -> AsyncIterator[Shelf]:
-    """An installer of an empty directory, and images of its own in the registry."""
-    async with shelf(registry, tmp_path) as made:
         yield made

@@ -20,13 +20,14 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from enginehouse.artifact.blobs import download as fetching
+from enginehouse.artifact.blobs import partial
 from enginehouse.core.backend import Resolved
-from enginehouse.fetch.patience import Patience
+from enginehouse.fetch.http.patience import Patience
 from enginehouse.host import disk
-from enginehouse.worker import fetching, partial
-from enginehouse.worker.assembly import InstallerOptions, assemble
-from enginehouse.worker.install import InstallWish
-from enginehouse.worker.threads import in_thread
+from enginehouse.host.blocking import in_thread
+from enginehouse.worker.backends.assembly import InstallerOptions, assemble
+from enginehouse.worker.backends.installer import InstallWish
 
 LIMIT_SECONDS = 60.0
 

@@ -20,18 +20,18 @@ from pathlib import Path
 import msgspec
 from tests.fetch.faulty import Faulty, faulty
 from tests.fetch.images import Compression, Image, write_image
-from tests.fetch.registry import Registry
+from tests.fetch.real_registry import Registry
 from tests.worker.world import nothing
 
 from enginehouse.core.backend import Resolved
 from enginehouse.core.installation import METADATA_FILE, Metadata, decode_metadata
-from enginehouse.fetch.patience import Patience
+from enginehouse.fetch.http.patience import Patience
 from enginehouse.host import hardware
-from enginehouse.worker.assembly import Assembled, InstallerOptions, assemble
-from enginehouse.worker.install import Installed, InstallWish
-from enginehouse.worker.listing import LocalBackend
+from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble
+from enginehouse.worker.backends.installer import Installed, InstallWish
+from enginehouse.worker.backends.listing import LocalBackend
+from enginehouse.worker.backends.plan import Plan, plan
 from enginehouse.worker.local import Local
-from enginehouse.worker.plan import Plan, plan
 
 DIRECTORY = "engine"
 Tree = dict[str, tuple[int, bytes]]

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from nacl.signing import SigningKey, VerifyKey
-from tests.worker.house import House, command, start, working
+from tests.worker.whole_worker import House, command, start, working
 from tests.worker.world import MemoryBus, ask, link_tree, tiny_chat, until, xllamacpp
 
 from enginehouse.core import wire
@@ -19,9 +19,10 @@ from enginehouse.core.errors import Unauthenticated, Unavailable
 from enginehouse.core.node import registration_message
 from enginehouse.host import hardware, processes
 from enginehouse.host.graphics import Graphics
-from enginehouse.worker import agent, joining
+from enginehouse.worker import agent
+from enginehouse.worker import registration as joining
 from enginehouse.worker.identity import Identity
-from enginehouse.worker.place import WorkerPlace
+from enginehouse.worker.options import WorkerPlace
 
 
 async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_key_private(tmp_path: Path) -> None:

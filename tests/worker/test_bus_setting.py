@@ -10,7 +10,7 @@ from tests.bus.server import plain_server
 from enginehouse import build_worker
 from enginehouse.core.errors import Invalid
 from enginehouse.core.wire import RegisterReply
-from enginehouse.settings import WorkerSettings, load
+from enginehouse.settings.programs import WorkerSettings, load
 
 
 def reply(nats_url: str = "") -> RegisterReply:

@@ -20,19 +20,19 @@ from enginehouse.core.errors import NotFound
 from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.model import Model
 from enginehouse.core.wire import BusCredential, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
-from enginehouse.engine.http import HttpEngine
-from enginehouse.fetch.galleries import load_builtin, load_named
+from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.fetch.galleries.sources import load_builtin, load_named
 from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
 from enginehouse.ports import Message
-from enginehouse.worker.actions import Actions
-from enginehouse.worker.assembly import assemble
-from enginehouse.worker.installed import InstalledBackends
-from enginehouse.worker.journal import Journal
-from enginehouse.worker.parts import Parts
-from enginehouse.worker.place import WorkerPlace
-from enginehouse.worker.pull import Models
-from enginehouse.worker.supervisor import Supervisor
+from enginehouse.worker.backends.assembly import assemble
+from enginehouse.worker.backends.inventory import InstalledBackends
+from enginehouse.worker.commands.executor import Actions
+from enginehouse.worker.commands.journal import Journal
+from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.engines.supervisor import Supervisor
+from enginehouse.worker.models.files import Models
+from enginehouse.worker.options import WorkerPlace
 
 LIMIT_SECONDS = 30.0
 KEY = "a-key-of-a-replica"

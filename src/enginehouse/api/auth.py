@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from enginehouse.core.errors import Denied, Unauthenticated
-from enginehouse.frontend.keys import Caller, Keys
+from enginehouse.frontend.fleet.tokens import Caller, Keys
 
 Role = Literal["public", "user", "node", "join", "admin"]
 

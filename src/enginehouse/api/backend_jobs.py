@@ -14,10 +14,10 @@ from enginehouse.api.app import Entry, json_response, read_body, request_of
 from enginehouse.core.errors import Conflict
 from enginehouse.core.operation import OperationKind
 from enginehouse.core.progress import format_bytes
-from enginehouse.frontend.board import Board
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.operations import BackendWish, Operations
-from enginehouse.frontend.views import NodeRow, OperationView
+from enginehouse.frontend.operations.request import BackendWish, Operations
+from enginehouse.frontend.watching.board import Board
+from enginehouse.frontend.watching.views import NodeRow, OperationView
 
 
 class Apply(Struct, frozen=True, forbid_unknown_fields=True):

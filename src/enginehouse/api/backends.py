@@ -8,9 +8,9 @@ from starlette.responses import Response
 from enginehouse.api.app import Entry, json_response
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.node import Node
+from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.galleries import Galleries, Offer
-from enginehouse.frontend.nodes import Nodes
-from enginehouse.frontend.upgrades import Upgrade, Upgrades, drift_of
+from enginehouse.frontend.operations.upgrades import Upgrade, Upgrades, drift_of
 
 
 class BackendRoutes:

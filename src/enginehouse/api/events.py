@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 from enginehouse.api.app import ABORT, ROOM, Entry
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.operation import unknown_operation
-from enginehouse.frontend.board import Board
-from enginehouse.frontend.events import Event, Events
-from enginehouse.frontend.models import Models
+from enginehouse.frontend.serving.models import Models
+from enginehouse.frontend.watching.board import Board
+from enginehouse.frontend.watching.events import Event, Events
 
 log = logging.getLogger(__name__)
 

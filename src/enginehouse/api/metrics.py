@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from enginehouse import __version__
-from enginehouse.frontend.router import Router
+from enginehouse.frontend.serving.router import Router
 from enginehouse.store import history, nodes
 from enginehouse.store.db import Connection, Store
 

@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.app import Entry, json_response, read_body, request_of
-from enginehouse.frontend.board import Board
-from enginehouse.frontend.loader import Loader
-from enginehouse.frontend.models import Models
-from enginehouse.frontend.operations import Operations
-from enginehouse.frontend.router import model_not_found
+from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.serving.loader import Loader
+from enginehouse.frontend.serving.models import Models
+from enginehouse.frontend.serving.router import model_not_found
+from enginehouse.frontend.watching.board import Board
 
 
 class Where(Struct, frozen=True, forbid_unknown_fields=True):

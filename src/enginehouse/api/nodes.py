@@ -11,11 +11,11 @@ from enginehouse.api.app import Entry, caller_of, json_response, read_body, requ
 from enginehouse.api.operations import check_sha256
 from enginehouse.core.errors import Invalid
 from enginehouse.core.operation import OperationKind
-from enginehouse.frontend.board import Board
-from enginehouse.frontend.ending import Endings
-from enginehouse.frontend.nodes import Nodes
-from enginehouse.frontend.operations import BackendWish, Operations
-from enginehouse.frontend.views import render_node
+from enginehouse.frontend.fleet.nodes import Nodes
+from enginehouse.frontend.operations.cancel import Endings
+from enginehouse.frontend.operations.request import BackendWish, Operations
+from enginehouse.frontend.watching.board import Board
+from enginehouse.frontend.watching.views import render_node
 
 
 class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,11 +13,11 @@ from enginehouse.api.app import Entry, caller_of, json_response, read_body, requ
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import shown
 from enginehouse.core.reference import is_digest, parse_uri, shown_uri
-from enginehouse.frontend.board import Board
-from enginehouse.frontend.ending import Endings
-from enginehouse.frontend.operations import BackendWish, Operations
-from enginehouse.frontend.planning import Planner
-from enginehouse.frontend.views import OperationView
+from enginehouse.frontend.operations.cancel import Endings
+from enginehouse.frontend.operations.plan import Planner
+from enginehouse.frontend.operations.request import BackendWish, Operations
+from enginehouse.frontend.watching.board import Board
+from enginehouse.frontend.watching.views import OperationView
 
 MAX_LISTED = 500
 _MAX_ID = 64  # longer than any id of an operation

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.app import Entry, caller_of, json_response, read_body
-from enginehouse.frontend.keys import Keys
-from enginehouse.frontend.views import render_time
+from enginehouse.frontend.fleet.tokens import Keys
+from enginehouse.frontend.watching.views import render_time
 
 log = logging.getLogger(__name__)
 

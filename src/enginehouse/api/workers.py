@@ -11,11 +11,11 @@ from enginehouse.api.auth import bearer, host_of
 from enginehouse.core.errors import Denied
 from enginehouse.core.joining import Origin, may_speak_for
 from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
-from enginehouse.frontend.bus_credentials import BusCredentials
-from enginehouse.frontend.collector import Collector
-from enginehouse.frontend.keys import Keys
-from enginehouse.frontend.nodes import Nodes
-from enginehouse.frontend.views import render_time
+from enginehouse.frontend.delivery.collector import Collector
+from enginehouse.frontend.fleet.bus_credentials import BusCredentials
+from enginehouse.frontend.fleet.nodes import Nodes
+from enginehouse.frontend.fleet.tokens import Keys
+from enginehouse.frontend.watching.views import render_time
 
 
 class WorkerRoutes:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from enginehouse import __version__
-from enginehouse.cli.command import Command, Group
+from enginehouse.cli.options.shared import Command, Group
 from enginehouse.core.errors import EnginehouseError, Unauthenticated, exit_code
 
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
@@ -46,7 +46,7 @@ class Program(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"enginehouse.cli.{cmd_name}")
+        module = importlib.import_module(f"enginehouse.cli.commands.{cmd_name}")
         found = module.entry
         assert isinstance(found, Command | Group)
         return found
@@ -89,7 +89,7 @@ class Program(Group):
 
 
 def _complain(message: str) -> None:
-    from enginehouse.cli.output import printable
+    from enginehouse.cli.terminal.output import printable
 
     print(f"enginehouse: {printable(message)}", file=sys.stderr)
 

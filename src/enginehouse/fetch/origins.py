@@ -13,12 +13,12 @@ from typing import Protocol
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import Invalid
 from enginehouse.core.reference import parse_uri, shown_uri
-from enginehouse.fetch.client import Client
-from enginehouse.fetch.layout import LayoutOrigin
-from enginehouse.fetch.local import LocalBlob
-from enginehouse.fetch.oci import ImageOrigin
-from enginehouse.fetch.registry import Registries
-from enginehouse.fetch.url import ArchiveOrigin
+from enginehouse.fetch.archives.layout import LayoutOrigin
+from enginehouse.fetch.archives.local import LocalBlob
+from enginehouse.fetch.archives.web import ArchiveOrigin
+from enginehouse.fetch.http.client import Client
+from enginehouse.fetch.registry.images import ImageOrigin
+from enginehouse.fetch.registry.requests import Registries
 
 __all__ = ["LocalBlob", "Origin", "open_origin"]
 

@@ -18,7 +18,7 @@ from enginehouse.core.gallery import Catalogue, Choice, Entry, Gallery, GalleryS
 from enginehouse.core.gallery_source import encode_sources
 from enginehouse.core.model import Model
 from enginehouse.core.node import Node
-from enginehouse.fetch.galleries import Sources
+from enginehouse.fetch.galleries.sources import Sources
 
 STEP_SECONDS = 5.0  # how often the sources are asked whether one of them is due; nothing is sent for that
 

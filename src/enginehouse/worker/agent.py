@@ -19,23 +19,23 @@ import enginehouse
 from enginehouse.core.errors import Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.report import Report
 from enginehouse.core.wire import BUS_AWAY, HeartbeatReply, HeartbeatRequest, RegisterReply
-from enginehouse.fetch.galleries import load_named
+from enginehouse.fetch.galleries.sources import load_named
 from enginehouse.host import disk, hardware
+from enginehouse.host.blocking import in_thread
 from enginehouse.loop import Loop
 from enginehouse.ports import Bus, Engine, Link
-from enginehouse.worker.actions import Actions
-from enginehouse.worker.assembly import assemble
+from enginehouse.worker.backends.assembly import assemble
+from enginehouse.worker.backends.inventory import InstalledBackends
+from enginehouse.worker.commands.executor import Actions
+from enginehouse.worker.commands.journal import Journal
+from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.engines.supervisor import Supervisor
 from enginehouse.worker.identity import Identity, load_identity
-from enginehouse.worker.installed import InstalledBackends
-from enginehouse.worker.joining import Joined, join
-from enginehouse.worker.journal import Journal
-from enginehouse.worker.listening import Listener
-from enginehouse.worker.parts import Parts
-from enginehouse.worker.place import WorkerPlace
-from enginehouse.worker.pull import Models
+from enginehouse.worker.models.files import Models
+from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.protocol.listener import Listener
+from enginehouse.worker.registration import Joined, join
 from enginehouse.worker.renewal import Renewal
-from enginehouse.worker.supervisor import Supervisor
-from enginehouse.worker.threads import in_thread
 
 log = logging.getLogger(__name__)
 

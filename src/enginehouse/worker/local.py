@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from enginehouse.artifact.blobs.store import Collected
+from enginehouse.artifact.images.build import Report
+from enginehouse.artifact.images.directories import digest_of
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import Metadata, directory_behind
 from enginehouse.core.name import check_name
 from enginehouse.core.reference import parse_uri
 from enginehouse.host import disk
-from enginehouse.worker.assembly import Assembled, InstallerOptions, assemble, lock
-from enginehouse.worker.blobs import Collected
-from enginehouse.worker.building import Report
-from enginehouse.worker.copying import digest_of
-from enginehouse.worker.install import Installed, InstallWish
-from enginehouse.worker.listing import LocalBackend, list_backends
-from enginehouse.worker.plan import Plan, plan
-from enginehouse.worker.threads import in_thread
+from enginehouse.host.blocking import in_thread
+from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble, lock
+from enginehouse.worker.backends.installer import Installed, InstallWish
+from enginehouse.worker.backends.listing import LocalBackend, list_backends
+from enginehouse.worker.backends.plan import Plan, plan
 
 
 class Local:

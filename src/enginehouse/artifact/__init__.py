@@ -1,0 +1,1 @@
+"""A reference becomes a tree on disk."""

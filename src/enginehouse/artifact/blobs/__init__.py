@@ -1,0 +1,1 @@
+"""Blobs on disk, and their download."""

@@ -1,0 +1,1 @@
+"""Layers and archives become files."""

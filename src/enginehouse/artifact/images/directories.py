@@ -1,0 +1,146 @@
+"""A directory on this disk as an archive: its entries in a fixed order, its contents hashed as they are read.
+
+So a local directory goes through the same checks as an image, shares its files like one, and has a digest that changes
+when anything in it does. It is walked by handles and no link is followed, because it may change while it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from enginehouse.artifact.images.handles import DIRECTORY
+from enginehouse.core.archive import Kind, TarEntry, check_path, kept_mode, not_allowed, too_large, unsafe
+from enginehouse.core.errors import Hopeless
+from enginehouse.core.name import shown
+
+_PIECE_BYTES = 1024 * 1024
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+
+
+class DirectoryEntries:
+    """One pass over a tree; links are taken as links, and whatever is neither file, directory nor link is refused."""
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        if not root.is_dir():
+            raise Hopeless(f"cannot install from {root}: it is not a directory", code="not_found")
+        self._root = root
+        self._limit_bytes = limit_bytes
+        self._sha256 = hashlib.sha256()
+        self._file = -1
+        self._left = 0
+        self._total = 0
+        self._linked: dict[tuple[int, int], str] = {}
+
+    def digest(self) -> str:
+        return "sha256:" + self._sha256.hexdigest()
+
+    def entries(self) -> Iterator[TarEntry]:
+        # The directory that was named may itself be reached through links; only what is in it may not.
+        handle = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield from self._walk("", handle)
+        finally:
+            os.close(handle)
+
+    def contents(self) -> Iterator[memoryview]:
+        while self._left:
+            yield memoryview(self._take(min(_PIECE_BYTES, self._left)))
+
+    def whole(self) -> bytes:
+        return self._take(self._left)
+
+    def drain(self) -> None:
+        """Nothing follows."""
+
+    def _walk(self, below: str, directory: int) -> Iterator[TarEntry]:
+        for name in sorted(os.listdir(directory)):
+            path = check_path(f"{below}/{name}" if below else name)
+            try:
+                entry = self._entry(path, directory, name)
+                yield self._hashed(entry)
+                for _ in self.contents():
+                    pass  # whatever was not asked for belongs to the digest too
+            finally:
+                self._close()
+            if entry.kind == "directory":
+                inner = _open(name, DIRECTORY, directory, path)
+                try:
+                    yield from self._walk(path, inner)
+                finally:
+                    os.close(inner)
+
+    def _entry(self, path: str, directory: int, name: str) -> TarEntry:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+        if kind is None:
+            raise not_allowed(f"{shown(path)} is a device, a socket or a FIFO")
+        target = ""
+        if kind == "symlink":
+            target = os.readlink(name, dir_fd=directory)
+            if target.startswith("/"):
+                # In an image it would mean the root of the tree; here it means this machine, and a copy is kept apart.
+                raise not_allowed(f"the link {shown(path)} leads to the absolute path {shown(target)}")
+        elif kind == "file" and status.st_nlink > 1:
+            target = self._linked.setdefault((status.st_dev, status.st_ino), path)
+            kind, target = ("hardlink", target) if target != path else ("file", "")
+        if kind == "file":
+            self._file = _open(name, _FILE, directory, path)
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode):
+                raise unsafe(f"{shown(path)} became something else while it was read")
+            self._left = status.st_size
+            self._total += status.st_size
+            if self._total > self._limit_bytes:
+                raise too_large(f"it holds more than {self._limit_bytes / 2**30:.1f} GiB")
+        return TarEntry(
+            path=path,
+            kind=kind,
+            size_bytes=self._left if kind == "file" else 0,
+            mode=kept_mode(stat.S_IMODE(status.st_mode)),
+            mtime_ns=status.st_mtime_ns,
+            target=target,
+        )
+
+    def _hashed(self, entry: TarEntry) -> TarEntry:
+        described = (entry.kind, entry.path, f"{entry.mode:o}", str(entry.size_bytes), entry.target)
+        self._sha256.update(b"".join(text.encode("utf-8", "surrogateescape") + b"\0" for text in described))
+        return entry
+
+    def _take(self, size: int) -> bytes:
+        content = os.read(self._file, size) if size else b""
+        while len(content) < size:
+            more = os.read(self._file, size - len(content))
+            if not more:
+                raise unsafe("a file became shorter while it was read")
+            content += more
+        self._left -= size
+        self._sha256.update(content)
+        return content
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._left = -1, 0
+
+
+def digest_of(root: Path, limit_bytes: int) -> str:
+    """What a copy would be known by. Blocks as long as reading it all takes."""
+    found = DirectoryEntries(root, limit_bytes)
+    for _ in found.entries():
+        pass
+    return found.digest()
+
+
+def _open(name: str, flags: int, directory: int, path: str) -> int:
+    try:
+        return os.open(name, flags, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise unsafe(f"{shown(path)} became something else while it was read") from None
+        raise

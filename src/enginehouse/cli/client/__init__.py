@@ -1,0 +1,1 @@
+"""Requests to a frontend, and the shapes of its answers."""

@@ -1,0 +1,147 @@
+"""From what was given to a frontend that can be asked.
+
+A wait that lasts is shown: on a terminal nothing is silent for more than a second. Answers are decoded to plain
+values, so that `--json` shows what the frontend said, with fields that this version does not know; `read` gives them
+a shape.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from enginehouse import __version__
+from enginehouse.cli.options.shared import given
+from enginehouse.cli.terminal.output import is_terminal
+from enginehouse.core.errors import Invalid, Unavailable
+from enginehouse.link.client import REQUEST_SECONDS, FrontendClient
+from enginehouse.settings.programs import ClientSettings, load
+
+T = TypeVar("T")
+
+TRIES = 3  # a frontend that is being restarted is back within two seconds
+PAUSE_SECONDS = 0.7
+GALLERY_SECONDS = 20.0  # a frontend that has just come up reads its galleries within a few
+_MAY_HAVE_BEEN_ACCEPTED = frozenset({"store_unavailable", "frontend_unreachable"})
+QUIET_SECONDS = 0.6  # most answers come sooner; a sign that only flickers is noise
+
+
+class Frontend:
+    """The frontend of this command."""
+
+    def __init__(self, client: FrontendClient) -> None:
+        self.client = client
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    def get(self, path: str, *, timeout_seconds: float = REQUEST_SECONDS) -> object:
+        return self._ask("GET", path, None, timeout_seconds)
+
+    def post(self, path: str, body: object = None, *, timeout_seconds: float = REQUEST_SECONDS) -> object:
+        return self._ask("POST", path, body, timeout_seconds)
+
+    def delete(self, path: str, *, timeout_seconds: float = REQUEST_SECONDS) -> object:
+        return self._ask("DELETE", path, None, timeout_seconds)
+
+    def request(self, method: str, path: str, body: object = None) -> object:
+        """Ask for an operation. Under a key, so that asking again after an answer that got lost is the same wish; and
+        for a while where the frontend has yet to read a gallery.
+        """
+        key, tries = uuid.uuid4().hex, TRIES
+        read_by = time.monotonic() + GALLERY_SECONDS
+        with waiting(f"waiting for {self.url}"):
+            while True:
+                tries -= 1
+                try:
+                    return self.client.request(method, path, body, object, key=key)
+                except Unavailable as error:
+                    may_be_read = error.code == "gallery_loading" and time.monotonic() < read_by
+                    if not may_be_read and (error.code not in _MAY_HAVE_BEEN_ACCEPTED or tries <= 0):
+                        raise
+                time.sleep(PAUSE_SECONDS)
+
+    def _ask(self, method: str, path: str, body: object, timeout_seconds: float) -> object:
+        with waiting(f"waiting for {self.url}"):
+            return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds)
+
+
+def connect() -> Frontend:
+    """The frontend that the running command is about."""
+    shared = given()
+    flags = {"data": shared.data, "url": shared.url, "token": shared.token}
+    settings = load(ClientSettings, flags, os.environ)
+    if "," in settings.url:
+        raise Invalid("cannot ask several frontends: give the address of one", code="invalid_setting", param="url")
+    client = FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}")
+    click.get_current_context().call_on_close(client.close)
+    return Frontend(client)
+
+
+def has_server() -> bool:
+    """Whether the running command was told of a server, or finds one in the data directory."""
+    shared = given()
+    try:
+        load(ClientSettings, {"data": shared.data, "url": shared.url}, os.environ)
+    except Unavailable as error:
+        if error.code == "no_server":
+            return False
+        raise
+    return True
+
+
+def read(answer: object, kind: type[T]) -> T:
+    """An answer in the shape that the command needs of it."""
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise Unavailable(
+            f"cannot read the answer of the frontend: {error}; check that both sides have the same version",
+            code="upstream_error",
+        ) from error
+
+
+def segment(value: str) -> str:
+    """One segment of a path; model names may hold slashes."""
+    return quote(value, safe="")
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Shows on a terminal that something is awaited, once it takes long; leaves nothing behind."""
+    if not is_terminal(sys.stderr):
+        yield
+        return
+    over = threading.Event()
+    sign = threading.Thread(target=_show_waiting, args=(text, over), daemon=True)
+    sign.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sign.join()
+
+
+def _show_waiting(text: str, over: threading.Event) -> None:
+    if over.wait(QUIET_SECONDS):
+        return
+    started = time.monotonic()
+    while True:
+        seconds = int(time.monotonic() - started + QUIET_SECONDS)
+        sys.stderr.write(f"\r\x1b[2K{text} … {seconds} s" if seconds else f"\r\x1b[2K{text} …")
+        sys.stderr.flush()
+        if over.wait(0.5):
+            break
+    sys.stderr.write("\r\x1b[2K")
+    sys.stderr.flush()

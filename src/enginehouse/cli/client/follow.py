@@ -1,0 +1,138 @@
+"""Following an operation to its end, wherever it is shown.
+
+The operation lives in the frontend's database, not in this connection: a frontend that is killed and comes back
+is only a pause here. Events tell what changes; after every break the operation itself is read once, so
+nothing that happened in between is missed. What cannot heal (no such operation, no right to see it) ends it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from enginehouse.cli.client.connect import Frontend, read, segment
+from enginehouse.cli.client.shapes import Operation
+from enginehouse.cli.options.shared import wants_json
+from enginehouse.cli.terminal.output import remark
+from enginehouse.cli.terminal.progress import View, choose_view, ending_lines
+from enginehouse.core.errors import NotFound, Unavailable
+from enginehouse.core.intent import DRAINING
+
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 2.0  # a frontend that is back should be noticed soon
+PATIENCE_SECONDS = 300.0  # a restart takes seconds; after this long somebody should hear of it
+LOOK_SECONDS = 5.0  # the limit of one look at the operation while the frontend is in doubt
+
+_EXIT_CODES = {"succeeded": 0, "partial": 3, "failed": 1, "cancelled": 1, "superseded": 1}
+
+
+def exit_code_of(operation: Operation) -> int:
+    if operation.is_parked:
+        code = 3 if any(row.status == "error" for row in operation.rows) else 0
+    else:
+        code = _EXIT_CODES.get(operation.status, 1)
+    # What was done was not all that was asked for.
+    return 3 if code == 0 and operation.leaves_out else code
+
+
+def follow(frontend: Frontend, answer: object, *, outcome_to: Literal["stdout", "stderr"] = "stdout") -> Operation:
+    """Show the operation in `answer` until it is over, and how it ended; gives its last state.
+
+    Ctrl-C ends the watching, not the operation, and says so before it is passed on.
+    """
+    operation = read(answer, Operation)
+    view = choose_view(as_json=wants_json() and outcome_to == "stdout")
+    try:
+        with view:
+            view.show(operation, answer)
+            for answer in _changes(frontend, operation, view):
+                operation = read(answer, Operation)
+                view.show(operation, answer)
+                if operation.is_over:
+                    break
+    except KeyboardInterrupt:
+        remark(
+            f"the operation goes on without you; see it with `enginehouse ops follow {operation.id}` "
+            f"or `enginehouse ops show {operation.id}`"
+        )
+        raise
+    tell = view.tell if outcome_to == "stdout" else remark
+    for line in ending_lines(operation):
+        tell(line)
+    if operation.is_parked:
+        remark(parked_sentence(operation))
+    return operation
+
+
+def parked_sentence(operation: Operation) -> str:
+    waiting = [row for row in operation.rows if row.status == "queued"]
+    names = list(dict.fromkeys(row.node_name for row in waiting))
+    who = ", ".join(names) or "a node"
+    is_drained = bool(waiting) and all(row.reason == DRAINING for row in waiting)
+    if is_drained:
+        state, when = "drained", "they are resumed" if len(names) > 1 else "it is resumed"
+    else:
+        state, when = "away", "they return" if len(names) > 1 else "it returns"
+    then = f"it happens by itself when {when}. See it: enginehouse ops follow {operation.id}"
+    return f"queued: {who} {'are' if len(names) > 1 else 'is'} {state}; {then}"
+
+
+def _changes(frontend: Frontend, operation: Operation, view: View) -> Iterator[object]:
+    if not operation.is_over:
+        yield from watch(frontend, operation.id, view.trouble)
+
+
+def watch(
+    frontend: Frontend,
+    operation_id: str,
+    trouble: Callable[[str], None],
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Iterator[object]:
+    """Every state of the operation from now on, without an end of its own.
+
+    `trouble` is told why nothing can be seen, and "" when it can be seen again.
+    """
+    lost = f"cannot reach the frontend at {frontend.url}"
+    pause, seen = FIRST_PAUSE_SECONDS, time.monotonic()
+    while True:
+        try:
+            for answer in _events(frontend, operation_id):
+                pause, seen = FIRST_PAUSE_SECONDS, time.monotonic()
+                trouble("")
+                yield answer
+        except NotFound:
+            pass  # no such stream on this frontend: the look below says whether there is such an operation
+        except Unavailable:
+            trouble(lost)
+        try:
+            looked = frontend.client.request(
+                "GET", f"/api/operations/{segment(operation_id)}", None, object, timeout_seconds=LOOK_SECONDS
+            )
+            seen = time.monotonic()
+            trouble("")
+            yield looked
+        except Unavailable:
+            trouble(lost)
+            if time.monotonic() - seen > patience_seconds:
+                raise
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
+
+
+def _events(frontend: Frontend, operation_id: str) -> Iterator[object]:
+    with frontend.client.stream_events(f"/api/events?operation={segment(operation_id)}") as events:
+        for event in events:
+            if event.event == "overflow":
+                return  # there is a gap: look at the operation itself
+            if event.event != "operation":
+                continue
+            try:
+                answer = msgspec.json.decode(event.data)
+            except msgspec.DecodeError as error:
+                raise Unavailable(f"cannot read an event of {frontend.url}: {error}") from error
+            if isinstance(answer, dict) and answer.get("jobID") == operation_id:
+                yield answer

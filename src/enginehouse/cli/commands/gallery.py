@@ -1,0 +1,213 @@
+"""`enginehouse gallery`: what the galleries hold and which build a machine gets, without a server.
+
+Reads the configured galleries through their kept copies; nothing is installed and no node is asked. The machine is
+this one unless `--capability` or `--platform` say otherwise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginehouse.cli.options import galleries as sources
+from enginehouse.cli.options.names import checked_backend
+from enginehouse.cli.options.shared import NO_SERVER, command, group, wants_json
+from enginehouse.cli.terminal import output
+
+if TYPE_CHECKING:
+    from enginehouse.core.gallery import Catalogue, Choice, Entry, Gallery
+
+Machine = tuple[str, str, str]  # capability, why, platform
+
+
+@group(
+    "gallery",
+    meanings=NO_SERVER,
+    examples=("enginehouse gallery list", "enginehouse gallery resolve llama-cpp --capability nvidia"),
+)
+def entry() -> None:
+    """See what the galleries hold, without a server."""
+
+
+def _machine(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of everything that chooses for a machine."""
+    function = sources.galleries(sources.allow_host(function))
+    function = click.option(
+        "--gallery", "chosen", multiple=True, metavar="FILE|URL", help="Read this gallery instead; repeatable."
+    )(function)
+    function = click.option("--platform", metavar="OS/ARCH", help="For another platform than this machine's.")(function)
+    return click.option("--capability", metavar="WORD", help="For another capability than this machine's.")(function)
+
+
+@command(
+    "list",
+    meanings=NO_SERVER,
+    examples=("enginehouse gallery list", "enginehouse gallery list --all --capability nvidia-cuda-12"),
+)
+@click.option("--all", "everything", is_flag=True, help="Every entry, with the reason where it cannot be installed.")
+@_machine
+def list_entries(
+    everything: bool, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any
+) -> None:
+    """What can be installed on this machine, with the build that it would get."""
+    from enginehouse.core.gallery import Catalogue
+
+    galleries, states = sources.load_galleries(flags, chosen)
+    catalogue = Catalogue(galleries)
+    machine = _this_machine(capability, platform)
+    rows = [_row(catalogue, one, entry, machine) for one, entry in catalogue.entries()]
+    total, fitting = len(rows), sum(1 for row in rows if row["build"])
+    if not everything:
+        variants = catalogue.variants()
+        rows = [row for row in rows if row["build"] and not row["is_development"] and row["entry"] not in variants]
+    if wants_json():
+        output.emit_json({"capability": machine[0], "platform": machine[2], "galleries": states, "entries": rows})
+        return
+    _emit(rows, everything)
+    about = f"capability {machine[0]} ({machine[1]}), {machine[2]}"
+    more = "" if everything else f"; --all shows all {total}, with the reason where one cannot"
+    output.remark(f"{len(rows)} shown, {fitting} of {total} entries can be installed here: {about}{more}")
+
+
+@command(
+    "show",
+    meanings=NO_SERVER,
+    examples=("enginehouse gallery show llama-cpp", "enginehouse gallery show localai@llama-cpp"),
+)
+@click.argument("name")
+@_machine
+def show(name: str, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any) -> None:
+    """Everything about the entry NAME, and what this machine would get."""
+    from enginehouse.core.errors import Hopeless
+    from enginehouse.core.gallery import Catalogue
+
+    catalogue = Catalogue(sources.load_galleries(flags, chosen)[0])
+    found = catalogue.builds(checked_backend(name))
+    machine = _this_machine(capability, platform)
+    try:
+        choice: Choice | None = catalogue.explain(name, machine[0], machine[2])
+        reasons = choice.reasons if choice else ()
+    except Hopeless as error:
+        choice, reasons = None, (error.message,)
+    if wants_json():
+        body = [{"gallery": one.name, "entry": entry} for one, entry in found]
+        output.emit_json({"found": body, "build": choice.resolved if choice else None, "reasons": reasons})
+        return
+    for one, entry in found:
+        output.emit_facts(_facts(one, entry))
+        output.say("")
+    output.emit_facts([("here", choice.resolved.directory if choice else "none"), *(("why", one) for one in reasons)])
+
+
+@command(
+    "resolve",
+    meanings=NO_SERVER,
+    examples=(
+        "enginehouse gallery resolve llama-cpp",
+        "enginehouse gallery resolve localai@llama-cpp --capability nvidia-cuda-12 --platform linux/amd64",
+    ),
+)
+@click.argument("name")
+@_machine
+def resolve(name: str, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any) -> None:
+    """The build that NAME stands for on this machine, and why; or every reason why there is none."""
+    from enginehouse.core.gallery import Catalogue
+
+    catalogue = Catalogue(sources.load_galleries(flags, chosen)[0])
+    machine = _this_machine(capability, platform)
+    choice = catalogue.explain(checked_backend(name), machine[0], machine[2])
+    if wants_json():
+        output.emit_json({"capability": machine[0], "capability_reason": machine[1], **_as_dict(choice)})
+        return
+    resolved = choice.resolved
+    output.emit_facts(
+        [
+            ("build", resolved.directory),
+            ("uri", resolved.uri),
+            *(("mirror", one) for one in resolved.mirrors),
+            ("sha256", resolved.sha256),
+            ("version", resolved.version),
+            ("gallery", choice.gallery),
+            ("capability", f"{machine[0]} ({machine[1]})"),
+            ("platform", machine[2]),
+            *(("why", one) for one in choice.reasons),
+        ]
+    )
+
+
+def _this_machine(capability: str | None, platform: str | None) -> Machine:
+    from enginehouse.core.name import check_name
+    from enginehouse.host import hardware
+
+    if capability:
+        return check_name(capability, "capability"), "given", platform or hardware.platform()
+    decision = hardware.detect()
+    return decision.capability, decision.reason, platform or hardware.platform()
+
+
+def _row(catalogue: Catalogue, gallery: Gallery, entry: Entry, machine: Machine) -> dict[str, Any]:
+    from enginehouse.core.errors import Hopeless
+
+    full = f"{gallery.name}@{entry.name}"
+    build, reason = "", ""
+    try:
+        build = catalogue.explain(full, machine[0], machine[2]).resolved.directory
+    except Hopeless as error:
+        reason = error.message.removeprefix(f"cannot install {full}: ")
+    is_first = catalogue.find(entry.name)[0] is gallery
+    return {
+        "name": entry.name if is_first else full,
+        "entry": entry.name,
+        "gallery": gallery.name,
+        "is_meta": entry.is_meta,
+        "is_development": entry.is_development,
+        "build": build,
+        "reason": reason,
+        "description": entry.description,
+    }
+
+
+def _emit(rows: list[dict[str, Any]], everything: bool) -> None:
+    cells = [
+        [row["name"], row["build"], row["gallery"], " ".join((row["reason"] or row["description"]).split())]
+        for row in rows
+    ]
+    head: tuple[str, ...] = ("NAME", "BUILD HERE", "GALLERY", "DESCRIPTION")
+    if everything and output.is_terminal(sys.stdout):
+        # Names are long here, and a build would repeat its own: one column says what becomes of each entry.
+        head = ("NAME", "GALLERY", "HERE")
+        cells = [
+            [name, gallery, f"no: {text}" if not build else text if build == row["entry"] else f"→ {build}"]
+            for row, (name, build, gallery, text) in zip(rows, cells, strict=True)
+        ]
+    output.emit_table(head, output.fit_last(head, cells), "no gallery holds anything")
+
+
+def _facts(gallery: Gallery, entry: Entry) -> list[tuple[str, str]]:
+    return [
+        ("name", entry.name),
+        ("gallery", f"{gallery.name} ({gallery.url})"),
+        ("kind", "meta: leads to a build for the machine" if entry.is_meta else "build"),
+        ("alias", entry.alias),
+        ("version", entry.version),
+        ("uri", entry.uri),
+        *(("mirror", one) for one in entry.mirrors),
+        ("sha256", entry.sha256),
+        ("platforms", ", ".join(entry.platforms)),
+        *((("for " + key), target) for key, target in (sorted(entry.capabilities.items()) if entry.is_meta else ())),
+        ("license", entry.license),
+        ("tags", ", ".join(entry.tags)),
+        *(("home", one) for one in entry.urls),
+        ("description", " ".join(entry.description.split())),
+    ]
+
+
+def _as_dict(choice: Choice) -> dict[str, Any]:
+    return {"gallery": choice.gallery, "resolved": choice.resolved, "reasons": choice.reasons}
+
+
+for each in (list_entries, show, resolve):
+    entry.add_command(each)

@@ -1,0 +1,211 @@
+"""`enginehouse local`: backends in a directory of this machine, without a server.
+
+The directory has LocalAI's layout, so a LocalAI worker's own can be given. Only one process works on a directory at a
+time; a running worker has its own locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginehouse.cli.options import galleries as sources
+from enginehouse.cli.options.shared import NO_SERVER, command, group, setting, wants_json
+from enginehouse.cli.terminal import output
+
+if TYPE_CHECKING:
+    from enginehouse.core.backend import Resolved
+    from enginehouse.worker.backends.listing import LocalBackend
+
+
+@group(
+    "local",
+    meanings=NO_SERVER,
+    examples=(
+        "enginehouse local install llama-cpp --backends-path ./backends",
+        "enginehouse local list --backends-path ./backends",
+        "enginehouse local rollback llama-cpp --backends-path ./backends",
+    ),
+)
+def entry() -> None:
+    """Install, upgrade and delete engines in a directory, without a server."""
+
+
+def place(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of everything that works on a backends directory."""
+    function = sources.galleries(sources.installing(function))
+    return setting("backends_path", "The directory, in LocalAI's layout (a worker's own in --data).", "DIR")(function)
+
+
+@command(
+    "install",
+    meanings=NO_SERVER,
+    examples=(
+        "enginehouse local install llama-cpp",
+        "enginehouse local install quay.io/acme/engine:latest --name my-engine",
+        "enginehouse local install https://example.org/engine.tar.zst --name my-engine --sha256 0123…",
+        "enginehouse local install ./my-engine",
+    ),
+)
+@click.argument("backend")
+@click.option("--name", metavar="NAME", help="The directory to install into, where BACKEND is not a gallery's name.")
+@click.option("--alias", metavar="NAME", default="", help="A name that models may use for it.")
+@click.option("--sha256", metavar="HEX", default="", help="Of an archive.")
+@click.option("--force", is_flag=True, help="Install again what is already there.")
+@place
+def install(backend: str, name: str | None, alias: str, sha256: str, force: bool, **flags: Any) -> None:
+    """Install BACKEND: a name from a gallery, an image, an archive, a directory or pypi:NAME==VERSION."""
+    from enginehouse.cli.commands import local_work as working
+
+    resolved, reasons = working.chosen(backend, name, flags, alias=alias, sha256=sha256)
+    for reason in reasons:
+        output.remark(reason)
+    working.install(resolved, flags, force=force)
+
+
+@command(
+    "upgrade", meanings=NO_SERVER, examples=("enginehouse local upgrade llama-cpp", "enginehouse local upgrade --all")
+)
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Everything that is installed.")
+@click.option("--check", is_flag=True, help="Only say what could be upgraded.")
+@place
+def upgrade(names: tuple[str, ...], everything: bool, check: bool, **flags: Any) -> int:
+    """Bring NAMES to what their source has now. The version before stays for `rollback`."""
+    from enginehouse.cli.commands import local_work as working
+
+    if bool(names) == everything:
+        raise click.UsageError("Say what to upgrade: names, or --all")
+    return working.upgrade(names, flags, check=check)
+
+
+@command("rollback", meanings=NO_SERVER, examples=("enginehouse local rollback llama-cpp",))
+@click.argument("name")
+@place
+def rollback(name: str, **flags: Any) -> None:
+    """Put the previous version of NAME back in place; once more to undo that."""
+    from enginehouse.cli.commands import local_work as working
+
+    async def work(local: working.Local) -> None:
+        metadata = await local.roll_back(name)
+        if wants_json():
+            output.emit_json(metadata)
+        else:
+            output.say(f"{name} is back at {metadata.version or metadata.digest[:19] or 'the previous version'}")
+
+    working.run(work, flags, doing=f"roll {name} back")
+
+
+@command("delete", meanings=NO_SERVER, examples=("enginehouse local delete llama-cpp",))
+@click.argument("name")
+@place
+def delete(name: str, **flags: Any) -> None:
+    """Delete NAME, its previous version and the meta names that lead to it."""
+    from enginehouse.cli.commands import local_work as working
+
+    async def work(local: working.Local) -> None:
+        directory = await local.delete(name)
+        if wants_json():
+            output.emit_json({"deleted": directory})
+        else:
+            output.say(f"deleted {directory}")
+
+    working.run(work, flags, doing=f"delete {name}")
+
+
+@command("list", meanings=NO_SERVER, examples=("enginehouse local list", "enginehouse local list --json"))
+@place
+def list_backends(**flags: Any) -> None:
+    """What is installed, what came with the system, meta names, and what is broken."""
+    from enginehouse.host import disk
+    from enginehouse.worker.backends import listing
+    from enginehouse.worker.backends.trees import Trees
+
+    settings = sources.local_settings(flags)
+    # Looking takes no lock: a running worker's directory may be looked at too.
+    with disk.naming_the_culprit(settings.backends, "--backends-path"):
+        backends = listing.list_backends(Trees(settings.backends, settings.backends_system_path))
+    if wants_json():
+        output.emit_json(backends)
+        return
+    columns = ("NAME", "KIND", "VERSION", "DIGEST", "INSTALLED", "PREVIOUS", "FROM")
+    rows = [_cells(one) for one in backends]
+    output.emit_table(columns, output.fit_last(columns, rows), "nothing is installed here")
+
+
+@command("gc", meanings=NO_SERVER, examples=("enginehouse local gc", "enginehouse local gc --cap 2GiB"))
+@click.option("--cap", metavar="SIZE", help="How much may stay, for example 2GiB.")
+@place
+def collect(cap: str | None, **flags: Any) -> None:
+    """Remove what was fetched and no version needs any more, the longest unused first."""
+    from enginehouse.cli.commands import local_work as working
+    from enginehouse.core.errors import Invalid
+    from enginehouse.core.progress import format_bytes
+    from enginehouse.settings.values import parse_size
+
+    try:
+        limit = parse_size(cap) if cap else None
+    except Invalid as error:
+        raise Invalid(f"cannot use {cap!r} as --cap: {error.message}", code="invalid_setting") from None
+
+    async def work(local: working.Local) -> None:
+        result = await local.collect(limit)
+        if wants_json():
+            output.emit_json(result)
+        else:
+            output.say(
+                f"removed {result.removed}, {format_bytes(result.freed_bytes)} freed, "
+                f"{format_bytes(result.kept_bytes)} kept"
+            )
+
+    working.run(work, flags, doing="collect garbage")
+
+
+def _cells(one: LocalBackend) -> list[str]:
+    previous = one.previous_version or one.previous_digest.removeprefix("sha256:")[:12] or "yes"
+    return [
+        one.name,
+        f"meta → {one.leads_to}" if one.kind == "meta" else one.kind,
+        one.version,
+        one.digest.removeprefix("sha256:")[:12],
+        f"{output.age_of(one.installed_at)} ago" if one.installed_at else "",
+        previous if one.can_roll_back else "",
+        one.uri,
+    ]
+
+
+def emit_plan(resolved: Resolved, reasons: tuple[str, ...], flags: dict[str, Any]) -> None:
+    """For `enginehouse backends plan`."""
+    from enginehouse.cli.commands import local_work as working
+    from enginehouse.core.progress import format_bytes
+    from enginehouse.core.reference import parse_uri
+
+    plan = working.plan(resolved, flags)
+    if wants_json():
+        output.emit_json({"plan": plan, "reasons": reasons})
+        return
+    unpacked = f"about {format_bytes(plan.unpacked_bytes)}" if plan.unpacked_bytes else "not known before it is fetched"
+    is_counted = plan.layers or plan.is_current or parse_uri(plan.source).kind != "package"
+    state = "installed, nothing to do" if plan.is_current else "another version" if plan.installed_digest else ""
+    output.emit_facts(
+        [
+            ("backend", plan.directory),
+            ("now", state or ("installed" if plan.tree_bytes else "not installed")),
+            ("source", plan.source),
+            ("digest", plan.digest),
+            ("platform", plan.platform),
+            ("to fetch", format_bytes(plan.fetch_bytes) if is_counted else "what uv does not have"),
+            ("reused", format_bytes(plan.reused_bytes) if plan.layers else ""),
+            ("unpacked", unpacked),
+            ("on disk now", format_bytes(plan.tree_bytes)),
+            ("free now", format_bytes(plan.free_bytes)),
+            ("free after", format_bytes(plan.free_after_bytes)),
+            *(("why", reason) for reason in reasons),
+        ]
+    )
+
+
+for each in (install, upgrade, rollback, delete, list_backends, collect):
+    entry.add_command(each)

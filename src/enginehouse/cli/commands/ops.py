@@ -1,0 +1,239 @@
+"""`enginehouse ops`: what was asked for, what became of it, and watching it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from enginehouse.cli.options.shared import command, group, wants_json
+from enginehouse.cli.terminal import output
+from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.name import check_name
+
+if TYPE_CHECKING:
+    from enginehouse.cli.client.connect import Frontend
+    from enginehouse.cli.client.shapes import Operation
+
+SEARCHED = 500  # what the frontend lists at most; older operations need their whole id
+SHORTEST_PREFIX = 8
+
+
+@group("ops", examples=("enginehouse ops list", "enginehouse ops follow 3f2a", "enginehouse ops cancel 3f2a"))
+def entry() -> None:
+    """See, follow, cancel and retry what was asked for."""
+
+
+@command("list", examples=("enginehouse ops list", "enginehouse ops list --open"))
+@click.option("--open", "only_open", is_flag=True, help="Only what is under way or failed.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, SEARCHED),
+    default=50,
+    show_default=True,
+    metavar="NUMBER",
+    help="How many at most.",
+)
+def list_operations(only_open: bool, limit: int) -> None:
+    """The latest operations, newest first."""
+    from enginehouse.cli.client.connect import connect, read
+    from enginehouse.cli.client.shapes import OperationList
+
+    everything = "" if only_open else "all=true&"
+    answer = connect().get(f"/api/operations?{everything}limit={limit}")
+    if wants_json():
+        output.emit_json(answer)
+        return
+    operations = read(answer, OperationList).operations
+    short = short_ids([one.id for one in operations])
+    rows = [
+        (
+            short[one.id],
+            f"{one.kind} {one.name}",
+            one.status,
+            _nodes_done(one),
+            output.age_of(one.created_at),
+            one.author,
+            output.shortened(one.error),
+        )
+        for one in operations
+    ]
+    columns = ("ID", "WHAT", "STATUS", "NODES", "AGE", "BY", "ERROR")
+    nothing = "nothing is under way, and nothing failed" if only_open else "nothing was asked for yet"
+    output.emit_table(columns, output.fit_last(columns, rows), nothing)
+
+
+@command("show", examples=("enginehouse ops show 3f2a", "enginehouse ops show 3f2a --json"))
+@click.argument("operation_id", metavar="ID")
+def show(operation_id: str) -> None:
+    """One operation, node by node. The beginning of its ID is enough."""
+    from enginehouse.cli.client.connect import connect
+
+    answer = find(connect(), operation_id)
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        describe(answer)
+
+
+@command("follow", examples=("enginehouse ops follow 3f2a", "enginehouse ops follow 3f2a --json"))
+@click.argument("operation_id", metavar="ID")
+def follow_operation(operation_id: str) -> int:
+    """Watch one operation to its end. The beginning of its ID is enough."""
+    from enginehouse.cli.client.connect import connect
+    from enginehouse.cli.client.follow import exit_code_of, follow
+
+    frontend = connect()
+    return exit_code_of(follow(frontend, find(frontend, operation_id)))
+
+
+_NODE = click.option("--node", metavar="NODE", help="Only on this node.")
+
+
+@command("cancel", examples=("enginehouse ops cancel 3f2a", "enginehouse ops cancel 3f2a --node attic"))
+@click.argument("operation_id", metavar="ID")
+@_NODE
+def cancel(operation_id: str, node: str | None) -> None:
+    """End what is open of an operation. Workers stop at once; what was there before stays.
+
+    LocalAI's workers cannot be stopped: they go on, and their rows say so until they have ended.
+    """
+    from enginehouse.cli.client.connect import connect
+
+    frontend = connect()
+    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/cancel", _on(node))
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        describe(answer.get("operation") if isinstance(answer, dict) else answer)
+
+
+@command(
+    "retry",
+    examples=("enginehouse ops retry 3f2a", "enginehouse ops retry 3f2a --node attic"),
+)
+@click.argument("operation_id", metavar="ID")
+@_NODE
+@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+def retry(operation_id: str, node: str | None, no_follow: bool) -> int:
+    """Do again what failed or was cancelled of an operation, as a new operation."""
+    from enginehouse.cli.client.connect import connect
+
+    frontend = connect()
+    answer = frontend.request("POST", f"/api/operations/{_id(frontend, operation_id)}/retry", _on(node))
+    return finish(frontend, answer, no_follow=no_follow)
+
+
+@command("dismiss", examples=("enginehouse ops dismiss 3f2a",))
+@click.argument("operation_id", metavar="ID")
+def dismiss(operation_id: str) -> None:
+    """Take a failed operation off the list of open ones. It stays in the history."""
+    from enginehouse.cli.client.connect import connect
+
+    frontend = connect()
+    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/dismiss")
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        output.say("dismissed")
+
+
+def _id(frontend: Frontend, beginning: str) -> str:
+    """The whole id of the operation that begins so."""
+    from enginehouse.cli.client.connect import read, segment
+    from enginehouse.cli.client.shapes import Operation
+
+    return segment(read(find(frontend, beginning), Operation).id)
+
+
+def _on(node: str | None) -> dict[str, str]:
+    return {"node": check_name(node, "node")} if node is not None else {}
+
+
+def finish(frontend: Frontend, answer: object, *, no_follow: bool) -> int:
+    """What every command does with the operation it made: watch it, or say how to."""
+    from enginehouse.cli.client.connect import read
+    from enginehouse.cli.client.follow import exit_code_of, follow
+    from enginehouse.cli.client.shapes import Operation
+
+    if not no_follow:
+        return exit_code_of(follow(frontend, answer))
+    operation = read(answer, Operation)
+    code = 3 if operation.leaves_out else 0
+    if wants_json():
+        output.emit_json(answer)
+        return code
+    output.say(operation.id)
+    for excluded in operation.excluded or ():
+        output.remark(f"left out: {excluded.node_name}: {excluded.reason}")
+    output.remark(f"{operation.kind} {operation.name} was accepted; see it: enginehouse ops follow {operation.id}")
+    return code
+
+
+def find(frontend: Frontend, beginning: str) -> object:
+    """The operation whose id begins so; a whole id is asked for directly."""
+    from enginehouse.cli.client.connect import segment
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", beginning):
+        raise Invalid(
+            f"cannot use {beginning[:40]!r} as the id of an operation: `enginehouse ops list` shows them",
+            code="invalid_name",
+            param="id",
+        )
+    try:
+        return frontend.get(f"/api/operations/{segment(beginning)}")
+    except NotFound:
+        pass
+    answer = frontend.get(f"/api/operations?all=true&limit={SEARCHED}")
+    listed = answer.get("operations", []) if isinstance(answer, dict) else []
+    found = [one for one in listed if str(one.get("jobID", "")).lower().startswith(beginning.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(str(one["jobID"]) for one in found[:5])
+        raise Invalid(
+            f"cannot tell which operation {beginning!r} means: {len(found)} begin so ({ids}{', …' * (len(found) > 5)})",
+            code="invalid_name",
+            param="id",
+        )
+    raise NotFound(f"cannot find an operation whose id begins with {beginning!r}: `enginehouse ops list` shows them")
+
+
+def describe(answer: object) -> None:
+    from enginehouse.cli.client.connect import read
+    from enginehouse.cli.client.follow import parked_sentence
+    from enginehouse.cli.client.shapes import Operation
+    from enginehouse.cli.terminal.progress import ending_lines
+
+    operation = read(answer, Operation)
+    output.emit_facts(
+        [
+            ("id", operation.id),
+            ("what", f"{operation.kind} {operation.name}"),
+            ("status", operation.status),
+            ("by", operation.author),
+            ("age", output.age_of(operation.created_at)),
+        ]
+    )
+    for line in ending_lines(operation):
+        output.say(line)
+    if operation.is_parked:
+        output.remark(parked_sentence(operation))
+
+
+def short_ids(ids: list[str]) -> dict[str, str]:
+    """The shortest beginnings that tell these apart, all of one length."""
+    length = SHORTEST_PREFIX
+    while len({one[:length] for one in ids}) < len(set(ids)):
+        length += 1
+    return {one: one[:length] for one in ids}
+
+
+def _nodes_done(operation: Operation) -> str:
+    done = sum(row.status == "success" for row in operation.rows)
+    return f"{done}/{len(operation.rows)}" if operation.rows else ""
+
+
+for each in (list_operations, show, follow_operation, cancel, retry, dismiss):
+    entry.add_command(each)

@@ -1,0 +1,150 @@
+"""`enginehouse run`: a model made ready, step by step on stderr, then a chat with it, the answers on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from enginehouse.cli.options.shared import command, given, wants_json
+from enginehouse.cli.terminal import output
+from enginehouse.core.errors import Denied, Hopeless, Invalid, Unavailable
+from enginehouse.core.name import check_model_name
+
+if TYPE_CHECKING:
+    from enginehouse.cli.client.chat import Conversation
+    from enginehouse.cli.client.connect import Frontend
+    from enginehouse.cli.client.shapes import Operation
+
+
+@command(
+    "run",
+    examples=(
+        "enginehouse run tiny-chat",
+        'enginehouse run tiny-chat --prompt "What is the capital of France?"',
+        "echo 'What is the capital of France?' | enginehouse run tiny-chat",
+    ),
+)
+@click.argument("name")
+@click.option("--prompt", metavar="TEXT", help="Answer this once and end; the same question gives the same answer.")
+@click.option("--node", metavar="NODE", help="Load the model on this node.")
+@click.option("--no-stream", is_flag=True, help="Show the answer when it is complete.")
+def entry(name: str, prompt: str | None, node: str | None, no_stream: bool) -> int:
+    """Chat with the model NAME; whatever it needs is installed and started first.
+
+    In the chat, Ctrl-C stops an answer, Ctrl-D or /bye ends it, /help lists the rest. In a pipe the question is read
+    from stdin.
+    """
+    from enginehouse.cli.client.chat import Conversation
+    from enginehouse.cli.client.connect import connect
+
+    check_model_name(name)
+    given()  # a token that comes by stdin is read before a question that does
+    question = _question(prompt, name)
+    frontend = connect()
+    system_prompt = _make_ready(frontend, name, node)
+    conversation = Conversation(frontend, name, system_prompt, is_streaming=not (no_stream or wants_json()))
+    if question is not None:
+        return _answer_once(conversation, question)
+    return _chat(conversation)
+
+
+def _question(prompt: str | None, name: str) -> str | None:
+    """The only question, or None for a chat."""
+    if prompt is None:
+        if sys.stdin.isatty():
+            if wants_json():
+                raise Invalid("cannot chat in JSON: give the question with --prompt", code="invalid_setting")
+            return None
+        prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise Invalid(f"cannot ask {name} nothing: the prompt is empty", code="invalid_setting", param="prompt")
+    return prompt
+
+
+def _make_ready(frontend: Frontend, name: str, node: str | None) -> str:
+    """Load the model and show how; gives its system prompt.
+
+    A token that may only use models cannot steer loading; then the first question loads the model as well.
+    """
+    from enginehouse.cli.client.connect import read
+    from enginehouse.cli.client.follow import follow
+    from enginehouse.cli.client.shapes import Model
+    from enginehouse.cli.commands.models import is_ready, request_load
+
+    try:
+        answer = request_load(frontend, name, node)
+    except Denied:
+        if node is not None:
+            raise
+        return ""
+    # Asked while the load is under way, which takes longer than the answer.
+    models = read(frontend.get("/api/models"), tuple[Model, ...])
+    if not is_ready(answer):
+        _check_loaded(follow(frontend, answer, outcome_to="stderr"), name)
+    return next((model.options.system_prompt for model in models if model.name == name), "")
+
+
+def _check_loaded(operation: Operation, name: str) -> None:
+    if operation.is_parked:
+        # `follow` has said why, and that it happens by itself.
+        raise Unavailable(f"cannot chat with {name} yet: the load waits for a node", code="resource_exhausted")
+    if operation.status != "succeeded":
+        raise Hopeless(
+            f"cannot chat with {name}: the load {operation.status}; "
+            f"`enginehouse ops show {operation.id}` has the details"
+        )
+
+
+def _answer_once(conversation: Conversation, question: str) -> int:
+    if wants_json():
+        output.emit_json(conversation.complete(question))
+        return 0
+    answer = conversation.ask(question, temperature=0.0)
+    if answer.failure is not None:
+        if not answer.text:
+            raise answer.failure
+        # Half an answer is out: whatever broke it, this is a failure and not a refusal.
+        output.remark(f"enginehouse: {answer.failure.message}")
+        return 1
+    return 130 if answer.is_stopped else 0
+
+
+def _chat(conversation: Conversation) -> int:
+    output.remark(f"{conversation.model} is ready. /help lists what you can do, Ctrl-D ends.")
+    while True:
+        try:
+            line = _read_line()
+        except (KeyboardInterrupt, EOFError):
+            print(file=sys.stderr)
+            return 0
+        match line.strip():
+            case "":
+                continue
+            case "/bye":
+                return 0
+            case "/clear":
+                conversation.clear()
+                output.remark("forgot what was said")
+            case "/help":
+                output.remark("/clear forgets what was said, /bye or Ctrl-D ends, Ctrl-C stops an answer")
+            case question:
+                failure = conversation.ask(question).failure
+                if failure is not None:
+                    output.remark(f"enginehouse: {failure.message}")
+
+
+def _read_line() -> str:
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # importing it gives `input` its history and editing
+        return input("> ")
+    # The answers go elsewhere; the prompt must not be among them.
+    sys.stderr.write("> ")
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line

@@ -1,0 +1,90 @@
+"""`enginehouse up`: everything on this machine in one command. The work is run.up's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from enginehouse.cli.options.galleries import galleries, installing
+from enginehouse.cli.options.shared import NO_SERVER, command, given, setting, wants_json
+from enginehouse.cli.options.timings import timings
+from enginehouse.cli.terminal import output
+
+if TYPE_CHECKING:
+    from enginehouse.parent import Welcome
+
+
+@command(
+    "up",
+    meanings=NO_SERVER,
+    examples=(
+        "enginehouse up",
+        "enginehouse up --host 0.0.0.0        # open to other machines, with credentials",
+        "enginehouse up --port 9000 --data ~/house",
+    ),
+)
+@setting("host", "Address to listen on (127.0.0.1).", "ADDRESS")
+@setting("port", "HTTP port; if not given, 8080 or the next free one.", "PORT")
+@setting("name", "Name of this node (the host name).", "NAME")
+@setting("nats_port", "Port of the embedded NATS; if not given, 4222 or the next free one.", "PORT")
+@setting("advertise_nats", "Address of NATS as other machines reach it.", "HOST[:PORT]")
+@setting("base_port", "First port for engines (50051).", "PORT")
+@setting("node_networks", "Where an approved node may move without being approved again.", "CIDR,…")
+@galleries
+@installing
+@timings
+def entry(**flags: Any) -> int:
+    """Run everything on this machine.
+
+    Starts NATS, a frontend and a worker as children and keeps them running. Ctrl-C ends them in order; a second
+    `up` on the same data directory goes on where the first one was.
+    """
+    from enginehouse.settings.programs import UpSettings, load
+
+    settings = load(UpSettings, {**flags, "data": given().data}, os.environ)
+    # After the settings: a bad one is told at once, without importing a whole server.
+    from enginehouse import run
+
+    return run.up(settings, _greeting(_greet_programs if wants_json() else _greet_people))
+
+
+def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:
+    """`greet`, for whom it is no matter whether anybody listens: the house is wanted all the same."""
+
+    def told(welcome: Welcome) -> None:
+        try:
+            greet(welcome)
+        except OSError:
+            from enginehouse.host.children import silence
+
+            silence(sys.stdout)
+
+    return told
+
+
+def _greet_people(welcome: Welcome) -> None:
+    hint = (
+        "on the other machine, with a copy of that file"
+        if welcome.is_open
+        else "here with another --data; for other machines: up --host 0.0.0.0"
+    )
+    lines = [
+        "",
+        f"  Enginehouse is up: {welcome.url}",
+        "",
+        f"  API          {welcome.url}/v1   (any OpenAI client)",
+        f"  admin token  {welcome.admin_token_file}   (commands on this machine find it by themselves)",
+        f"  add a node   {welcome.join}",
+        f"               ({hint})",
+        f"  try it       {welcome.try_it}",
+        "",
+        "  Ctrl-C stops everything; what was installed stays.",
+        "",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def _greet_programs(welcome: Welcome) -> None:
+    output.emit_json_line(welcome)

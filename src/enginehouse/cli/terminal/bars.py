@@ -1,0 +1,178 @@
+"""One live bar per row of an operation, on a terminal.
+
+Drawn by rich on its own clock, so countdowns and the spinner move while nothing arrives: never silent for a second.
+The lines that remain afterwards are not this view's: it leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from enginehouse.cli.client.shapes import Operation, Row
+from enginehouse.cli.terminal import output
+from enginehouse.cli.terminal.progress import describe, next_try, subject, why
+from enginehouse.core.progress import format_bytes
+
+FRAMES_PER_SECOND = 8.0
+RATE_SECONDS = 3.0  # the span that a rate is taken over: long enough to be calm, short enough to be true
+BAR_WIDTH = 24
+_STYLES = {"success": "green", "error": "red", "running_on_worker": "yellow", "queued": "yellow"}
+
+
+class Meter:
+    """Bytes per second over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def note(self, now: float, done_bytes: int) -> None:
+        if self._samples and done_bytes < self._samples[-1][1]:
+            self._samples.clear()  # another attempt, or another file
+        self._samples.append((now, done_bytes))
+        while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
+            self._samples.popleft()
+
+    def rate(self) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
+
+
+class Bars:
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._operation: Operation | None = None
+        self._shown_at = 0.0
+        self._meters: dict[str, Meter] = {}
+        self._spinner = Spinner("dots")
+        self._moving = Spinner("dots")
+        self._trouble = ""
+        self._trouble_since = 0.0
+        # Last: it draws once while it is made.
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._render,
+            refresh_per_second=FRAMES_PER_SECOND,
+            transient=True,
+        )
+
+    def __enter__(self) -> Bars:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def show(self, operation: Operation, answer: object) -> None:
+        now = time.monotonic()
+        for row in operation.rows:
+            if row.status == "downloading" and row.total_bytes:
+                self._meters.setdefault(row.key, Meter()).note(now, row.current_bytes)
+        self._operation, self._shown_at = operation, now
+
+    def trouble(self, text: str) -> None:
+        if text and not self._trouble:
+            self._trouble_since = time.monotonic()
+        self._trouble = text
+
+    def tell(self, line: str) -> None:
+        output.say(line)
+
+    def _render(self) -> RenderableType:
+        operation = self._operation
+        if operation is None:
+            return self._spinner
+        rows = self._visible(operation.rows)
+        doing = self._said_once(operation.rows)
+        parts = self._lines(rows, doing) if rows else [self._line(self._waiting_text(operation))]
+        if len(operation.rows) > 1 or doing:
+            done = sum(not row.is_open for row in operation.rows)
+            figures = f"{done} of {len(operation.rows)} done"
+            parts.append(Text(output.printable(f"{doing}: {figures}" if doing else figures), style="dim"))
+        if self._trouble:
+            seconds = int(time.monotonic() - self._trouble_since)
+            parts.append(Text(output.printable(f"{self._trouble}; trying again ({seconds} s)"), style="yellow"))
+        return Group(*parts)
+
+    def _said_once(self, rows: tuple[Row, ...]) -> str:
+        """What all rows do, where there is no room to say it in each of them: then the names of nodes are enough."""
+        doing = {row.action for row in rows}
+        longest = max((len(subject(row)) for row in rows), default=0)
+        return doing.pop() if longest > self._console.size.width // 3 and len(doing) == 1 else ""
+
+    def _lines(self, rows: tuple[Row, ...], doing: str) -> list[RenderableType]:
+        # Widths are set here: left alone, rich shrinks the marks and the bars to make room for long reasons.
+        screen = self._console.size.width
+        names = [output.printable(row.node_name if doing else subject(row)) for row in rows]
+        name = min(max(len(one) for one in names), screen // 3)
+        bar = min(BAR_WIDTH, screen // 5)
+        words = max(1, screen - 1 - name - bar - 3)
+        lines: list[RenderableType] = []
+        for row, named in zip(rows, names, strict=True):
+            mark, *cells = self._cells(row)
+            # What has no bar has its room for words: a reason is longer than figures.
+            widths = (1, name, bar, words) if len(cells) == 2 else (1, name, bar + 1 + words)
+            line = Table.grid(padding=(0, 1, 0, 0))
+            for width in widths:
+                line.add_column(width=width, no_wrap=True, overflow="ellipsis")
+            line.add_row(mark, Text(named), *cells)
+            lines.append(line)
+        return lines
+
+    def _line(self, text: str) -> RenderableType:
+        self._spinner.update(text=Text(output.printable(text)))
+        return self._spinner
+
+    def _waiting_text(self, operation: Operation) -> str:
+        return f"{operation.kind} {operation.name}: {operation.message or operation.status}"
+
+    def _visible(self, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        """All, or what fits the screen: then what moves or went wrong comes before what is done."""
+        room = max(3, self._console.size.height - 4)
+        if len(rows) <= room:
+            return rows
+        return tuple(sorted(rows, key=lambda row: (row.status == "success", row.status == "queued")))[:room]
+
+    def _cells(self, row: Row) -> tuple[RenderableType, ...]:
+        """The mark, the bar where it has one, and the words."""
+        style = _STYLES.get(row.status, "")
+        words = Text(output.printable(self._words(row)), style=style)
+        match row.status:
+            case "success":
+                return Text("✓", style=style), self._bar(row, 100.0), words
+            case "downloading" | "running_on_worker":
+                return self._moving.render(time.monotonic()), self._bar(row, row.percentage), words
+            case "queued":
+                return Text("…", style=style), words
+            case _:
+                return Text("✗", style=style), words
+
+    def _bar(self, row: Row, percentage: float) -> ProgressBar:
+        unknown = row.status != "success" and not row.total_bytes
+        total = None if unknown else 100.0
+        return ProgressBar(total=total, completed=percentage, pulse=unknown)
+
+    def _words(self, row: Row) -> str:
+        due = row.due_in_seconds
+        if due is not None:
+            due -= time.monotonic() - self._shown_at
+        if when := next_try(row, due):
+            return f"{when}: {why(row)}"  # what moves comes first: a long reason must not hide it
+        text = describe(row, due)
+        if row.status != "downloading" or not row.total_bytes:
+            return text
+        rate = self._meters[row.key].rate() if row.key in self._meters else 0.0
+        left = (row.total_bytes - row.current_bytes) / rate if rate > 0 else 0.0
+        speed = f", {format_bytes(int(rate))}/s" if rate > 0 else ""
+        speed += f", {output.duration(left)} left" if left >= 1 else ""
+        figures = f"{format_bytes(row.current_bytes)} of {format_bytes(row.total_bytes)}{speed}"
+        return f"{row.percentage:3.0f}% {figures} {text}"

@@ -1,0 +1,202 @@
+"""How an operation looks while it is followed: lines in a pipe, JSON lines on request, bars on a terminal.
+
+A view is told every state and decides what of it is worth showing. Lines appear on a change of state or phase and
+otherwise at most every two seconds, however many nodes report; bars are in `bars.py`, because only they need rich.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from enginehouse.cli.client.shapes import Operation, Row
+from enginehouse.cli.terminal import output
+from enginehouse.core.intent import DRAINING, NODE_AWAY
+from enginehouse.core.progress import format_bytes
+
+LINE_SECONDS = 2.0
+
+# What workers remark on a success that not everybody would expect.
+_NOTES = {"already_absent": " (it was not there)"}
+_PHASES = {"": "working", "resolving": "looking up", "extracting": "unpacking"}
+
+
+class View(Protocol):
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def show(self, operation: Operation, answer: object) -> None: ...
+
+    def trouble(self, text: str) -> None:
+        """Why nothing can be seen at the moment; "" when it can be again."""
+
+    def tell(self, line: str) -> None:
+        """One line about how it ended."""
+
+
+def choose_view(*, as_json: bool) -> View:
+    if as_json:
+        return JsonLines()
+    # A terminal that cannot show them would get lines that are longer than they were made to be, and be flooded.
+    if output.is_terminal(sys.stderr) and output.can_show("✓✗…⠋━", sys.stderr):
+        from enginehouse.cli.terminal.bars import Bars
+
+        return Bars()
+    return Lines()
+
+
+def phase_words(row: Row) -> str:
+    # Every command says first that it has come; only those that fetch something have anything to look up.
+    is_fetched = row.action.partition(" ")[0] in ("install", "upgrade", "place")
+    phase = "" if row.phase == "resolving" and not is_fetched else row.phase
+    words = _PHASES.get(phase, phase)
+    return f"{words} {output.shortened(row.file_name)}" if row.file_name else words
+
+
+def next_try(row: Row, due_in_seconds: float | None) -> str:
+    """When a row that failed for the moment is tried again; "" for any other."""
+    if row.status != "queued" or row.reason in (NODE_AWAY, DRAINING) or not (row.error or row.reason):
+        return ""
+    # A wait that is due is about to be tried: a countdown must not stop at zero and say nothing.
+    soon = due_in_seconds is None or due_in_seconds < 1
+    return "trying again" if soon else f"next try in {output.duration(due_in_seconds or 0)}"
+
+
+def why(row: Row) -> str:
+    return output.shortened(row.error or row.reason)
+
+
+def describe(row: Row, due_in_seconds: float | None) -> str:
+    """Where the row stands, in words: the state, the reason, and when the next try is."""
+    match row.status:
+        case "success":
+            return "done"
+        case "queued" if row.reason == NODE_AWAY:
+            return f"queued: {row.node_name} is away"
+        case "queued" if row.reason == DRAINING:
+            return f"queued: {row.node_name} is drained"
+        case "queued" if row.error or row.reason:
+            return f"waiting: {why(row)}; {next_try(row, due_in_seconds)}"
+        case "queued":
+            return "queued"
+        case "downloading":
+            return phase_words(row)
+        case "running_on_worker":
+            return "still running on the worker, which has been silent for a while"
+        case "error":
+            return why(row) or "failed without a reason"
+        case "cancelled" | "superseded":
+            return output.shortened(row.error) or row.status
+        case _:
+            return row.status
+
+
+def with_bytes(row: Row) -> str:
+    """The description in a line of its own, with the figures that a bar would show."""
+    text = describe(row, row.due_in_seconds)
+    if row.status == "downloading" and row.total_bytes:
+        done, total = format_bytes(row.current_bytes), format_bytes(row.total_bytes)
+        text = f"{text}: {done} of {total} ({row.percentage:.0f}%)"
+    return text
+
+
+def subject(row: Row) -> str:
+    return f"{row.node_name}: {row.action}" if row.action else row.node_name
+
+
+def ending_lines(operation: Operation) -> Iterator[str]:
+    """One line per row with its outcome, then the nodes that were left out, then what belongs to no node."""
+    marks = {"success": "✓", "error": "✗", "cancelled": "✗", "superseded": "✗"}
+    plain = {"success": "ok", "error": "FAILED", "cancelled": "FAILED", "superseded": "FAILED"}
+    fancy = output.can_show("✓✗…", sys.stdout) and output.can_show("✓✗…", sys.stderr)
+    if not operation.rows and operation.status == "succeeded":
+        yield f"{'✓' if fancy else 'ok'} {operation.kind.replace('_', ' ')} {operation.name}"
+    for row in operation.rows:
+        mark = marks.get(row.status, "…") if fancy else plain.get(row.status, "...")
+        end = _NOTES.get(row.note, "") if row.status == "success" else f": {describe(row, row.due_in_seconds)}"
+        yield f"{mark} {subject(row)}{end}"
+    for excluded in operation.excluded or ():
+        yield f"- {excluded.node_name}: left out: {excluded.reason}"
+    told = {row.error for row in operation.rows}
+    if operation.status == "failed" and operation.error and not any(one and one in operation.error for one in told):
+        yield f"{'✗' if fancy else 'FAILED'} {operation.error}"
+
+
+class Lines:
+    """One plain line per change, to stderr."""
+
+    def __init__(
+        self, write: Callable[[str], None] = output.remark, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write = write
+        self._monotonic = monotonic
+        self._seen: dict[str, tuple[object, ...]] = {}
+        self._told: dict[str, str] = {}
+        self._written_at = 0.0
+        self._trouble = ""
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def show(self, operation: Operation, answer: object) -> None:
+        moved: list[Row] = []
+        for row in operation.rows:
+            seen = (row.status, row.phase, row.reason, row.error, row.attempt)
+            if self._seen.get(row.key) != seen:
+                self._seen[row.key] = seen
+                # The end of a row is told once, with the others at the end.
+                if row.is_open:
+                    self._tell(row)
+            elif row.is_open and self._told.get(row.key) != with_bytes(row) and row.current_bytes:
+                moved.append(row)
+        if moved and self._monotonic() - self._written_at >= LINE_SECONDS:
+            self._tell(min(moved, key=lambda row: list(self._told).index(row.key)))
+
+    def _tell(self, row: Row) -> None:
+        # Last told is last in the dict, so that rows that move at the same time take turns.
+        self._told.pop(row.key, None)
+        self._told[row.key] = with_bytes(row)
+        self._written_at = self._monotonic()
+        self._write(f"{subject(row)}: {with_bytes(row)}")
+
+    def trouble(self, text: str) -> None:
+        if bool(text) != bool(self._trouble):
+            self._write(f"{text}; trying again" if text else "connected again")
+        self._trouble = text
+
+    def tell(self, line: str) -> None:
+        output.say(line)
+
+
+class JsonLines:
+    """Every state of the operation as one line of JSON, to stdout; remarks stay on stderr."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+        self._trouble = False
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def show(self, operation: Operation, answer: object) -> None:
+        # After a break the same state is read again.
+        if answer != self._last:
+            output.emit_json_line(answer)
+        self._last = answer
+
+    def trouble(self, text: str) -> None:
+        if text and not self._trouble:
+            output.remark(f"{text}; trying again")
+        self._trouble = bool(text)
+
+    def tell(self, line: str) -> None:
+        pass

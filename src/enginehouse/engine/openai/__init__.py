@@ -1,0 +1,1 @@
+"""Engines that speak OpenAI's HTTP: bytes are passed through."""

@@ -1,0 +1,224 @@
+"""Engines that speak OpenAI's HTTP themselves (llama-server, xllamacpp, vLLM, SGLang): `ports.Engine` on our own small
+client.
+
+It passes bytes and never looks into them. It must not send a request twice once the engine may have begun to work on
+it: only a kept connection that turns out to be closed before the first byte of an answer is replaced, once. Closing an
+answer in the middle cuts the connection, because that is the only way an engine learns that nobody is listening.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
+from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable, Upstream
+from enginehouse.engine.openai.connection import Connection
+from enginehouse.ports import EngineCall, EngineResponse, Headers
+
+# Engines close a quiet connection after 5 s (cpp-httplib, uvicorn): be first, or requests race with their closing.
+IDLE_SECONDS = 3.0
+# llama.cpp's server has a fixed number of threads and gives one to every open connection, busy or not: each that we
+# keep is one less for requests that wait. These few save the connecting for whoever asks one thing after another.
+IDLE_PER_ENGINE = 4
+READY_SECONDS = 1.0
+KEY_SECONDS = 2.0  # a refusal costs an engine nothing; one that works on such a request has not refused it
+WRONG_KEY = "not-the-key-of-any-replica"
+# Our own limits, not the engine's fault: another replica would fare no better, and this one must not be called dead.
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+
+
+class _Response:
+    """The answer on one connection; it is its own iterator, so that nothing is left behind when it is given up."""
+
+    def __init__(self, engine: HttpEngine, connection: Connection) -> None:
+        self._engine = engine
+        self._connection = connection
+        self._is_closed = False
+        self.status = connection.status
+        self.headers: Headers = connection.headers
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._is_closed:
+            raise Upstream(f"cannot read on from the engine at {self._connection.address}: the answer was closed")
+        chunk = await self._connection.next_chunk()
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.give_back(self._connection)
+
+
+class HttpEngine:
+    """A client with kept connections per address. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[Connection]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def send(self, call: EngineCall, *, connect_seconds: float, head_seconds: float) -> EngineResponse:
+        head = _head(call)
+        kept = self._take(call.address)
+        if kept is not None:
+            try:
+                return await self._exchange(kept, head, call.body, head_seconds)
+            except Upstream as error:
+                if kept.has_bytes or error.code == "upstream_timeout":
+                    raise
+                # It was closed while it lay idle. From here on the request counts as sent, so a refused connection
+                # is the engine's end and not a reason to try the same request on another replica.
+                try:
+                    fresh = await _connect(call.address, connect_seconds)
+                except EnginehouseError:
+                    raise error from None
+                return await self._exchange(fresh, head, call.body, head_seconds)
+        return await self._exchange(await _connect(call.address, connect_seconds), head, call.body, head_seconds)
+
+    async def is_ready(self, address: str, key: str) -> bool:
+        call = EngineCall(address=address, key=key, method="GET", path="/health")
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                response = await self.send(call, connect_seconds=READY_SECONDS, head_seconds=READY_SECONDS)
+                try:
+                    async for _ in response.chunks():
+                        pass
+                    return response.status == 200
+                finally:
+                    await response.close()
+        except (EnginehouseError, TimeoutError):
+            return False
+
+    async def checks_key(self, address: str) -> bool:
+        return await self._refuses(address, "") and await self._refuses(address, WRONG_KEY)
+
+    async def _refuses(self, address: str, key: str) -> bool:
+        # Not the health or the list of models, which engines tell without a key. The body asks for nothing.
+        call = EngineCall(address=address, key=key, method="POST", path="/v1/chat/completions", body=b"{}")
+        try:
+            async with asyncio.timeout(KEY_SECONDS):
+                response = await self.send(call, connect_seconds=KEY_SECONDS, head_seconds=KEY_SECONDS)
+                await response.close()
+                return response.status in (401, 403)
+        except (EnginehouseError, TimeoutError):
+            return False
+
+    async def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.cut()
+        self._idle.clear()
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep it for the next request, or cut it when its answer was not read to its end."""
+        if not connection.is_reusable:
+            connection.cut()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        idle = self._idle.setdefault(connection.address, [])
+        idle.append(connection)
+        if len(idle) > IDLE_PER_ENGINE:
+            idle.pop(0).cut()
+        if self._sweep is None:
+            self._sweep = loop.call_later(IDLE_SECONDS, self._close_idle)
+
+    async def _exchange(self, connection: Connection, head: bytes, body: bytes, head_seconds: float) -> EngineResponse:
+        connection.send(head, body)
+        with ExitStack() as unless_answered:
+            # Whoever asked has gone or the answer is broken: either way nobody may use this connection again.
+            unless_answered.callback(connection.cut)
+            try:
+                async with asyncio.timeout(head_seconds):
+                    await connection.wait_for_head()
+            except TimeoutError as error:
+                raise Upstream(
+                    f"cannot get an answer from the engine at {connection.address} within {head_seconds:g} s",
+                    code="upstream_timeout",
+                ) from error
+            unless_answered.pop_all()
+        return _Response(self, connection)
+
+    def _take(self, address: str) -> Connection | None:
+        idle = self._idle.get(address)
+        oldest = asyncio.get_running_loop().time() - IDLE_SECONDS
+        while idle:
+            connection = idle.pop()
+            if not connection.is_lost and connection.idle_since > oldest:
+                return connection
+            connection.cut()
+        return None
+
+    def _close_idle(self) -> None:
+        """Without this the connections of an engine that nobody asks any more would stay until the engine's end."""
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - IDLE_SECONDS
+        for address in list(self._idle):
+            kept = []
+            for connection in self._idle[address]:
+                if connection.is_lost or connection.idle_since <= oldest:
+                    connection.cut()
+                else:
+                    kept.append(connection)
+            if kept:
+                self._idle[address] = kept
+            else:
+                del self._idle[address]
+        self._sweep = loop.call_later(IDLE_SECONDS, self._close_idle) if self._idle else None
+
+
+async def _connect(address: str, connect_seconds: float) -> Connection:
+    try:
+        host, port = _host_and_port(address)
+        async with asyncio.timeout(connect_seconds):
+            _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(address), host, port)
+    except TimeoutError as error:
+        raise _unreachable(address, f"no connection within {connect_seconds:g} s") from error
+    except OSError as error:
+        if error.errno in _OURS:
+            raise Unavailable(
+                f"cannot open a connection to the engine at {address}: {error.strerror}", code="resource_exhausted"
+            ) from error
+        raise _unreachable(address, error.strerror or str(error)) from error
+    except ValueError as error:
+        raise _unreachable(address, "it is not HOST:PORT") from error
+    return connection
+
+
+def _unreachable(address: str, cause: str) -> Unavailable:
+    return Unavailable(f"cannot reach the engine at {address}: {cause}", code="replica_unreachable")
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not 0 < int(port) < 65536:
+        raise ValueError(address)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _head(call: EngineCall) -> bytes:
+    lines = [
+        f"{call.method} {call.path} HTTP/1.1",
+        f"host: {call.address}",
+        "user-agent: enginehouse",
+        "accept-encoding: identity",  # the bytes are passed on as they are, to a client that may know no other coding
+    ]
+    if call.key:
+        lines.append(f"authorization: Bearer {call.key}")
+    if call.body or call.method == "POST":
+        lines += [f"content-type: {call.content_type}", f"content-length: {len(call.body)}"]
+    head = "\r\n".join(lines)
+    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
+        raise Invalid(f"cannot send a request to the engine at {call.address}: a line break inside its head")
+    return f"{head}\r\n\r\n".encode("latin-1")

@@ -1,0 +1,1 @@
+"""Images and archives from web servers and local files."""

@@ -1,0 +1,1 @@
+"""Gallery documents, sources and their stored copies. The only door to YAML."""

@@ -1,0 +1,1 @@
+"""The one outbound HTTP client and its rules."""

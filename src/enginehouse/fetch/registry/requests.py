@@ -1,0 +1,120 @@
+"""Requests to one registry: signed in when asked to, patient with what may heal.
+
+`Registries` remembers each registry's door (tokens) for as long as the program runs; a `Registry` is one image's view
+of it. Documents are asked for again with growing pauses when a server is busy or away; blobs are not, because whoever
+reads them knows what it has already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from enginehouse.core.errors import Hopeless, NotFound, TooLarge, Upstream, can_heal
+from enginehouse.core.reference import ImageReference
+from enginehouse.fetch.http.addresses import Border, Rules
+from enginehouse.fetch.http.answers import Document, failure
+from enginehouse.fetch.http.client import Client, Request, Response
+from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.registry.auth import Door, refused
+from enginehouse.fetch.registry.credentials import Credentials
+
+
+class Registries:
+    """All registries of this program. `credentials` maps hosts to `user:password` and wins over docker's files."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        environment: Mapping[str, str] | None = None,
+        credentials: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.patience = patience or Patience()
+        self._border = Border(rules)
+        self._credentials = Credentials(environment or {}, credentials or {})
+        self._doors: dict[str, Door] = {}
+
+    def open(self, reference: ImageReference, client: Client) -> Registry:
+        url = f"{self._border.scheme_of_registry(reference.registry)}://{reference.registry}"
+        door = self._doors.setdefault(url, Door(url, self._credentials))
+        return Registry(reference, url, door, client, self.patience)
+
+
+class Registry:
+    """One image's registry."""
+
+    def __init__(self, reference: ImageReference, url: str, door: Door, client: Client, patience: Patience) -> None:
+        self.reference = reference
+        self._url = f"{url}/v2/{reference.repository}"
+        self._door = door
+        self._client = client
+        self._patience = patience
+
+    def url(self, path: str) -> str:
+        return f"{self._url}/{path}"
+
+    async def document(self, path: str, *, accept: str, limit_bytes: int) -> Document:
+        """A manifest or a small blob; `NotFound` names the image, because nothing else is ever taken instead."""
+        request = Request(url=self.url(path), headers={"accept": accept} if accept else {})
+        used = self._door.header(self.reference)
+        answer = await self._patience.retried(lambda: self._exchange(self._signed(request), limit_bytes))
+        if answer.status == 401 and self._is_own(answer.url):
+            await self._unlock(answer.headers, used)
+            answer = await self._patience.retried(lambda: self._exchange(self._signed(request), limit_bytes))
+        if answer.status == 404:
+            raise NotFound(
+                f"cannot find {self.reference}: the registry does not have it; check its name and tag",
+                code="not_found",
+            )
+        if answer.status in (401, 403):
+            raise refused(self.reference)
+        if answer.status >= 400:
+            raise failure(answer.status, str(self.reference), answer.headers)
+        if answer.status != 200:
+            raise Upstream(f"cannot get {self.reference}: the registry answered with status {answer.status}")
+        return answer
+
+    @asynccontextmanager
+    async def open(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[Response]:
+        """A blob from the registry or from where it sent us before, signed in if it is the registry's own URL."""
+        request, used = Request(url=url, headers=headers), self._door.header(self.reference)
+        async with self._client.open(self._signed(request)) as response:
+            # Only the registry itself is shown who we are, not the place it sends us to.
+            if response.status != 401 or not self._is_own(response.url):
+                yield response
+                return
+            challenge = response.headers
+        await self._unlock(challenge, used)
+        async with self._client.open(self._signed(request)) as response:
+            if response.status == 401:
+                raise refused(self.reference)
+            yield response
+
+    async def _unlock(self, headers: Mapping[str, str], used: str) -> None:
+        await self._door.unlock(self.reference, headers.get("www-authenticate", ""), used, self._ask_for_token)
+
+    async def _ask_for_token(self, request: Request, limit_bytes: int) -> Document:
+        return await self._patience.retried(lambda: self._exchange(request, limit_bytes))
+
+    async def _exchange(self, request: Request, limit_bytes: int) -> Document:
+        """One try; what may heal is raised, every other answer is the caller's to judge."""
+        try:
+            answer = await self._client.exchange(request, limit_bytes, self._patience.total_seconds)
+        except TooLarge as error:
+            raise Hopeless(
+                f"cannot use {self.reference}: a document of it has more than {limit_bytes} bytes",
+                code="archive_too_large",
+            ) from error
+        refusal = failure(answer.status, str(self.reference), answer.headers)
+        if answer.status >= 400 and can_heal(refusal):
+            raise refusal
+        return answer
+
+    def _is_own(self, url: str) -> bool:
+        return url.startswith(self._url + "/")
+
+    def _signed(self, request: Request) -> Request:
+        header = self._door.header(self.reference) if self._is_own(request.url) else ""
+        return Request(url=request.url, headers={**request.headers, "authorization": header}) if header else request

@@ -1,0 +1,1 @@
+"""Intents become messages, and messages of workers become rows."""

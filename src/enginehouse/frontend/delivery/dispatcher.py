@@ -1,0 +1,142 @@
+"""Sends what is due, to all nodes at once, and never waits for a reply.
+
+Each step claims every due intent of every healthy node in one transaction (a new attempt with a new fence) and
+publishes them one after the other without awaiting anybody. Replies are the collector's. Besides, it keeps this
+frontend's leases, takes over what a dead frontend left, and tells intents of absent nodes that they wait. It sends
+only what it has claimed, so each intent goes out once per attempt, on however many frontends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from enginehouse.core import wire
+from enginehouse.core.action import phrase
+from enginehouse.core.errors import Conflict, EnginehouseError, can_heal
+from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
+from enginehouse.core.operation import AWAY_MESSAGE
+from enginehouse.frontend.delivery.messages import encode_cancel, encode_command, encode_forced
+from enginehouse.frontend.watching.board import Board
+from enginehouse.ports import Bus
+from enginehouse.store import claims, db, operations
+from enginehouse.store.db import Connection, Store
+
+log = logging.getLogger(__name__)
+
+CLAIM_LIMIT = 250  # per step, about a quarter of a second; the rest is the next step, which starts at once
+BUS_RETRY_SECONDS = 1.0  # nothing was sent, so trying again costs nothing
+
+
+class Dispatcher:
+    def __init__(self, store: Store, bus: Bus, board: Board, *, owner: str, lease_seconds: float) -> None:
+        self._store = store
+        self._bus = bus
+        self._board = board
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._wake_again: Callable[[], None] = lambda: None
+
+    def on_more(self, wake: Callable[[], None]) -> None:
+        """Whom to wake when a step leaves work for the next."""
+        self._wake_again = wake
+
+    async def step(self) -> None:
+        if not self._bus.is_connected:
+            # Claiming without being able to send would only burn attempts.
+            return
+        claimed, changed = await self._store.transaction(self._claim)
+        unsent: list[tuple[Intent, EnginehouseError]] = []
+        for intent, operation_id in claimed:
+            error = await self._send(intent, operation_id)
+            if error is not None:
+                unsent.append((intent, error))
+        if unsent:
+            await self._store.transaction(lambda connection: _give_back(connection, unsent))
+        await self._board.intents_changed([intent for intent, _ in claimed] + changed)
+        if len(claimed) >= CLAIM_LIMIT:
+            self._wake_again()
+
+    async def _send(self, intent: Intent, operation_id: str) -> EnginehouseError | None:
+        self._board.expect(intent, operation_id)
+        try:
+            sent = encode_command(intent, operation_id)
+            reply = wire.reply_subject(intent.node_id, intent.id, intent.attempt)
+            await self._bus.publish(sent.subject, sent.payload, reply)
+        except EnginehouseError as error:
+            return error
+        log.info(
+            "intent.sent intent=%s node=%s attempt=%d action=%r",
+            intent.id,
+            intent.node_id,
+            intent.attempt,
+            phrase(intent.action),
+        )
+        return None
+
+    async def send_forced(self, intents: Sequence[Intent]) -> None:
+        """The same attempt once more, as a worker understands it that knows no upgrades."""
+        ids = [intent.id for intent in intents]
+        first = await self._store.transaction(lambda connection: operations.first_of_intents(connection, ids))
+        unsent: list[tuple[Intent, EnginehouseError]] = []
+        for intent in intents:
+            reply = wire.reply_subject(intent.node_id, intent.id, intent.attempt, is_forced=True)
+            try:
+                sent = encode_forced(intent, first.get(intent.id, intent.id))
+                await self._bus.publish(sent.subject, sent.payload, reply)
+            except EnginehouseError as error:
+                unsent.append((intent, error))
+            else:
+                log.info("intent.sent_forced intent=%s node=%s attempt=%d", intent.id, intent.node_id, intent.attempt)
+        if unsent:
+            await self._store.transaction(lambda connection: _give_back(connection, unsent))
+
+    async def recall(self, intents: Iterable[Intent]) -> None:
+        """Tell workers to stop what has been cancelled. Who does not hear it learns it with the next heartbeat."""
+        for intent in intents:
+            sent = encode_cancel(intent)
+            try:
+                await self._bus.publish(sent.subject, sent.payload)
+            except EnginehouseError as error:
+                log.warning("cancel.not_sent intent=%s error=%s", intent.id, error)
+
+    async def renew_step(self) -> None:
+        """Keep this frontend's leases and take over those that ended."""
+        if not self._bus.is_connected:
+            # What it cannot hear of is left to those that can: nobody else takes a reply while a lease holds.
+            return
+
+        def work(connection: Connection) -> list[Intent]:
+            until = db.now(connection) + self._lease_seconds
+            claims.renew(connection, self._owner, until)
+            return claims.take_over(connection, self._owner, db.now(connection), until)
+
+        for intent in await self._store.transaction(work):
+            log.info("intent.taken_over intent=%s node=%s fence=%d", intent.id, intent.node_id, intent.fence)
+
+    def _claim(self, connection: Connection) -> tuple[list[tuple[Intent, str]], list[Intent]]:
+        now = db.now(connection)
+        # What ran on a node that is offline waits for it, due as soon as the node is healthy again.
+        away = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
+        changed = claims.park_absent(connection, away)
+        claimed = claims.claim_due(connection, self._owner, now, now + self._lease_seconds, CLAIM_LIMIT)
+        # Workers report progress under the id of the operation that asked first.
+        first = operations.first_of_intents(connection, [intent.id for intent in claimed])
+        return [(intent, first.get(intent.id, intent.id)) for intent in claimed], changed
+
+
+def _give_back(connection: Connection, unsent: list[tuple[Intent, EnginehouseError]]) -> None:
+    """What could not be handed to the bus waits for it; what no bus would take (too large) has failed."""
+    now = db.now(connection)
+    for intent, error in unsent:
+        if can_heal(error):
+            due = now + BUS_RETRY_SECONDS
+            change = Change(kind="wait", now=now, reason=error.code, message=error.message, due_at=due)
+        else:
+            outcome = Outcome(code=error.code, message=error.message)
+            change = Change(kind="fail", now=now, reason=error.code, message=error.message, outcome=outcome)
+        try:
+            operations.apply(connection, intent, change)
+        except Conflict:
+            continue  # cancelled or superseded meanwhile
+    operations.note_ended(connection, [intent.id for intent, _ in unsent])

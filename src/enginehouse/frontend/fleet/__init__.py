@@ -1,0 +1,1 @@
+"""Nodes, their registration and credentials, and tokens."""

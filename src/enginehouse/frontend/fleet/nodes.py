@@ -1,0 +1,383 @@
+"""Nodes: registration, approval and health. The only writer of those three facts.
+
+A node is a name *and* a key: the same name with another key is another node that waits for its own approval. Silence
+is judged by the store's clock, and only from the moment this frontend itself was there to listen: a gap of the
+observer is no evidence against the observed.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from hashlib import sha256
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core import capability
+from enginehouse.core import node as node_core
+from enginehouse.core.address import Endpoint, host_refusal, parse_endpoint, plain_host, replica_refusal
+from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
+from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
+from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
+from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.joining import Origin, approval_lost, claim_of, find_known
+from enginehouse.core.name import shown
+from enginehouse.core.node import Health, Node, NodeType
+from enginehouse.core.report import Report
+from enginehouse.core.wire import BUS_AWAY, HeartbeatRequest, RegisterRequest
+from enginehouse.frontend.fleet.registration import (
+    MAX_LABELS,
+    capacity_after,
+    capacity_of,
+    check_request,
+    node_type_of,
+    refused,
+)
+from enginehouse.frontend.watching.board import Board
+from enginehouse.store import bus_credentials, challenges, db, nodes, replicas
+from enginehouse.store.db import Connection, Store
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 1000  # a join token that got about must not fill the database; the longest silent make room
+MAX_NAMED = 5  # of the machines of one name, in an error
+_WORSE: dict[Health, int] = {"healthy": 0, "unhealthy": 1, "offline": 2}
+
+
+class Registered(Struct, frozen=True):
+    node: Node
+    token: str
+    now: float
+
+
+def find_node(connection: Connection, name_or_id: str, *, pending: bool = False) -> Node:
+    """By id, else by name. Of two machines with one name the approved one is meant, or the `pending` one where that is
+    what it is about: whoever knows a join token must not make a node's name ambiguous. Others are told apart by id.
+    """
+    is_name = "\x00" not in name_or_id  # PostgreSQL cannot even be asked for one
+    node = nodes.get(connection, name_or_id) if is_name else None
+    if node is not None:
+        return node
+    named = nodes.by_name(connection, name_or_id) if is_name else []
+    named = [one for one in named if one.approved != pending] or named
+    if len(named) > 1:
+        # Those first that were heard last: a machine that is there asks again and again.
+        named.sort(key=lambda one: one.last_heartbeat, reverse=True)
+        ids = ", ".join(f"{one.id} ({one.status})" for one in named[:MAX_NAMED])
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        raise Conflict(f"cannot tell which {shown(name_or_id)} is meant: use one of the ids {ids}{more}")
+    if not named:
+        raise NotFound(
+            f"cannot find a node named {shown(name_or_id)}: `enginehouse nodes list` shows them",
+            code="not_found",
+            param="node",
+        )
+    return named[0]
+
+
+def note_deaf(connection: Connection, node_id: str, now: float) -> bool:
+    """Positive evidence that a node is not there: nobody listens on its subjects. Whether that is news."""
+    return nodes.set_health(connection, node_id, "unhealthy", now)
+
+
+def token_hash(token: str) -> str:
+    # Tokens are 256 random bits, so a plain hash is enough: there is nothing to guess.
+    return sha256(token.encode()).hexdigest()
+
+
+async def _as_it_is(_host: str) -> Collection[str]:
+    return ()
+
+
+class AddressRules(Struct, frozen=True):
+    """What a node may advertise: where it may move without being approved again, what is taken by the store, the bus
+    and this frontend, and what a name stands for.
+    """
+
+    networks: tuple[str, ...] = ()
+    taken: frozenset[Endpoint] = frozenset()
+    resolve: Callable[[str], Awaitable[Collection[str]]] = _as_it_is
+
+
+ANYWHERE = AddressRules()
+HERE = Origin()
+
+
+def _claim(request: RegisterRequest, origin: Origin) -> str:
+    return "" if request.public_key else claim_of(origin, request.address)
+
+
+def _take_challenge(connection: Connection, request: RegisterRequest, known: Node | None, now: float) -> float:
+    """When the challenge of a registration was given out. It is taken once, and registrations of one node in order: one
+    that a frontend kept while it was frozen does not replace the token of a later one.
+    """
+    key = challenges.key(connection, secrets.token_bytes(32))
+    at = issued_at(key, request.challenge, now)
+    if not challenges.use(connection, challenge_hash(request.challenge), now, at + CHALLENGE_SECONDS):
+        raise Conflict(f"cannot register {request.name}: its challenge was used before", code=CHALLENGE_REFUSED)
+    if known is not None and not nodes.take_registration(connection, known.id, at):
+        raise Conflict(f"cannot register {request.name}: a later registration was taken before", code=CHALLENGE_REFUSED)
+    return at
+
+
+class Nodes:
+    def __init__(
+        self,
+        store: Store,
+        board: Board,
+        *,
+        stale_seconds: float,
+        approve_keys: Collection[str],
+        verify: Callable[[str, bytes, str], bool],
+        wake: Callable[[], None],
+        addresses: AddressRules = ANYWHERE,
+    ) -> None:
+        self._store = store
+        self._board = board
+        self._stale_seconds = stale_seconds
+        self._approve_keys = frozenset(approve_keys)
+        self._verify = verify
+        self._wake = wake
+        self._addresses = addresses
+        self._resolve = addresses.resolve
+        self._listening_since: float | None = None
+        self._looked_at = 0.0
+        self._doubted_since: float | None = None
+        self.is_bus_away = False  # for all nodes that are heard: then it is the bus, not this frontend's way to it
+
+    async def challenge(self) -> str:
+        """What a worker signs in its next registration."""
+
+        def work(connection: Connection) -> str:
+            key = challenges.key(connection, secrets.token_bytes(32))
+            return make_challenge(key, secrets.token_urlsafe(16), db.now(connection))
+
+        return await self._store.transaction(work)
+
+    async def register(self, request: RegisterRequest, origin: Origin = HERE) -> Registered:
+        """A machine asks to be a node. Returns its row and a fresh token of its own, which replaces the last one."""
+        check_request(request)
+        node_type = node_type_of(request.node_type)
+        await self._check_addresses(request, origin)
+        if request.public_key:
+            addresses = (request.address, request.http_address)
+            message = node_core.registration_message(request.name, request.public_key, addresses, request.challenge)
+            if not self._verify(request.public_key, message, request.signature):
+                raise Denied(
+                    f"cannot register {request.name}: the signature does not belong to the key it shows",
+                    code="forbidden",
+                )
+        token = secrets.token_urlsafe(32)
+
+        def work(connection: Connection) -> Registered:
+            now = db.now(connection)
+            named = nodes.by_name(connection, request.name)
+            known = find_known(request.name, request.public_key, request.address, origin, named)
+            at = _take_challenge(connection, request, known, now) if request.public_key else 0.0
+            waits_for = self._waits_for(request, known)
+            node = self._merged(request, node_type, known, now)
+            node = msgspec.structs.replace(node, claim=_claim(request, origin), registered_at=at, waits_for=waits_for)
+            if len(node.labels) > MAX_LABELS:
+                raise refused(request.name, f"more than {MAX_LABELS} labels, with those it had before", "labels")
+            if known is None:
+                if not node.approved:
+                    nodes.make_room(connection, MAX_PENDING)
+                nodes.insert(connection, node, token_hash(token))
+                return Registered(node, token, now)
+            nodes.save(connection, node)
+            nodes.set_token(connection, node.id, token_hash(token))
+            if waits_for:
+                nodes.set_pending(connection, node.id, waits_for, now)
+                bus_credentials.revoke_of(connection, node.id)
+                node = msgspec.structs.replace(node, approved=False)
+            elif node.approved and not known.approved:
+                nodes.set_approved(connection, node.id, now)
+            if not node.approved:
+                # Whoever is to approve it sees that it is there: until then it has no other way to say so.
+                nodes.set_heartbeat(connection, node.id, node.capacity, now)
+            return Registered(node, token, now)
+
+        registered = await self._store.transaction(work)
+        await self._board.node_changed(registered.node.id)
+        return registered
+
+    async def _check_addresses(self, request: RegisterRequest, origin: Origin) -> None:
+        for field in ("address", "http_address"):
+            address = getattr(request, field)
+            if not address:
+                continue
+            endpoint = parse_endpoint(address)
+            hosts = [endpoint.host, *await self._resolve(endpoint.host)]
+            why = host_refusal(hosts, may_be_loopback=origin.is_loopback)
+            if any(Endpoint(plain_host(host), endpoint.port) in self._addresses.taken for host in hosts):
+                why = why or f"the store, the bus or a frontend listens on {address}"
+            if why:
+                raise Invalid(f"cannot register {request.name}: {why}", code="invalid_address", param=field)
+
+    def replica_refusal(self, node: Node, address: str) -> str:
+        """Why nothing is sent to an address that the worker of this node named for a replica; nothing where it may be.
+        LocalAI's workers use every port above their first.
+        """
+        return replica_refusal(address, node.address, self._addresses.taken, last_port=65535 if node.is_foreign else 0)
+
+    def _waits_for(self, request: RegisterRequest, known: Node | None) -> str:
+        """Why it waits for approval again, or still does."""
+        if known is None or request.public_key in self._approve_keys:
+            return ""
+        return approval_lost(known, request.address, self._addresses.networks) or (
+            "" if known.approved else known.waits_for
+        )
+
+    def _merged(self, request: RegisterRequest, node_type: NodeType, known: Node | None, now: float) -> Node:
+        approved = request.public_key in self._approve_keys if request.public_key else False
+        platform = request.platform
+        return Node(
+            id=known.id if known else str(uuid.uuid4()),
+            name=request.name,
+            node_type=node_type,
+            public_key=request.public_key,
+            approved=approved or (known is not None and known.approved),
+            # Not healthy yet: it is when it listens, which its first heartbeat says.
+            health=known.health if known else "offline",
+            drained=known.drained if known else False,
+            address=request.address,
+            http_address=request.http_address,
+            capability=request.capability or capability.capability_of(platform, request.gpu_vendor, request.total_vram),
+            platform=platform,
+            labels=(known.labels if known else {}) | request.labels,
+            max_replicas_per_model=max(1, request.max_replicas_per_model),
+            capacity=capacity_of(request),
+            created_at=known.created_at if known else now,
+            updated_at=now,
+            last_heartbeat=known.last_heartbeat if known else now,
+            report=known.report if known else Report(),
+        )
+
+    async def approve(self, name_or_id: str) -> Node:
+        def work(connection: Connection) -> Node:
+            node = find_node(connection, name_or_id, pending=True)
+            if node.approved:
+                raise Conflict(f"cannot approve {node.name}: it is approved already", code="conflict")
+            nodes.set_approved(connection, node.id, db.now(connection))
+            return msgspec.structs.replace(node, approved=True, waits_for="")
+
+        node = await self._store.transaction(work)
+        await self._board.node_changed(node.id)
+        self._wake()
+        return node
+
+    async def resume(self, name_or_id: str) -> Node:
+        """Give a drained node work again."""
+
+        def work(connection: Connection) -> Node:
+            node = find_node(connection, name_or_id)
+            nodes.set_drained(connection, node.id, False, db.now(connection))
+            return msgspec.structs.replace(node, drained=False)
+
+        node = await self._store.transaction(work)
+        await self._board.node_changed(node.id)
+        self._wake()
+        return node
+
+    async def rotate_token(self, node_id: str, shown: str) -> str:
+        """A new token for a node; the one it has shown counts until the new one is used, because the answer that
+        carries it may be lost.
+        """
+        token = secrets.token_urlsafe(32)
+
+        def work(connection: Connection) -> None:
+            nodes.set_token(connection, node_id, token_hash(token), token_hash(shown))
+
+        await self._store.transaction(work)
+        return token
+
+    async def forget_previous_token(self, node_id: str) -> None:
+        await self._store.transaction(lambda connection: nodes.forget_previous_token(connection, node_id))
+
+    async def heartbeat(self, node_id: str, request: HeartbeatRequest) -> float:
+        """Note that the node is there; returns the mark for its next report. One that says that its bus is away gets
+        no commands and keeps its routes: it is unhealthy, and never offline while it is heard.
+        """
+        is_away = request.bus == BUS_AWAY
+        health: Health = "unhealthy" if is_away else "healthy"
+
+        def work(connection: Connection) -> tuple[float, bool]:
+            node = nodes.get(connection, node_id)
+            if node is None:
+                raise NotFound(f"cannot find the node {node_id}: register again", code="not_found")
+            now = db.now(connection)
+            nodes.set_heartbeat(connection, node_id, capacity_after(node.capacity, request), now)
+            is_other = node.bus_away != is_away and nodes.set_bus_away(connection, node_id, is_away, now)
+            return now, nodes.set_health(connection, node_id, health, now) or is_other
+
+        now, is_news = await self._store.transaction(work)
+        if is_news:
+            await self._board.node_changed(node_id)
+            self._wake()
+        return now
+
+    async def set_health(self, node_id: str, health: Health) -> None:
+        """For positive evidence: nobody listens on the node's subjects, or it said goodbye."""
+
+        def work(connection: Connection) -> bool:
+            if health == "offline":
+                replicas.remove_all_on(connection, node_id)
+            return nodes.set_health(connection, node_id, health, db.now(connection))
+
+        if await self._store.transaction(work):
+            await self._board.node_changed(node_id)
+            self._wake()
+
+    async def tell(self, node_ids: Iterable[str]) -> None:
+        """Tell of nodes whose health was written elsewhere than here, by `note_deaf`."""
+        for node_id in node_ids:
+            await self._board.node_changed(node_id)
+            self._wake()
+
+    async def every(self) -> tuple[list[Node], float]:
+        return await self._store.transaction(lambda connection: (nodes.every(connection), db.now(connection)))
+
+    async def get(self, name_or_id: str) -> tuple[Node, float]:
+        return await self._store.transaction(lambda connection: (find_node(connection, name_or_id), db.now(connection)))
+
+    async def step(self) -> None:
+        """Judge silence."""
+
+        def work(connection: Connection) -> list[str]:
+            now = db.now(connection)
+            approved = [node for node in nodes.every(connection) if node.approved]
+            judged = self._judged(approved, now)
+            self.is_bus_away = node_core.lack_bus(approved, now - self._stale_seconds)
+            return [node_id for node_id, health in judged.items() if nodes.set_health(connection, node_id, health, now)]
+
+        changed = await self._store.transaction(work)
+        for node_id in changed:
+            await self._board.node_changed(node_id)
+        if changed:
+            self._wake()
+
+    def _judged(self, approved: Collection[Node], now: float) -> dict[str, Health]:
+        """Which nodes are worse off than their rows say."""
+        if self._listening_since is None or not 0 <= now - self._looked_at < self._stale_seconds / 2:
+            # A pause, an outage of the store or a clock that jumped: what was not heard meanwhile proves nothing.
+            self._listening_since = now
+        self._looked_at = now
+        judged: dict[str, Health] = {}
+        for node in approved:
+            silence = now - max(node.last_heartbeat, self._listening_since)
+            health = node_core.health_after(silence, self._stale_seconds)
+            if _WORSE[health] > _WORSE[node.health]:
+                judged[node.id] = health
+        lost = [node_id for node_id, health in judged.items() if health == "offline"]
+        if len(lost) < 3 or 2 * len(lost) <= len(approved):
+            self._doubted_since = None
+        elif self._doubted_since is None or now - self._doubted_since < self._stale_seconds:
+            # Most of a fleet gone at once is rather a fault near the observer: look once more before believing it.
+            if self._doubted_since is None:
+                self._doubted_since = now
+                log.error("nodes.mass_loss lost=%d of=%d", len(lost), len(approved))
+            return {node_id: health for node_id, health in judged.items() if health != "offline"}
+        return judged

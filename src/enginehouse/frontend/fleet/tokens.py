@@ -1,0 +1,195 @@
+"""Tokens and whom they stand for. Kept in memory, so that no request waits for the database to learn who asks.
+
+Only hashes are stored and held. A lookup is by hash, which leaves nothing to compare in secret-dependent time. What
+another frontend creates is known here after at most one refresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import uuid
+from typing import Literal
+
+from msgspec import Struct
+
+from enginehouse.core.errors import Conflict, Invalid, NotFound
+from enginehouse.core.name import check_name, shown
+from enginehouse.frontend.fleet.nodes import token_hash
+from enginehouse.store import db, keys, leases, nodes
+from enginehouse.store.db import Connection, Store
+from enginehouse.store.keys import TokenRow
+
+Role = Literal["admin", "user", "join"]
+ROLES: tuple[Role, ...] = ("admin", "user", "join")
+MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; anything much shorter was made by hand
+
+
+WATCH_SECONDS = 0.5  # a token that was revoked elsewhere counts for no longer than a second
+LOOK_AGAIN_SECONDS = 0.5  # wrong tokens must not become queries
+_MAKING_SECONDS = 10.0  # within which frontends that start together leave it to one of them
+
+
+class Created(Struct, frozen=True):
+    id: str
+    role: str
+    name: str
+    token: str
+
+
+class Caller(Struct, frozen=True):
+    """Who asks, by which token. `node_id` is set for a node's own token, `only_node` for a join token that is for one
+    node alone.
+    """
+
+    role: Literal["admin", "user", "join", "node"]
+    name: str
+    node_id: str = ""
+    token_id: str = ""
+    only_node: str = ""
+    has_previous: bool = False  # this token is a node's newest, and the one before it still counts
+
+
+class Keys:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._callers: dict[str, Caller] = {}
+        self._changes = ""
+        self._looked_at = -math.inf
+        self._looking = asyncio.Lock()
+
+    async def look_again(self) -> None:
+        """For a token that is not known: another frontend may have given it out just now. Only a look that began after
+        the question can say that it is unknown; wrong tokens share one look in half a second.
+        """
+        running = asyncio.get_running_loop()
+        asked_at = running.time()
+        async with self._looking:
+            if self._looked_at > asked_at:
+                return
+            await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_SECONDS - running.time()))
+            await self.step()
+
+    def identify(self, token: str) -> Caller | None:
+        return self._callers.get(token_hash(token))
+
+    async def create(self, role: str, name: str | None, token: str | None = None, *, node: str = "") -> Created:
+        """Make a token, or take a given one (the files that `up` makes); a taken one replaces its namesake, a made one
+        never does. Without a name it gets one of its own. With `node`, a join token for that node alone.
+        """
+        if role not in ROLES:
+            raise Invalid(
+                f"cannot create a token with the role {shown(role)}: use {', '.join(ROLES)}", code="invalid_name"
+            )
+        row_id = str(uuid.uuid4())
+        name = check_name(f"{role}-{row_id[:8]}" if name is None else name, "token")
+        if node:
+            check_name(node, "node")
+            if role != "join":
+                raise Invalid(
+                    f"cannot make a {role} token for one node: only a join token can be",
+                    code="unsupported",
+                    param="node",
+                )
+        if token is not None and len(token) < MIN_TOKEN_LENGTH:
+            raise Invalid(
+                f"cannot use the {role} token: it has {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed",
+                code="invalid_name",
+            )
+        given = token or f"eh-{role}-{secrets.token_urlsafe(32)}"
+        hashed = token_hash(given)
+
+        def work(connection: Connection) -> None:
+            if token is not None:
+                # Every start of every frontend brings it. One after the other, or each would find what the other has
+                # put in the place of what it removed.
+                now = db.now(connection)
+                leases.acquire(connection, f"given-{role}-token", row_id, now, now)
+                if any(one.revoked_at and one.hash == hashed for one in keys.every(connection)):
+                    raise Conflict(
+                        f"cannot use the {role} token of the settings or of {role}.token: it was revoked; give another "
+                        "one, or remove that file to have a new one made",
+                        code="revoked",
+                    )
+                if any((one.role, one.name, one.hash) == (role, name, hashed) for one in keys.every(connection)):
+                    return
+                keys.remove_named(connection, role, name)
+            for known in keys.every(connection):
+                if (known.role, known.name) == (role, name) and not known.revoked_at:
+                    raise Conflict(f"cannot create a second {role} token named {name}: choose another name")
+                if known.hash == hashed:
+                    raise Conflict(f"cannot use the {role} token: the {known.role} token {known.name} is the same")
+            keys.insert(connection, TokenRow(row_id, role, name, hashed, db.now(connection), node))
+
+        await self._store.transaction(work)
+        await self.step()
+        return Created(row_id, role, name, given)
+
+    async def make_first(self, role: Role, token: str) -> bool:
+        """Have `token` be the first of its role; False where there is one already, or another frontend is making it."""
+
+        def work(connection: Connection) -> bool:
+            now = db.now(connection)
+            is_ours = leases.acquire(connection, f"first-{role}-token", token_hash(token), now, now + _MAKING_SECONDS)
+            if not is_ours or any(row.role == role and not row.revoked_at for row in keys.every(connection)):
+                return False
+            keys.insert(connection, TokenRow(str(uuid.uuid4()), role, role, token_hash(token), now))
+            return True
+
+        made = await self._store.transaction(work)
+        await self.step()
+        return made
+
+    async def revoke(self, name_or_id: str) -> TokenRow:
+        """From now on it counts for nothing; the other frontends notice within a second."""
+
+        def work(connection: Connection) -> TokenRow:
+            now = db.now(connection)
+            # One after the other, or two could revoke each other's last one.
+            leases.acquire(connection, "revoking-tokens", name_or_id, now, now)
+            valid = [row for row in keys.every(connection) if not row.revoked_at]
+            found = [row for row in valid if row.id == name_or_id] or [row for row in valid if row.name == name_or_id]
+            if not found:
+                raise NotFound(f"cannot find a token {shown(name_or_id)}: `enginehouse tokens list` shows them")
+            if len(found) > 1:
+                ids = ", ".join(f"{row.id} ({row.role})" for row in found)
+                raise Conflict(f"cannot tell which token {shown(name_or_id)} is meant: use one of the ids {ids}")
+            (row,) = found
+            if row.role == "admin" and sum(one.role == "admin" for one in valid) == 1:
+                raise Conflict("cannot revoke the last admin token: nobody could make another; make a new one first")
+            keys.revoke(connection, row.id, now)
+            return row
+
+        row = await self._store.transaction(work)
+        await self.step()
+        return row
+
+    async def every(self) -> list[TokenRow]:
+        """Those that count."""
+        rows = await self._store.transaction(keys.every)
+        return [row for row in rows if not row.revoked_at]
+
+    async def step(self) -> None:
+        """Read every token anew."""
+
+        def work(connection: Connection) -> tuple[dict[str, Caller], str]:
+            callers = {
+                row.hash: Caller(row.role, row.name, token_id=row.id, only_node=row.node)  # type: ignore[arg-type]
+                for row in keys.every(connection)
+                if not row.revoked_at
+            }
+            for node in nodes.tokens(connection):
+                if node.previous:
+                    callers[node.previous] = Caller("node", node.name, node.node_id)
+                callers[node.hash] = Caller("node", node.name, node.node_id, has_previous=bool(node.previous))
+            return callers, keys.changes(connection)
+
+        began_at = asyncio.get_running_loop().time()
+        self._callers, self._changes = await self._store.transaction(work)
+        self._looked_at = began_at  # not before: a look that failed has seen nothing
+
+    async def watch_step(self) -> None:
+        """Read every token anew where one was made or revoked, on any frontend."""
+        if await self._store.transaction(keys.changes) != self._changes:
+            await self.step()

@@ -1,0 +1,1 @@
+"""What is special about LocalAI's Go workers, and nowhere else."""

@@ -1,0 +1,182 @@
+"""Asks LocalAI's workers what they have, and makes reports of their answers: those workers send none.
+
+A report is made of the answers to both questions, what is installed and what runs, and was taken when they were asked.
+Nothing is removed because an answer is missing. The idle process that an install leaves on such a worker is no model:
+it is left out of the report, and stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+
+from msgspec import Struct
+
+from enginehouse.core import wire
+from enginehouse.core.action import InstallBackend
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.errors import EnginehouseError, Malformed
+from enginehouse.core.replica import RunningReplica, process_key
+from enginehouse.core.report import Report
+from enginehouse.frontend.delivery.collector import Collector
+from enginehouse.ports import Bus, Message
+from enginehouse.store import db, nodes, operations
+from enginehouse.store.db import Connection, Store
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 2.0  # for answers before targets are chosen: somebody waits. A listing takes milliseconds
+
+
+class Question(Struct):
+    """What one node was asked, and what has come back."""
+
+    node_id: str
+    number: int
+    asked_at: float  # by the store's clock
+    ended: asyncio.Event  # answered, or known not to be heard
+    replicas: tuple[RunningReplica, ...] | None = None
+    backends: tuple[InstalledBackend, ...] | None = None
+    is_deaf: bool = False  # nobody listens there
+
+    @property
+    def is_answered(self) -> bool:
+        return self.backends is not None and self.replicas is not None
+
+
+class Listings:
+    def __init__(self, store: Store, collector: Collector, owner: str, is_backend: Callable[[str], bool]) -> None:
+        self._store = store
+        self._collector = collector
+        self._owner = owner
+        # Whether a gallery has a backend of that name: a pointer with the name of an alias is in no listing.
+        self._is_backend = is_backend
+        self._bus: Bus | None = None
+        self._number = 0
+        self._open: dict[tuple[str, int], Question] = {}
+        self._on_end: Callable[[], None] = lambda: None
+
+    def on_end(self, wake: Callable[[], None]) -> None:
+        """Whom to wake when a question has ended."""
+        self._on_end = wake
+
+    @property
+    def is_connected(self) -> bool:
+        return self._bus is not None and self._bus.is_connected
+
+    async def listen(self, bus: Bus) -> None:
+        self._bus = bus
+        await bus.subscribe(wire.all_polls(self._owner), self._take)
+
+    async def ask(self, node_ids: Iterable[str], asked_at: float) -> list[Question]:
+        """Ask all of them at once. Whoever asks drops the questions in the end."""
+        asked: list[Question] = []
+        for node_id in node_ids:
+            self._number += 1
+            question = Question(node_id, self._number, asked_at, asyncio.Event())
+            self._open[node_id, question.number] = question
+            asked.append(question)
+            for verb in (wire.LIST, wire.RUNNING):
+                reply = wire.poll_subject(node_id, self._owner, verb, question.number)
+                await self._publish(node_id, verb, b"{}", reply)
+        return asked
+
+    def drop(self, questions: Iterable[Question]) -> None:
+        for question in questions:
+            self._open.pop((question.node_id, question.number), None)
+
+    async def freshen(self, named: Collection[str] | None = None) -> frozenset[str]:
+        """Have the listings of all of LocalAI's workers, or of those named, as they are now; the nodes of which nobody
+        knows what they have, because they did not answer in time. Of one that is away the last listing counts.
+        """
+        present, now = await self._store.transaction(lambda connection: _present(connection, named))
+        if not present or not self.is_connected:
+            return frozenset(present)
+        questions = await self.ask(present, now)
+        try:
+            async with asyncio.timeout(FRESH_SECONDS):
+                for question in questions:
+                    await question.ended.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.drop(questions)
+        for question in questions:
+            if question.is_answered:
+                await self.keep(question)
+        return frozenset(one.node_id for one in questions if not one.is_answered)
+
+    async def keep(self, question: Question) -> None:
+        """Store what was answered, and stop what an install has left running."""
+        listed, running = question.backends or (), question.replicas or ()
+        names = {backend.name for backend in listed}
+        idle = [
+            one
+            for one in running
+            if one.replica_index == 0 and (one.model_id in names or self._is_backend(one.model_id))
+        ]
+        served = tuple(one for one in running if one not in idle)
+        await self._collector.report(question.node_id, Report(mark=question.asked_at, backends=listed, replicas=served))
+        if idle:
+            await self._stop(question.node_id, idle)
+
+    async def _stop(self, node_id: str, idle: Iterable[RunningReplica]) -> None:
+        """By their exact keys: every other name would stop more. Not while an install of it is under way, which would
+        fail for want of its process.
+        """
+        busy = await self._store.transaction(lambda connection: _being_installed(connection, node_id))
+        for one in idle:
+            if one.model_id not in busy:
+                stop = wire.BackendStopRequest(backend=process_key(one.model_id, one.replica_index))
+                await self._publish(node_id, wire.STOP, wire.encode(stop))
+                log.info("process.stopped node=%s process=%s#%d", node_id, one.model_id, one.replica_index)
+
+    async def _publish(self, node_id: str, verb: str, payload: bytes, reply: str = "") -> None:
+        assert self._bus is not None
+        try:
+            await self._bus.publish(wire.node_subject(node_id, verb), payload, reply)
+        except EnginehouseError as error:
+            log.warning("poll.not_sent node=%s error=%s", node_id, error)
+
+    def _take(self, message: Message) -> None:
+        try:
+            answer = wire.parse_poll_subject(message.subject)
+            question = self._open.get((answer.node_id, answer.number))
+            if question is None:
+                return  # an answer to an older question
+            if answer.verb == wire.token(wire.LIST):
+                if message.no_responders:
+                    question.is_deaf = True
+                else:
+                    listed = wire.decode(message.payload, wire.BackendListReply, "a listing")
+                    if not listed.error:
+                        question.backends = listed.backends or ()
+            elif message.no_responders:
+                question.replicas = ()  # older than that question; such a worker starts nothing for us anyway
+            else:
+                running = wire.decode(message.payload, wire.ModelsRunningReply, "a list of processes")
+                if not running.error:
+                    question.replicas = running.models or ()
+        except Malformed as error:
+            log.warning("poll.dropped subject=%s error=%s", message.subject, error)
+            return
+        if question.is_answered or question.is_deaf:
+            question.ended.set()
+            self._on_end()
+
+
+def _present(connection: Connection, named: Collection[str] | None) -> tuple[list[str], float]:
+    """The nodes without a key that are meant and can be asked, and the time."""
+    found = [one for one in nodes.without_key(connection) if one.health == "healthy"]
+    return [one.id for one in found if named is None or one.id in named or one.name in named], db.now(connection)
+
+
+def _being_installed(connection: Connection, node_id: str) -> set[str]:
+    actions = [one.action for one in operations.open_on(connection, node_id) if one.state == "running"]
+    return {
+        name
+        for action in actions
+        if isinstance(action, InstallBackend)
+        for name in (action.backend, action.resolved.directory)
+    }

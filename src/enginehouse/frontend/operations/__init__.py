@@ -1,0 +1,1 @@
+"""Requests become operations and intents; cancel, retry and upgrades."""

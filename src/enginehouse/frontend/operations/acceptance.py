@@ -1,0 +1,124 @@
+"""How a wish becomes rows: one operation and its intents in one transaction, once for one idempotency key.
+
+Nobody is answered before the commit, and nothing is kept in memory until then: whoever does not hear the answer asks
+again with the same key and gets the same operation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.action import Action
+from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.intent import Intent
+from enginehouse.core.operation import Asked, Excluded, Operation, OperationKind, unknown_operation
+from enginehouse.frontend.fleet.nodes import find_node
+from enginehouse.frontend.watching.board import Board
+from enginehouse.store import db, idempotency, operations
+from enginehouse.store.db import Connection, Store
+from enginehouse.store.wishes import Wanted, add_intents
+
+MAX_KEY = 255
+
+T = TypeVar("T")
+Actions = Sequence[tuple[str, Action]]  # the id of a node, and what it is to do
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """Who asks, and under which key ("" for none)."""
+
+    author: str
+    key: str = ""
+
+
+class Acceptance:
+    def __init__(self, store: Store, board: Board, wake: Callable[[], None]) -> None:
+        self.store = store
+        self.board = board
+        self.wake = wake
+
+    async def accept(self, work: Callable[[Connection], str], request: Request, body: object) -> str:
+        """Store what `work` makes of the request, once for one key; `body` is what a second request is compared by."""
+        operation_id = await self.store.transaction(once(work, request, body))
+        self.wake()
+        await self.board.operations_changed([operation_id])
+        return operation_id
+
+
+def once(work: Callable[[Connection], str | T], request: Request, body: object) -> Callable[[Connection], str | T]:
+    """`work`, unless the key has been used: then the operation that came of it. What is no operation is not kept."""
+    if not request.key:
+        return work
+    if len(request.key) > MAX_KEY or not request.key.isprintable():
+        raise Invalid(
+            f"cannot use this Idempotency-Key: it must be at most {MAX_KEY} printable characters",
+            code="invalid_name",
+            param="Idempotency-Key",
+        )
+    body_hash = hashlib.sha256(msgspec.json.encode(body)).hexdigest()
+
+    def known_or_new(connection: Connection) -> str | T:
+        now = db.now(connection)
+        known = idempotency.known(connection, request.author, request.key, body_hash, now)
+        if known is not None:
+            return known
+        made = work(connection)
+        if isinstance(made, str):
+            idempotency.remember(connection, request.author, request.key, body_hash, made, now)
+        return made
+
+    return known_or_new
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """What an operation's row keeps beside who asked for what."""
+
+    targets: tuple[str, ...]
+    excluded: tuple[Excluded, ...] = ()
+    asked: Asked = Asked()
+    retry_of: str = ""
+
+
+def new_operation(connection: Connection, kind: OperationKind, name: str, author: str, kept: Kept) -> Operation:
+    return Operation(
+        id=str(uuid.uuid4()),
+        kind=kind,
+        name=name,
+        author=author,
+        created_at=db.now(connection),
+        targets=kept.targets,
+        excluded=kept.excluded,
+        asked=kept.asked,
+        retry_of=kept.retry_of,
+    )
+
+
+def insert_operation(connection: Connection, operation: Operation, actions: Actions, width: int = 0) -> str:
+    """The rows of an operation and of its intents; with a `width`, so many of them run at once."""
+    operations.insert(connection, operation)
+    wanted = [Wanted(node_id, action, str(uuid.uuid4())) for node_id, action in actions]
+    add_intents(connection, operation.id, wanted, operation.created_at, width)
+    if not actions:
+        operations.end_of(connection, operation.id)
+    return operation.id
+
+
+def with_intents(connection: Connection, operation_id: str, node: str | None) -> tuple[Operation, list[Intent]]:
+    """An operation and its intents, on one node or all."""
+    operation = operations.get(connection, operation_id)
+    if operation is None:
+        raise unknown_operation(operation_id)
+    intents = operations.intents_of(connection, [operation_id])[operation_id]
+    if node is None:
+        return operation, intents
+    only = find_node(connection, node).id
+    found = [intent for intent in intents if intent.node_id == only]
+    if not found:
+        raise NotFound(f"cannot find {node} in operation {operation_id}: it was not sent there", param="node")
+    return operation, found

@@ -1,0 +1,249 @@
+"""The other end of operations: cancelling, trying again, dismissing, and ending what can never run.
+
+An ended intent stays as it is: a retry is a new operation with the same actions. Nothing is deleted here but what
+ended long ago.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+
+from enginehouse.core.action import Foreign, InstallBackend, RemoveBackend
+from enginehouse.core.errors import Conflict, Invalid
+from enginehouse.core.intent import NODE_REMOVED, Change, Intent
+from enginehouse.core.operation import STILL, Operation, width_of
+from enginehouse.frontend.fleet.nodes import find_node
+from enginehouse.frontend.operations.acceptance import (
+    Acceptance,
+    Kept,
+    Request,
+    insert_operation,
+    new_operation,
+    with_intents,
+)
+from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.versions import Versions, without_pin
+from enginehouse.store import (
+    bus_credentials,
+    db,
+    history,
+    idempotency,
+    intents,
+    keys,
+    leases,
+    lingering,
+    nodes,
+    operations,
+    replicas,
+)
+from enginehouse.store.db import Connection
+
+log = logging.getLogger(__name__)
+
+PRUNE_SECONDS = 600.0  # how often the past is cut; nobody waits for it
+KEPT_SECONDS = 7 * 24 * 3600.0
+KEPT_OPERATIONS = 1000
+_PRUNED_AT_ONCE = 500  # so that no transaction is long
+_RETRIED = ("failed", "cancelled")
+
+Recall = Callable[[Iterable[Intent]], Awaitable[None]]
+
+
+class Endings:
+    """`recall` tells workers to stop what has been cancelled: the dispatcher's."""
+
+    def __init__(
+        self,
+        acceptance: Acceptance,
+        recall: Recall,
+        targets: Targets,
+        versions: Versions,
+        *,
+        owner: str,
+        lease_seconds: float,
+    ) -> None:
+        self._acceptance = acceptance
+        self._targets = targets
+        self._versions = versions
+        self._store = acceptance.store
+        self._board = acceptance.board
+        self._wake = acceptance.wake
+        self._recall = recall
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+
+    async def cancel(self, operation_id: str, node: str | None, author: str) -> None:
+        """End what is open of an operation, on one node or everywhere; the workers are told."""
+
+        def work(connection: Connection) -> list[Intent]:
+            operation, intents = with_intents(connection, operation_id, node)
+            open_ones = _locked(connection, intents)
+            if not open_ones and not operation.is_steered:
+                what = f"operation {operation_id}" + (f" on {node}" if node else "")
+                raise Conflict(f"cannot cancel {what}: it has ended already", code="already_terminal")
+            change = Change(kind="cancel", now=db.now(connection), reason="cancelled", message=f"cancelled by {author}")
+            ended = [operations.cancel_share(connection, operation_id, intent, change) for intent in open_ones]
+            _say_who_goes_on(connection, open_ones, [one for one in ended if one is not None])
+            if operation.is_steered and node is None:
+                operations.end_steering(connection, operation_id, "cancelled", f"cancelled by {author}")
+            running = {intent.id for intent in open_ones if intent.state == "running"}
+            return [intent for intent in ended if intent is not None and intent.id in running]
+
+        stopped = await self._store.transaction(work)
+        await self._recall(stopped)
+        self._wake()
+        await self._board.operations_changed([operation_id])
+        log.info("operation.cancelled operation=%s node=%s by=%s", operation_id, node or "-", author)
+
+    async def retry(self, operation_id: str, node: str | None, request: Request) -> str:
+        """Do again what failed or was cancelled of an operation: a new operation with the same actions, which begins
+        with its first attempt. What a tag means is asked anew: the version of the first try may be gone."""
+        first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
+        builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
+        await self._versions.look([without_pin(build) for build in builds])
+
+        def work(connection: Connection) -> str:
+            before, again = _retried(connection, operation_id, node)
+            kept = Kept(targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id)
+            operation = new_operation(connection, before.kind, before.name, request.author, kept)
+            if not _left_behind(connection, before.id, {intent.id for intent in again}):
+                operations.dismiss(connection, before.id, db.now(connection))
+            fleet = sum(one.is_target for one in nodes.every(connection))
+            width = width_of(before.kind, before.asked.max_parallel, fleet)
+            actions = self._targets.again(connection, [(intent.node_id, intent.action) for intent in again])
+            return insert_operation(connection, operation, actions, width)
+
+        accepted = await self._acceptance.accept(work, request, ["retry", operation_id, node])
+        await self._board.operations_changed([operation_id])
+        return accepted
+
+    async def dismiss(self, operation_id: str) -> None:
+        """Somebody has seen that it failed; it stays in the history."""
+
+        def work(connection: Connection) -> None:
+            operation, intents = with_intents(connection, operation_id, None)
+            if operation.is_steered or any(intent.is_open for intent in intents):
+                raise Conflict(
+                    f"cannot dismiss operation {operation_id}: it has not ended; cancel it first", code="conflict"
+                )
+            operations.dismiss(connection, operation_id, db.now(connection))
+
+        await self._store.transaction(work)
+        await self._board.operations_changed([operation_id])
+
+    async def prune_step(self) -> None:
+        """Forget what ended more than a week ago, all but the last thousand operations."""
+
+        def work(connection: Connection) -> int:
+            now = db.now(connection)
+            history.note_every_end(connection)
+            idempotency.prune(connection, now)
+            return history.prune(connection, now - KEPT_SECONDS, KEPT_OPERATIONS, _PRUNED_AT_ONCE)
+
+        while await self._store.transaction(work) == _PRUNED_AT_ONCE:
+            pass
+
+    # Nodes that are gone ---------------------------------------------------------------------------
+
+    async def remove_node(self, name_or_id: str, author: str) -> None:
+        """Forget a node; what was asked of it ends as cancelled. A worker that is still there joins as a new one."""
+
+        def work(connection: Connection) -> tuple[str, list[Intent]]:
+            node = find_node(connection, name_or_id)
+            why = f"the node {node.name} was removed by {author}"
+            ended = cancel_all(connection, operations.open_on(connection, node.id), NODE_REMOVED, why)
+            replicas.remove_all_on(connection, node.id)
+            lingering.remove(connection, lingering.on_node(connection, node.id))
+            bus_credentials.revoke_of(connection, node.id)
+            nodes.remove(connection, node.id)
+            keys.note_change(connection)  # its token counts for nothing from now on
+            return node.id, ended
+
+        node_id, ended = await self._store.transaction(work)
+        log.info("node.removed node=%s by=%s cancelled=%d", node_id, author, len(ended))
+        self._wake()
+        self._board.node_removed(node_id)
+        await self._board.intents_changed(ended)
+
+    async def hopeless_step(self) -> None:
+        """End what can never run: its node is gone or takes no backends, or it names nothing. One frontend at a
+        time does.
+        """
+
+        def work(connection: Connection) -> list[Intent]:
+            now = db.now(connection)
+            if not leases.acquire(connection, "hopeless", self._owner, now, now + self._lease_seconds):
+                return []
+            types = nodes.types(connection)
+            ended: list[Intent] = []
+            for intent in intents.open_on_others(connection, [one for one, kind in types.items() if kind == "backend"]):
+                gone = intent.node_id not in types
+                why = "its node is gone" if gone else "its node takes no backends"
+                ended += cancel_all(connection, [intent], NODE_REMOVED if gone else "unsupported", why)
+            nameless = [one for one in intents.nameless(connection) if _names_nothing(one)]
+            return ended + cancel_all(connection, nameless, "invalid_name", "it names no backend")
+
+        ended = await self._store.transaction(work)
+        for intent in ended:
+            log.warning("intent.hopeless intent=%s reason=%s", intent.id, intent.reason)
+        await self._board.intents_changed(ended)
+
+
+def _retried(connection: Connection, operation_id: str, node: str | None) -> tuple[Operation, list[Intent]]:
+    """What a retry does again of an operation, on one node or all."""
+    before, found = with_intents(connection, operation_id, node)
+    if before.kind == "load":
+        raise Invalid(
+            f"cannot retry the load of {before.name}: load it again, which chooses a node anew", code="unsupported"
+        )
+    newest = {(intent.node_id, intent.subject): intent for intent in found}
+    again = [
+        intent for intent in newest.values() if intent.state in _RETRIED and not isinstance(intent.action, Foreign)
+    ]
+    if not again:
+        raise Conflict(f"cannot retry operation {operation_id}: nothing of it failed or was cancelled", code="conflict")
+    present = nodes.named(connection, {intent.node_id for intent in again})[0]
+    again = [intent for intent in again if intent.node_id in present]
+    if not again:
+        raise Conflict(f"cannot retry operation {operation_id}: its nodes are gone", code="conflict")
+    return before, again
+
+
+def _locked(connection: Connection, intents: Iterable[Intent]) -> list[Intent]:
+    """Which of these are open, as they are now: one that is being claimed or settled at this moment is waited for."""
+    open_ones = [intent.id for intent in intents if intent.is_open]
+    return [intent for intent in operations.lock_intents(connection, open_ones).values() if intent.is_open]
+
+
+def _say_who_goes_on(connection: Connection, before: Iterable[Intent], cancelled: Iterable[Intent]) -> None:
+    """LocalAI's workers cannot be stopped; their rows say so until they have ended."""
+    after = {one.id: one for one in cancelled}
+    goes_on = lingering.add(connection, [one for one in before if one.id in after])
+    for intent_id in goes_on | lingering.among(connection, after):
+        one = after[intent_id]
+        operations.remark(connection, one, f"{one.message}; {STILL}", one.updated_at)
+
+
+def _left_behind(connection: Connection, operation_id: str, again: Collection[str]) -> bool:
+    """Whether something failed of an operation that is not done again: then it is still to be seen."""
+    every = operations.intents_of(connection, [operation_id])[operation_id]
+    newest = {(intent.node_id, intent.subject): intent for intent in every}
+    return any(intent.state == "failed" and intent.id not in again for intent in newest.values())
+
+
+def cancel_all(connection: Connection, intents: Iterable[Intent], reason: str, message: str) -> list[Intent]:
+    change = Change(kind="cancel", now=db.now(connection), reason=reason, message=message)
+    ended = [operations.apply(connection, intent, change) for intent in _locked(connection, intents)]
+    operations.note_ended(connection, [intent.id for intent in ended])
+    return ended
+
+
+def _names_nothing(intent: Intent) -> bool:
+    match intent.action:
+        case InstallBackend():
+            return not intent.action.resolved.directory
+        case RemoveBackend():
+            return not intent.action.directory
+        case _:
+            return False

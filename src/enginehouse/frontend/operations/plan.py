@@ -1,0 +1,108 @@
+"""What a wish would do, node by node, without doing it.
+
+The same choice as that of the wish itself, with what is known of sizes and of the disks. Nothing is written; LocalAI's
+workers, which report nothing, are asked what they have.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType
+
+from enginehouse.core import backend as backends
+from enginehouse.core.action import Action, InstallBackend
+from enginehouse.core.node import Node
+from enginehouse.core.operation import Excluded, width_of
+from enginehouse.frontend.fresh import Freshen, as_known
+from enginehouse.frontend.operations.checks import check_wish
+from enginehouse.frontend.operations.targets import BackendWish, Targets
+from enginehouse.frontend.operations.versions import Versions
+from enginehouse.store.db import Store
+
+UNKNOWN_NOTE = "its worker records no digest, so nobody knows which version it has; an upgrade fetches it again"
+
+
+class PlanRow(Struct, kw_only=True):
+    node_id: str
+    node_name: str
+    node_status: str
+    does: str  # install, upgrade, reinstall, delete, nothing
+    backend: str | UnsetType = UNSET  # the build that was chosen for this machine
+    version: str | UnsetType = UNSET
+    digest: str | UnsetType = UNSET
+    uri: str | UnsetType = UNSET
+    source: str | UnsetType = UNSET
+    capability: str
+    platform: str
+    installed_version: str | UnsetType = UNSET
+    installed_digest: str | UnsetType = UNSET
+    download_bytes: int | UnsetType = UNSET  # at most: a worker reuses what it has
+    free_disk_bytes: int | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+
+
+class Plan(Struct, kw_only=True):
+    kind: str
+    name: str
+    nodes: list[PlanRow]
+    excluded: list[Excluded]
+    max_parallel: int  # 0 is all at once
+    download_bytes: int
+
+
+class Planner:
+    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = as_known) -> None:
+        self._store = store
+        self._targets = targets
+        self._versions = versions
+        self._freshen = freshen
+
+    async def plan(self, wish: BackendWish) -> Plan:
+        check_wish(wish)
+        unknown = await self._freshen(wish.nodes)
+        if wish.kind != "delete":
+            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
+            await self._versions.look(builds, insist=wish.insists)
+        chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, wish, unknown))
+        rows = [self._row(wish, node, action) for node, action in chosen.actions]
+        rows.sort(key=lambda row: row.node_name)
+        return Plan(
+            kind=wish.kind,
+            name=wish.name,
+            nodes=rows,
+            excluded=chosen.excluded,
+            max_parallel=width_of(wish.kind, wish.max_parallel, chosen.fleet),
+            download_bytes=sum(row.download_bytes for row in rows if row.download_bytes),
+        )
+
+    def _row(self, wish: BackendWish, node: Node, action: Action) -> PlanRow:
+        row = PlanRow(
+            node_id=node.id,
+            node_name=node.name,
+            node_status=node.status,
+            does="delete",
+            capability=node.capability,
+            platform=node.platform,
+            free_disk_bytes=node.capacity.available_disk if node.capacity.total_disk else UNSET,
+        )
+        if not isinstance(action, InstallBackend):
+            return row
+        build = action.resolved
+        installed = backends.find(node.report.backends, build.directory)
+        row.backend, row.uri, row.source = build.directory, build.uri, build.source or UNSET
+        row.version, row.digest = build.version or UNSET, build.digest or UNSET
+        row.does = "install" if installed is None else "upgrade"
+        if installed is not None:
+            row.installed_version = installed.version or UNSET
+            row.installed_digest = installed.digest or UNSET
+            # A digest that is not recorded is equal to nothing, not even to another that is not known.
+            is_same = bool(installed.digest) and installed.digest in (build.digest, build.index_digest)
+            if action.keep or is_same:
+                row.does = "reinstall" if wish.force else "nothing"
+            elif not installed.digest:
+                row.note = UNKNOWN_NOTE
+        known = self._versions.known(build) if row.does != "nothing" else None
+        if known is not None and known.size_bytes:
+            row.download_bytes = known.size_bytes
+        if known is not None and known.failure:
+            row.note = f"the version could not be asked for: {known.failure}"
+        return row

@@ -1,0 +1,137 @@
+"""Wishes become rows here: one Operation and one Intent per target node, in one transaction, before anybody is
+answered.
+
+Targets are fixed at this moment and shown (`targets`). Under an idempotency key the same request is the same operation,
+on every frontend. This is the only place that creates, cancels, retries and supersedes operations and intents (the
+loader adds its steps through `store` too).
+"""
+
+from __future__ import annotations
+
+from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
+from enginehouse.core.errors import NotFound
+from enginehouse.core.intent import Intent
+from enginehouse.core.name import check_model_name
+from enginehouse.core.node import Node
+from enginehouse.core.operation import width_of
+from enginehouse.frontend.fleet.nodes import find_node
+from enginehouse.frontend.fresh import Freshen, as_known
+from enginehouse.frontend.operations.acceptance import (
+    Acceptance,
+    Actions,
+    Kept,
+    Request,
+    insert_operation,
+    new_operation,
+)
+from enginehouse.frontend.operations.cancel import cancel_all
+from enginehouse.frontend.operations.checks import check_wish
+from enginehouse.frontend.operations.targets import BackendWish, Targets
+from enginehouse.frontend.operations.versions import Versions
+from enginehouse.store import db, models, nodes, operations, replicas
+from enginehouse.store.db import Connection
+
+DRAIN_SECONDS = 30.0  # for answers under way on a node that is drained (LocalAI waits as long)
+
+__all__ = ["BackendWish", "Operations", "Request"]
+
+
+class Operations:
+    def __init__(
+        self, acceptance: Acceptance, targets: Targets, versions: Versions, freshen: Freshen = as_known
+    ) -> None:
+        self._acceptance = acceptance
+        self._store = acceptance.store
+        self._board = acceptance.board
+        self._targets = targets
+        self._versions = versions
+        self._freshen = freshen
+
+    async def request(self, wish: BackendWish, key: str = "") -> str:
+        """Accept a wish and return the operation's id; on return it is stored, whatever happens to this process."""
+        check_wish(wish)
+        # Outside of any transaction: workers and registries may take their time.
+        unknown = await self._freshen(wish.nodes)
+        if wish.kind != "delete":
+            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
+            await self._versions.look(builds, insist=wish.insists)
+
+        def work(connection: Connection) -> str:
+            chosen = self._targets.choose(connection, wish, unknown)
+            targets = tuple(node.id for node, _ in chosen.actions)
+            kept = Kept(targets=targets, excluded=tuple(chosen.excluded), asked=wish.asked)
+            operation = new_operation(connection, wish.kind, wish.name, wish.author, kept)
+            actions = [(node.id, action) for node, action in chosen.actions]
+            return insert_operation(
+                connection, operation, actions, width_of(wish.kind, wish.max_parallel, chosen.fleet)
+            )
+
+        return await self._acceptance.accept(work, Request(author=wish.author, key=key), wish)
+
+    async def request_unload(self, model: str, node: str | None, request: Request) -> str:
+        """Stop the replicas of a model, on one node or everywhere."""
+
+        def work(connection: Connection) -> str:
+            only = find_node(connection, node).id if node else None
+            found = [one for one in replicas.of_model(connection, model) if only in (None, one.node_id)]
+            if not found:
+                where = f" on {node}" if node else ""
+                raise NotFound(f"cannot unload {model}: no replica of it runs{where}", code="not_found", param="model")
+            stops: Actions = [(one.node_id, StopReplica(model=model, slot=one.slot)) for one in found]
+            targets = tuple(dict.fromkeys(node_id for node_id, _ in stops))
+            operation = new_operation(connection, "unload", model, request.author, Kept(targets=targets))
+            return insert_operation(connection, operation, stops)
+
+        return await self._acceptance.accept(work, request, ["unload", model, node])
+
+    async def request_model_delete(self, model: str, request: Request) -> str:
+        """Serve the model no longer, and have no file of it on any node, loaded there or not."""
+        check_model_name(model)
+
+        def work(connection: Connection) -> str:
+            models.get(connection, model, lock=True)  # no load may add a step while this looks for them
+            every = [node for node in nodes.every(connection) if node.is_target]
+            holders = [node for node in every if _has(connection, node, model)]
+            is_row = models.remove(connection, model)
+            if not holders and not is_row:
+                raise NotFound(f"cannot delete {model}: it is not served, and no node has files of it", param="model")
+            removals: Actions = [(node.id, RemoveModel(model=model)) for node in holders]
+            targets = tuple(node.id for node in holders)
+            operation = new_operation(connection, "delete_model", model, request.author, Kept(targets=targets))
+            for node in holders:
+                # What has not been sent never is; what comes late is refused by the worker, which knows of the removal.
+                starts = [one for one in operations.open_on(connection, node.id) if _starts(one, model)]
+                cancel_all(connection, starts, "model_deleted", f"{model} was deleted by {request.author}")
+            return insert_operation(connection, operation, removals)
+
+        return await self._acceptance.accept(work, request, ["delete_model", model])
+
+    async def request_drain(self, name_or_id: str, request: Request) -> str:
+        """Give a node no more work, and stop what serves there; the fact stays until it is resumed."""
+
+        def work(connection: Connection) -> str:
+            node = find_node(connection, name_or_id)
+            nodes.set_drained(connection, node.id, True, db.now(connection))
+            stops: Actions = [
+                (node.id, StopReplica(model=replica.model, slot=replica.slot, drain_seconds=DRAIN_SECONDS))
+                for replica, _ in replicas.on_node(connection, node.id)
+            ]
+            operation = new_operation(connection, "drain", node.name, request.author, Kept(targets=(node.id,)))
+            return insert_operation(connection, operation, stops)
+
+        accepted = await self._acceptance.accept(work, request, ["drain", name_or_id])
+        await self._freshen((name_or_id,))  # which stops what an install has left running on one of LocalAI's
+        return accepted
+
+
+def _starts(intent: Intent, model: str) -> bool:
+    return isinstance(intent.action, StartReplica) and intent.action.model.name == model
+
+
+def _has(connection: Connection, node: Node, model: str) -> bool:
+    """Whether a node has, or is about to have, files or a process of a model."""
+    held = any(one.name == model for one in node.report.models)
+    runs = any(one.model_id == model for one in node.report.replicas)
+    subjects = {one.subject for one in operations.open_on(connection, node.id)}
+    about = {f"model:{model}", *(one for one in subjects if one.rpartition("#")[0] == f"replica:{model}")}
+    return held or runs or bool(about & subjects)

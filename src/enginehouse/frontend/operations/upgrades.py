@@ -1,0 +1,184 @@
+"""What could be upgraded: per node and per build, what is installed against what its gallery has now.
+
+Computed from the last reports and the last answers of registries, so it is empty as soon as every node has reported
+the new version. Drift, nodes that have another version than most, is named; it is no reason to call anything
+upgradable. Where a worker records no digest (LocalAI's, for some images) nobody knows which version it has: such a node
+is listed as unknown, as upgradable and as drift, until it is known to have the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import UNSET, Struct, UnsetType
+
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.node import Node
+from enginehouse.frontend.fresh import Freshen, as_known
+from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.versions import Versions
+from enginehouse.store import nodes
+from enginehouse.store.db import Store
+
+FIRST_SECONDS = 10.0  # after a start: LocalAI's number
+CHECK_SECONDS = 6 * 3600.0  # a registry is asked for every build there is, so not often
+
+
+class Drift(Struct, frozen=True, kw_only=True):
+    node_id: str
+    node_name: str
+    version: str | UnsetType = UNSET
+    digest: str | UnsetType = UNSET
+    unknown: bool | UnsetType = UNSET  # whether it differs: no digest is recorded there
+
+
+class NodeUpgrade(Struct, frozen=True, kw_only=True):
+    node_id: str
+    node_name: str
+    installed_version: str
+    installed_digest: str
+    available_version: str
+    available_digest: str
+    unknown: bool | UnsetType = UNSET  # whether it is another version: no digest is recorded there
+
+
+class Upgrade(Struct, frozen=True, kw_only=True):
+    """LocalAI's keys, then the nodes."""
+
+    backend_name: str
+    installed_version: str
+    available_version: str
+    installed_digest: str | UnsetType = UNSET
+    available_digest: str | UnsetType = UNSET
+    node_drift: list[Drift] | UnsetType = UNSET
+    # Ours.
+    nodes: list[NodeUpgrade]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether some node is known to have another version."""
+        return any(node.unknown is not True for node in self.nodes)
+
+
+class _Installed(Struct, frozen=True):
+    node: Node
+    backend: InstalledBackend
+    build: Resolved | None
+
+
+class Upgrades:
+    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = as_known) -> None:
+        self._store = store
+        self._targets = targets
+        self._versions = versions
+        self._freshen = freshen
+
+    async def step(self) -> None:
+        """Ask registries what they have now."""
+        await self.check()
+
+    async def check(self) -> dict[str, Upgrade]:
+        """Ask now, and what follows from the answers."""
+        await self._freshen(None)
+        installed = await self._installed()
+        await self._versions.look([one.build for one in installed if one.build is not None])
+        return self._upgrades(installed)
+
+    async def known(self) -> dict[str, Upgrade]:
+        """What follows from the answers there are."""
+        return self._upgrades(await self._installed())
+
+    async def _installed(self) -> list[_Installed]:
+        every = await self._store.transaction(nodes.every)
+        return [
+            _Installed(node, backend, self._build(node, backend))
+            for node in every
+            if node.is_target
+            for backend in node.report.backends
+            if not backend.is_meta and not backend.is_system and not backend.is_broken
+        ]
+
+    def _build(self, node: Node, backend: InstalledBackend) -> Resolved | None:
+        try:
+            return self._targets.build_of(backend.name, backend, node)[0]
+        except EnginehouseError:
+            return None  # in no gallery any more, or in none yet: then there is nothing to upgrade to
+
+    def _upgrades(self, installed: Sequence[_Installed]) -> dict[str, Upgrade]:
+        found: dict[str, Upgrade] = {}
+        for one in installed:
+            available = self._available(one)
+            if available is None:
+                continue
+            backend = one.backend
+            row = NodeUpgrade(
+                node_id=one.node.id,
+                node_name=one.node.name,
+                installed_version=backend.version,
+                installed_digest=backend.digest,
+                available_version=available.version,
+                available_digest=available.digest,
+                unknown=_is_unknown(backend, available) or UNSET,
+            )
+            known = found.get(backend.name)
+            if known is not None:
+                known.nodes.append(row)
+                continue
+            others = drift_of([(two.node, two.backend) for two in installed if two.backend.name == backend.name])
+            found[backend.name] = Upgrade(
+                backend_name=backend.name,
+                installed_version=backend.version,
+                available_version=available.version,
+                installed_digest=backend.digest or UNSET,
+                available_digest=available.digest or UNSET,
+                node_drift=others or UNSET,
+                nodes=[row],
+            )
+        return dict(sorted(found.items()))
+
+    def _available(self, one: _Installed) -> Resolved | None:
+        """The newer version of what is installed; None where it is the same or not known."""
+        if one.build is None:
+            return None
+        build = self._versions.pinned(one.build)
+        if build.digest and one.backend.digest:
+            return None if one.backend.digest in (build.digest, build.index_digest) else build
+        if build.digest:
+            return build  # which version is there nobody knows
+        # Nobody said what the gallery has: only two names of versions that differ say that something is newer.
+        return build if _is_other_name(build.version, one.backend.version) else None
+
+
+def _is_other_name(first: str, second: str) -> bool:
+    return bool(first and second) and first != second
+
+
+def _is_unknown(backend: InstalledBackend, available: Resolved) -> bool:
+    return not backend.digest and not _is_other_name(backend.version, available.version)
+
+
+def drift_of(holders: Sequence[tuple[Node, InstalledBackend]]) -> list[Drift]:
+    """The nodes whose version is not that of most, or is not known; of two equally common ones the one that sorts first
+    stands. A pointer has no version of its own.
+    """
+    counts = Counter((backend.version, backend.digest) for _, backend in holders)
+    if len(holders) < 2:
+        return []
+    known = {version: count for version, count in counts.items() if version[1]} or counts
+    usual = min(known, key=lambda version: (-known[version], version))
+    drift: list[Drift] = []
+    for node, backend in sorted(holders, key=lambda pair: pair[0].name):
+        # Nothing to compare: no digest here, and no name of a version that would tell it from the usual one.
+        is_unknown = not (backend.digest or backend.is_meta or _is_other_name(backend.version, usual[0]))
+        if is_unknown or (backend.version, backend.digest) != usual:
+            row = Drift(
+                node_id=node.id,
+                node_name=node.name,
+                version=backend.version or UNSET,
+                digest=backend.digest or UNSET,
+                unknown=is_unknown or UNSET,
+            )
+            drift.append(row)
+    return drift

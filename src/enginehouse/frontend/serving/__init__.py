@@ -1,0 +1,1 @@
+"""Models, loads, routes and replicas."""

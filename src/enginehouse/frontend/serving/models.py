@@ -1,0 +1,101 @@
+"""Models as people see them: what is served, what a gallery offers, and where each runs.
+
+Reads only. Watchers are told by comparing with what they were told last, so a change is noticed whoever made it: a
+load, a worker that lost a process, a node that went away, another frontend.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.model import Model
+from enginehouse.core.replica import Replica
+from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.watching.events import Events
+from enginehouse.store import models, nodes, operations, replicas
+from enginehouse.store.db import Connection, Store
+
+
+class ReplicaView(Struct, frozen=True):
+    node_id: str
+    node_name: str
+    slot: int
+
+
+class ModelView(Struct, frozen=True, kw_only=True):
+    name: str
+    backend: str
+    description: str
+    license: str
+    size_bytes: int
+    state: str  # available (in a gallery), added (served, not running), loading, loaded
+    options: dict[str, object]
+    replicas: list[ReplicaView]
+    created_at: float
+
+
+def reachable(connection: Connection, model: str | None = None) -> list[Replica]:
+    """Replicas, of one model or all, on nodes that are neither offline nor drained."""
+    serving = nodes.serving(connection)
+    found = replicas.every(connection) if model is None else replicas.of_model(connection, model)
+    return [one for one in found if one.node_id in serving]
+
+
+class Models:
+    def __init__(self, store: Store, galleries: Galleries, events: Events) -> None:
+        self._store = store
+        self._galleries = galleries
+        self._events = events
+        self._told: dict[str, ModelView] | None = None
+
+    async def every(self) -> list[ModelView]:
+        """Every model that is served or could be, by name."""
+        return await self._store.transaction(self._read)
+
+    def _read(self, connection: Connection) -> list[ModelView]:
+        names = {node_id: name for node_id, (name, _) in nodes.health_of_every(connection).items()}
+        running: dict[str, list[ReplicaView]] = {}
+        for replica in reachable(connection):
+            view = ReplicaView(replica.node_id, names.get(replica.node_id, replica.node_id), replica.slot)
+            running.setdefault(replica.model, []).append(view)
+        loading = {operation.name for operation in operations.steered(connection)}
+        rows = {model.name: (model, at) for model, at in models.every(connection)}
+        offered = [(model, 0.0) for model in self._galleries.models() if model.name not in rows]
+        views = []
+        for model, created_at in sorted([*rows.values(), *offered], key=lambda pair: pair[0].name):
+            state = "added" if model.name in rows else "available"
+            if model.name in loading:
+                state = "loading"
+            if model.name in running:
+                state = "loaded"
+            views.append(_view(model, state, running.get(model.name, []), created_at))
+        return views
+
+    async def step(self) -> None:
+        """Tell watchers which models are not as they were told last."""
+        if not self._events.is_watched:
+            self._told = None  # whoever comes next looks for himself first
+            return
+        views = {view.name: view for view in await self.every()}
+        told, self._told = self._told, views
+        if told is None:
+            return
+        for name, view in views.items():
+            if told.get(name) != view:
+                self._events.publish("model", name, msgspec.json.encode(view))
+
+
+def _view(model: Model, state: str, running: list[ReplicaView], created_at: float) -> ModelView:
+    options = model.options
+    return ModelView(
+        name=model.name,
+        backend=model.backend,
+        description=model.description,
+        license=model.license,
+        size_bytes=model.size_bytes,
+        state=state,
+        options={field: getattr(options, field) for field in options.__struct_fields__ if getattr(options, field)},
+        replicas=running,
+        created_at=created_at,
+    )

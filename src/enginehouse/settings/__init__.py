@@ -1,0 +1,1 @@
+"""The settings of each program, and how their values are read."""

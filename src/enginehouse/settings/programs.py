@@ -1,0 +1,351 @@
+"""One frozen Struct of settings per program, from flags, environment and file; only run.py and cli read it.
+
+A value is taken from the first place that has one: the flag, the `ENGINEHOUSE_*` variable, the `LOCALAI_*`
+variable where LocalAI has the setting, the file `DATA/enginehouse.toml`, the default. Every value is checked
+wherever it came from, and a refusal names the setting and that place. Names follow from the field:
+`stale_seconds` is `--stale`, `ENGINEHOUSE_STALE` and `stale` in the file.
+A port of None means that nobody asked for one: only then may it move to the next free one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
+from enginehouse.core.gallery_source import LOCALAI, GallerySource, encode_sources
+from enginehouse.core.name import MAX_NAME
+from enginehouse.settings.file import read_file
+from enginehouse.settings.values import PARSERS, host_of_address, is_loopback_url, port_of_address
+
+FILE_NAME = "enginehouse.toml"
+
+
+ARCHIVE_LIMIT_BYTES = 20 * 1024**3  # unpacked: a bomb ends here; whoever has larger engines raises it
+BLOB_CAP_BYTES = 20 * 1024**3  # a few of the largest engines
+SYSTEM_BACKENDS = Path("/var/lib/local-ai/backends")  # where LocalAI's packages put theirs
+
+
+class Timings(Struct, frozen=True, kw_only=True):
+    """The clocks of a frontend; `up` has them too and hands them on."""
+
+    heartbeat_seconds: float = 10.0
+    stale_seconds: float = 30.0
+    lease_seconds: float = 30.0
+    reconcile_seconds: float = 5.0
+    stall_seconds: float = 120.0
+    backend_install_timeout_seconds: float = 900.0
+    backend_upgrade_timeout_seconds: float = 900.0
+    model_load_wait_seconds: float = 60.0  # 0 waits without an end, as in LocalAI
+    bus_credential_seconds: float = 3600.0  # how long what a worker gets for the bus is valid; renewed at 75 %
+
+
+class Installing(Struct, frozen=True, kw_only=True):
+    """What decides where backends come from and what is accepted: of workers, and of commands that install."""
+
+    allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
+    registry_credentials: Path | None = None  # a file; docker's own are read too
+    archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
+    blob_cap_bytes: int = BLOB_CAP_BYTES
+    backends_system_path: Path = SYSTEM_BACKENDS
+    engine_confinement: Literal["auto", "off"] = "auto"
+    engine_user: str = ""
+
+
+class UpSettings(Timings, frozen=True, kw_only=True):
+    data: Path
+    # The fields of `Installing`: a struct has only one base.
+    allowed_hosts: tuple[str, ...] = ()
+    node_networks: tuple[str, ...] = ()
+    registry_credentials: Path | None = None
+    archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
+    blob_cap_bytes: int = BLOB_CAP_BYTES
+    backends_system_path: Path = SYSTEM_BACKENDS
+    engine_confinement: Literal["auto", "off"] = "auto"
+    engine_user: str = ""
+    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
+    host: str = "127.0.0.1"
+    port: int | None = None
+    name: str
+    nats_port: int | None = None
+    advertise_nats: str = ""
+    base_port: int | None = None
+
+
+class FrontendSettings(Timings, frozen=True, kw_only=True):
+    data: Path
+    host: str = "127.0.0.1"
+    port: int | None = None
+    database_url: str = ""
+    nats_url: str = ""
+    # A request is told 503 within five seconds; slower disks and links than that are slower than people wait.
+    store_timeout_seconds: float = 4.0
+    # For the database and the bus: one that recovers after a power cut needs minutes; later somebody has to look.
+    start_wait_seconds: float = 300.0
+    # Without the store nobody learns that a node or a model is gone: routes are used no longer than that.
+    route_memory_seconds: float = 60.0
+    approve_keys: tuple[str, ...] = ()
+    node_networks: tuple[str, ...] = ()  # where an approved node may move without being approved again
+    advertise_nats: str = ""
+    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)  # the built-in one always comes first
+    allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
+    registry_credentials: Path | None = None  # for asking registries which version a tag is
+    # Of a house of several frontends: the same for all. Where there are none, the first frontend makes them.
+    admin_token: str = ""
+    join_token: str = ""
+
+
+class WorkerSettings(Installing, frozen=True, kw_only=True):
+    data: Path
+    url: str
+    token: str
+    name: str
+    nats_url: str = ""  # instead of the one that the frontend tells; may hold a user and a password
+    advertise_host: str = ""
+    base_port: int | None = None
+    labels: dict[str, str] = {}
+    grace_seconds: float = 10.0
+    max_replicas_per_model: int = 1
+
+
+class LocalSettings(Installing, frozen=True, kw_only=True):
+    """Of the commands that need no server: `gallery` and `local`."""
+
+    data: Path
+    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
+    backends_path: Path | None = None  # None is the worker's own in the data directory
+
+    @property
+    def backends(self) -> Path:
+        return self.backends_path or self.data / "backends"
+
+
+class ClientSettings(Struct, frozen=True, kw_only=True):
+    data: Path
+    url: str
+    token: str
+
+
+class RunningServer(Struct, frozen=True):
+    """`DATA/server.json`, written by `up` when it is ready."""
+
+    url: str
+    pid: int = 0
+
+
+Settings = UpSettings | FrontendSettings | WorkerSettings | LocalSettings | ClientSettings
+T = TypeVar("T", UpSettings, FrontendSettings, WorkerSettings, LocalSettings, ClientSettings)
+
+# LocalAI's variables. Its database is missing on purpose: ours must never be created inside it.
+_LOCALAI_TIMINGS = {
+    "heartbeat_seconds": ("LOCALAI_HEARTBEAT_INTERVAL",),
+    "backend_install_timeout_seconds": ("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
+    "backend_upgrade_timeout_seconds": ("LOCALAI_NATS_BACKEND_UPGRADE_TIMEOUT",),
+    "model_load_wait_seconds": ("LOCALAI_MODEL_LOAD_WAIT",),
+}
+_LOCALAI_GALLERIES = {"backend_galleries": ("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES")}
+_LOCALAI_SYSTEM = {"backends_system_path": ("LOCALAI_BACKENDS_SYSTEM_PATH",)}
+_LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
+    UpSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, **_LOCALAI_SYSTEM, "name": ("LOCALAI_NODE_NAME",)},
+    FrontendSettings: {
+        **_LOCALAI_TIMINGS,
+        **_LOCALAI_GALLERIES,
+        "nats_url": ("LOCALAI_NATS_URL",),
+        "join_token": ("LOCALAI_REGISTRATION_TOKEN",),
+    },
+    WorkerSettings: {
+        **_LOCALAI_SYSTEM,
+        "url": ("LOCALAI_REGISTER_TO",),
+        "token": ("LOCALAI_REGISTRATION_TOKEN",),
+        "name": ("LOCALAI_NODE_NAME",),
+        "nats_url": ("LOCALAI_NATS_URL",),
+        "labels": ("LOCALAI_NODE_LABELS",),
+        "max_replicas_per_model": ("LOCALAI_MAX_REPLICAS_PER_MODEL",),
+        "advertise_host": ("LOCALAI_ADVERTISE_ADDR",),
+        "base_port": ("LOCALAI_SERVE_ADDR", "LOCALAI_ADDR"),
+    },
+    LocalSettings: {**_LOCALAI_GALLERIES, **_LOCALAI_SYSTEM, "backends_path": ("LOCALAI_BACKENDS_PATH",)},
+    ClientSettings: {},
+}
+# LocalAI writes these two as host:port.
+_PART_OF_ADDRESS = {"advertise_host": host_of_address, "base_port": port_of_address}
+_PROGRAMS: dict[type[Settings], str] = {
+    UpSettings: "up",
+    FrontendSettings: "frontend",
+    WorkerSettings: "worker",
+    LocalSettings: "local",
+    ClientSettings: "client",
+}
+
+
+def setting_name(field: str) -> str:
+    """The name that people use: durations and sizes drop their unit, because the value carries it."""
+    return field.removesuffix("_seconds").removesuffix("_bytes")
+
+
+def flag_of(field: str) -> str:
+    # The one flag that is repeated instead of holding a list.
+    return "--allow-host" if field == "allowed_hosts" else f"--{setting_name(field).replace('_', '-')}"
+
+
+def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
+    """The settings as a command line that gives another program the same."""
+    words: list[str] = []
+    for field in fields:
+        value = getattr(settings, field)
+        if field == "allowed_hosts":
+            words += [word for host in value for word in (flag_of(field), host)]
+        elif field == "backend_galleries":
+            words += [flag_of(field), encode_sources(value)]
+        elif field == "node_networks":
+            words += [flag_of(field), ",".join(value)] if value else []
+        elif value not in (None, ""):
+            words += [flag_of(field), f"{value}s" if field.endswith("_seconds") else str(value)]
+    return words
+
+
+def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None) -> T:
+    """The settings of one program. `flags` holds what was given, by field name; None means not given.
+
+    `file` defaults to `DATA/enginehouse.toml`, which need not exist.
+    """
+    directory = _find_data_directory(flags, environ)
+    path = file or directory / FILE_NAME
+    known = {title: _names_of(each) for each, title in _PROGRAMS.items()}
+    in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
+    values: dict[str, Any] = {"data": directory}
+    for field in kind.__struct_fields__:
+        if field == "data":
+            continue
+        found = _first_given(kind, field, flags, environ, in_file)
+        if found is not None:
+            value, place = found
+            values[field] = _checked(field, value, place)
+    _fill_missing(kind, values, is_data_given=bool(flags.get("data") or environ.get("ENGINEHOUSE_DATA")))
+    settings = kind(**values)
+    if isinstance(settings, Timings) and settings.stale_seconds <= settings.heartbeat_seconds:
+        raise Invalid(
+            f"cannot use stale {settings.stale_seconds:g}s with heartbeat {settings.heartbeat_seconds:g}s: "
+            "every node would look unhealthy between two heartbeats; make stale the longer one",
+            code="invalid_setting",
+            param="stale",
+        )
+    if isinstance(settings, Timings) and settings.bus_credential_seconds < 4 * settings.heartbeat_seconds:
+        raise Invalid(
+            f"cannot use bus_credential {settings.bus_credential_seconds:g}s with heartbeat "
+            f"{settings.heartbeat_seconds:g}s: it is renewed with heartbeats, in its last quarter; make it at least "
+            "four times as long",
+            code="invalid_setting",
+            param="bus_credential",
+        )
+    return settings
+
+
+def default_data_directory(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME") or os.path.expanduser("~")
+    if sys.platform == "darwin":
+        return Path(home, "Library", "Application Support", "enginehouse")
+    shared = environ.get("XDG_DATA_HOME", "")
+    # The XDG rule: a relative path is invalid and is to be ignored.
+    place = Path(shared) if os.path.isabs(shared) else Path(home, ".local", "share")
+    return place / "enginehouse"
+
+
+def default_node_name(hostname: str) -> str:
+    """The machine's own name, made valid as the name of a node."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", hostname).lstrip("._-")[:MAX_NAME].rstrip(".")
+    return cleaned or "node"
+
+
+def _find_data_directory(flags: Mapping[str, object], environ: Mapping[str, str]) -> Path:
+    given = flags.get("data") or environ.get("ENGINEHOUSE_DATA")
+    if not given:
+        return default_data_directory(environ)
+    # Absolute, because children are started in other directories.
+    return Path(os.path.abspath(os.path.expanduser(str(given))))
+
+
+def _first_given(
+    kind: type[Settings],
+    field: str,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    in_file: Mapping[str, tuple[object, str]],
+) -> tuple[object, str] | None:
+    """The value that wins and the place it came from, worded for a refusal."""
+    name = setting_name(field)
+    flag = flags.get(field)
+    if flag is not None:
+        return flag, flag_of(field)
+    variable = f"ENGINEHOUSE_{name.upper()}"
+    # An empty variable is how compose files and shells say "not set".
+    if environ.get(variable):
+        return environ[variable], variable
+    for foreign in _LOCALAI[kind].get(field, ()):
+        value = _PART_OF_ADDRESS.get(field, str)(environ.get(foreign, ""))
+        if value:
+            return value, foreign
+    return in_file.get(name)
+
+
+def _checked(field: str, value: object, place: str) -> object:
+    try:
+        return PARSERS[field](value)
+    except EnginehouseError as error:
+        reason = error.message
+    shown = "the value" if field in ("token", "admin_token", "join_token", "database_url", "nats_url") else repr(value)
+    raise Invalid(f"cannot use {shown} from {place}: {reason}", code="invalid_setting", param=setting_name(field))
+
+
+def _names_of(kind: type[Settings]) -> set[str]:
+    return {setting_name(field) for field in kind.__struct_fields__ if field != "data"}
+
+
+def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given: bool) -> None:
+    """What has no fixed default: the node's name, and whom to talk to."""
+    if "name" in kind.__struct_fields__ and "name" not in values:
+        import platform
+
+        values["name"] = default_node_name(platform.node())
+    if kind not in (ClientSettings, WorkerSettings):
+        return
+    directory: Path = values["data"]
+    running = _running_server(directory)
+    if "url" not in values:
+        if not running:
+            refusal, what = (Unavailable, "a server") if kind is ClientSettings else (Invalid, "a frontend to join")
+            raise refusal(
+                f"cannot find {what} in {directory}: start one with `enginehouse up`, or name one with --url",
+                code="no_server",
+                param="url",
+            )
+        values["url"] = running
+    if "token" not in values:
+        name = "admin.token" if kind is ClientSettings else "join.token"
+        # The token of the server on this machine is not for a server elsewhere that is named with --url.
+        is_ours = is_data_given or values["url"] == running or is_loopback_url(values["url"])
+        values["token"] = _token_in(directory / name) if is_ours else ""
+
+
+def _running_server(directory: Path) -> str:
+    import msgspec
+
+    try:
+        return msgspec.json.decode((directory / "server.json").read_bytes(), type=RunningServer).url
+    except (OSError, msgspec.DecodeError):
+        return ""
+
+
+def _token_in(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"cannot read {path}: {error}; give the token with --token -", code="invalid_setting") from error

@@ -1,0 +1,1 @@
+"""Installed backends: install, swap, list, remove."""

@@ -1,0 +1,173 @@
+"""What an install would do, without doing it: bytes to fetch, bytes reused, room before and after.
+
+The unpacked size of an image is written nowhere; a gzip stream ends with it and a zstd stream begins with it, so a few
+bytes of each layer are read. It is a hint of whoever made the image: good for a plan, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import zstandard
+from msgspec import Struct
+
+from enginehouse.core.artifact import Artifact, Layer
+from enginehouse.core.backend import Resolved
+from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.installation import Metadata
+from enginehouse.core.reference import parse_uri
+from enginehouse.fetch.origins import Origin
+from enginehouse.host import disk
+from enginehouse.host.blocking import in_thread
+from enginehouse.worker.backends.assembly import Assembled
+
+_FRAME_HEAD_BYTES = 18  # the longest head of a zstd frame
+_FOUR_GIB = 2**32
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    directory: str
+    uri: str
+    source: str  # where the bytes would come from
+    digest: str
+    platform: str
+    installed_digest: str = ""
+    is_current: bool = False
+    total_bytes: int = 0  # as transferred
+    fetch_bytes: int = 0
+    reused_bytes: int = 0
+    unpacked_bytes: int = 0  # 0 where nobody knows
+    tree_bytes: int = 0  # of what is installed now
+    free_bytes: int = 0
+    free_after_bytes: int = 0
+    layers: tuple[tuple[str, int, int], ...] = ()  # digest, size, of which here already
+
+
+async def plan(assembled: Assembled, resolved: Resolved) -> Plan:
+    """Asks the source what there is; changes nothing."""
+    trees = assembled.trees
+    known = await in_thread(trees.metadata_of, resolved.directory)
+    tree_bytes = await in_thread(_size_of, trees.path_of(resolved.directory))
+    free = disk.free_bytes(_existing(trees.backends))
+    if parse_uri(resolved.uri).kind in ("package", "directory"):
+        return _plain_plan(resolved, known, tree_bytes, free)
+    artifact, origins = await assembled.suppliers.resolve(resolved)
+    held = {layer.digest: _held(assembled, layer, origins) for layer in artifact.layers}
+    fetch = sum({layer.digest: layer.size_bytes for layer in artifact.layers}.values()) - sum(held.values())
+    unpacked = await _unpacked_bytes(artifact, origins[0], assembled)
+    is_current = known is not None and bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
+    return Plan(
+        directory=resolved.directory,
+        uri=resolved.uri,
+        source=origins[0].uri,
+        digest=artifact.digest,
+        platform=artifact.platform,
+        installed_digest=known.digest if known else "",
+        is_current=is_current,
+        total_bytes=artifact.size_bytes,
+        fetch_bytes=0 if is_current else fetch,
+        reused_bytes=artifact.size_bytes - fetch,
+        unpacked_bytes=unpacked,
+        tree_bytes=tree_bytes,
+        free_bytes=free,
+        # What is installed now stays as the previous version, so nothing is given back.
+        free_after_bytes=free if is_current else max(0, free - fetch - unpacked),
+        layers=tuple((layer.digest, layer.size_bytes, held[layer.digest]) for layer in artifact.layers),
+    )
+
+
+def _plain_plan(resolved: Resolved, known: Metadata | None, tree_bytes: int, free: int) -> Plan:
+    is_current = known is not None and bool(resolved.digest) and known.digest == resolved.digest
+    size = 0 if is_current else resolved.size_bytes
+    return Plan(
+        directory=resolved.directory,
+        uri=resolved.uri,
+        source=resolved.uri,
+        digest=resolved.digest,
+        platform=resolved.platform,
+        installed_digest=known.digest if known else "",
+        is_current=is_current,
+        unpacked_bytes=resolved.size_bytes,
+        tree_bytes=tree_bytes,
+        free_bytes=free,
+        free_after_bytes=max(0, free - size),
+    )
+
+
+def _held(assembled: Assembled, layer: Layer, origins: Sequence[Origin]) -> int:
+    if any(origin.local(layer) for origin in origins):
+        return layer.size_bytes
+    return assembled.blobs.held_bytes(layer)
+
+
+async def _unpacked_bytes(artifact: Artifact, origin: Origin, assembled: Assembled) -> int:
+    """The sum over all layers, or 0 if one of them does not tell."""
+    total = 0
+    for layer in artifact.layers:
+        hint = await _hint(layer, origin, assembled)
+        if not hint:
+            return 0
+        total += hint
+    return total
+
+
+async def _hint(layer: Layer, origin: Origin, assembled: Assembled) -> int:
+    match layer.compression:
+        case "none":
+            return layer.size_bytes if layer.form == "tar" else 0
+        case "gzip":
+            tail = await _read(layer, layer.size_bytes - 4, layer.size_bytes, origin, assembled)
+            size = int.from_bytes(tail, "little")
+            # It is counted modulo 4 GiB, and a layer hardly ever grows by compressing.
+            while len(tail) == 4 and size < layer.size_bytes:
+                size += _FOUR_GIB
+            return size if len(tail) == 4 else 0
+        case "zstd":
+            head = await _read(layer, 0, min(layer.size_bytes, _FRAME_HEAD_BYTES), origin, assembled)
+            try:
+                size = zstandard.frame_content_size(head)
+            except zstandard.ZstdError:
+                return 0
+            return max(0, size)
+
+
+async def _read(layer: Layer, start: int, end: int, origin: Origin, assembled: Assembled) -> bytes:
+    if assembled.blobs.has(layer):
+        return await in_thread(_read_here, assembled.blobs.path_of(layer.digest), start, end - start)
+    local = origin.local(layer)
+    if local is not None:
+        return await in_thread(_read_here, local.path, local.offset_bytes + start, end - start)
+    try:
+        return b"".join([piece async for piece in origin.read(layer, start, end)])
+    except EnginehouseError:
+        return b""
+
+
+def _read_here(path: Path, start: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
+
+
+def _size_of(tree: Path) -> int:
+    """Bytes on disk, each file once however many names it has."""
+    seen: set[int] = set()
+    total = 0
+    for directory, _, files in os.walk(tree):
+        for name in files:
+            try:
+                status = os.lstat(os.path.join(directory, name))
+            except OSError:
+                continue  # gone by now, or in a directory that may be listed and not entered
+            if status.st_ino not in seen:
+                seen.add(status.st_ino)
+                total += status.st_blocks * 512
+    return total
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,72 @@
+"""Directories of meta names: nothing in them but metadata that lead to the directory of a backend.
+
+Written after the tree they lead to is in place, and taken back with it. A name that another install has taken
+meanwhile is left alone. Everything blocks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from enginehouse.core.backend import Resolved
+from enginehouse.core.errors import Conflict
+from enginehouse.core.installation import (
+    METADATA_FILE,
+    RUN_FILE,
+    InstallRecord,
+    Metadata,
+    check_directory,
+    decode_metadata,
+    encode_metadata,
+    pointer_for,
+)
+from enginehouse.host import disk
+from enginehouse.worker.backends.inspection import look, now
+
+
+class Pointers:
+    def __init__(self, backends: Path) -> None:
+        self._backends = backends
+
+    def check(self, resolved: Resolved) -> None:
+        """Refuse a meta name that is the directory of another backend."""
+        if resolved.meta and resolved.meta != resolved.directory and (self._path_of(resolved.meta) / RUN_FILE).exists():
+            raise Conflict(
+                f"cannot let {resolved.meta} stand for {resolved.directory}: "
+                "a backend of that name is installed; delete it first"
+            )
+
+    def known(self, name: str) -> Metadata | None:
+        """What a meta name leads to; None where there is no such name, or nobody can tell."""
+        found = look(self._path_of(name))
+        return decode_metadata(found.metadata) if found.metadata else None
+
+    def point(self, resolved: Resolved) -> None:
+        if resolved.meta and resolved.meta != resolved.directory:
+            self.write(pointer_for(resolved, now()))
+
+    def write(self, metadata: Metadata) -> None:
+        """What is so already is not written again: the time in it is that of the first."""
+        if _is_same(self.known(metadata.name), metadata):
+            return
+        pointer = self._path_of(metadata.name)
+        pointer.mkdir(mode=0o750, exist_ok=True)
+        disk.write_atomic(pointer / METADATA_FILE, encode_metadata(metadata))
+
+    def take_back(self, record: InstallRecord) -> None:
+        """The name that an install wrote leads where it led before; one that led nowhere is gone."""
+        written, before = record.pointer, record.pointer_before
+        if written is None or not _is_same(self.known(written.name), written):
+            return
+        is_empty = not (self._path_of(written.meta_backend_for) / RUN_FILE).is_file()
+        if before is None or (is_empty and before.meta_backend_for == written.meta_backend_for):
+            disk.remove_tree(self._path_of(written.name))
+        else:
+            self.write(before)
+
+    def _path_of(self, name: str) -> Path:
+        return self._backends / check_directory(name)
+
+
+def _is_same(known: Metadata | None, wanted: Metadata) -> bool:
+    return known is not None and (known.meta_backend_for, known.version) == (wanted.meta_backend_for, wanted.version)

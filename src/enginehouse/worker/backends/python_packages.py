@@ -1,0 +1,200 @@
+"""Backends made of Python packages: an environment of their own, a launcher, a run file.
+
+The launcher is one of ours, named by the gallery, or the package's own console entry point. What was made is started
+once for a check before it may take the place of what works.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from enginehouse.artifact.images.build import Report
+from enginehouse.core.backend import Resolved, package_digest
+from enginehouse.core.errors import Hopeless, Invalid, Unavailable
+from enginehouse.core.installation import RUN_FILE
+from enginehouse.core.name import check_name
+from enginehouse.fetch.galleries.sources import builtin_directory
+from enginehouse.fetch.pypi import Python, check_package, check_requirement
+from enginehouse.host import processes
+from enginehouse.host.blocking import in_thread
+from enginehouse.worker.engines.enclosures import Enclosures
+
+CHECK_SECONDS = 60.0  # an import takes 0.1 s; on a cold disk under load much longer
+_RUN_SCRIPT = b"""#!/bin/sh
+# Made by enginehouse at install; the engine must replace this shell, so that signals reach it.
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd -P) || exit 1
+if [ -d "$here/lib" ]; then
+    LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    export LD_LIBRARY_PATH
+fi
+exec "$here/venv/bin/python" -I "$here/launcher.py" "$@"
+"""
+_ENTRY_POINT = """# Made by enginehouse at install: starts the console entry point {name!r} of the package.
+import os
+import sys
+
+# The tree cannot be written to, and -I keeps Python from reading the variable itself.
+sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX")
+if "--check" in sys.argv:
+    from importlib.util import find_spec
+
+    sys.exit(0 if find_spec({module!r}) else "cannot find the module {module}")
+sys.argv[0] = {name!r}
+from {module} import {root}
+
+sys.exit({function}())
+"""
+_DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+
+
+class Packages:
+    def __init__(self, python: Python, environment: Mapping[str, str], enclosures: Enclosures) -> None:
+        """`environment` is ours; engines are told only what they need of it."""
+        self._python = python
+        self._enclosures = enclosures
+        self._environment = processes.engine_environment(environment)
+
+    async def build(self, resolved: Resolved, tree: Path, report: Report) -> None:
+        """Fill the empty directory `tree`: complete, and proven to run."""
+        requirements = requirements_of(resolved)
+        await self._python.make_environment(tree / "venv")
+        venv, size_bytes = tree / "venv", resolved.size_bytes
+
+        def told(done: int, total: int) -> None:
+            report("downloading", resolved.uri, done, total)
+
+        if requirements:
+            await self._python.install(venv, requirements, size_bytes=size_bytes, progress=told)
+        else:
+            await self._python.install_package(venv, _package(resolved), size_bytes=size_bytes, progress=told)
+        report("extracting", resolved.uri, resolved.size_bytes, resolved.size_bytes)
+        await in_thread(_write_files, tree, resolved)
+        await self._check_runs(tree, resolved)
+
+    async def _check_runs(self, tree: Path, resolved: Resolved) -> None:
+        code, told = await self._ask(tree)
+        # A slim machine: a package's copy is used, and only then, because the system keeps its own up to date.
+        if code and "libgomp" in told and await in_thread(link_libgomp, tree):
+            code, told = await self._ask(tree)
+        if not code:
+            return
+        if code == -signal.SIGILL:
+            told = "it needs a processor with AVX2, which this machine does not have"
+        elif code < 0:
+            told = f"it was ended by {signal.Signals(-code).name}"
+        told = self._enclosures.explain(told or f"its check ended with code {code}", [told])
+        raise Hopeless(
+            f"cannot install {resolved.directory}: {told}",
+            code="unsupported_platform",
+        )
+
+    async def _ask(self, tree: Path) -> tuple[int, str]:
+        try:
+            with ExitStack() as stack:
+                enclosure = await in_thread(stack.enter_context, self._enclosures.for_check(tree))
+                confined = await in_thread(stack.enter_context, self._enclosures.confined(enclosure))
+                return await processes.run_briefly(
+                    [str(tree / RUN_FILE), "--check"],
+                    directory=tree,
+                    environment=self._environment | enclosure.environment,
+                    limit_seconds=CHECK_SECONDS,
+                    confined=confined,
+                )
+        except TimeoutError as error:
+            raise Unavailable(
+                f"cannot install {tree.name}: it did not start within {CHECK_SECONDS:.0f} s", code="stalled"
+            ) from error
+
+
+def check_described(resolved: Resolved) -> None:
+    """The bus is not trusted: what is asked for must be what its digest says, and nothing but a package."""
+    check_package(_package(resolved))
+    if resolved.requirements or resolved.sha256:
+        for line in requirements_of(resolved):
+            check_requirement(line)
+    digest = package_digest(resolved.uri, resolved.requirements, resolved.launcher, resolved.version)
+    if digest != resolved.digest:
+        raise Hopeless(
+            f"cannot install {resolved.directory}: its description has the digest {digest}, not {resolved.digest}",
+            code="digest_mismatch",
+        )
+    if resolved.launcher:
+        _launcher(resolved.launcher)
+
+
+def requirements_of(resolved: Resolved) -> tuple[str, ...]:
+    """Pinned and hashed lines, where somebody gave hashes."""
+    sha256 = resolved.sha256.removeprefix("sha256:").lower()
+    alone = (f"{_package(resolved)} --hash=sha256:{sha256}",) if sha256 else ()
+    return resolved.requirements or alone
+
+
+def _package(resolved: Resolved) -> str:
+    return resolved.uri.removeprefix("pypi:").partition("#")[0]
+
+
+def _launcher(name: str) -> bytes:
+    check_name(name, "launcher")
+    file = builtin_directory().joinpath("launchers", f"{name}.py")
+    if not file.is_file():
+        raise Invalid(f"cannot start a backend with {name!r}: this worker has no such launcher", code="unsupported")
+    return file.read_bytes()
+
+
+def _write_files(tree: Path, resolved: Resolved) -> None:
+    launcher = _launcher(resolved.launcher) if resolved.launcher else _entry_point(tree, resolved).encode()
+    (tree / "launcher.py").write_bytes(launcher)
+    (tree / RUN_FILE).write_bytes(_RUN_SCRIPT)
+    (tree / RUN_FILE).chmod(0o750)
+
+
+def _entry_point(tree: Path, resolved: Resolved) -> str:
+    """A launcher for the console entry point: the one that `#NAME` chooses, the package's namesake, or the only one."""
+    package = _package(resolved).partition("==")[0]
+    chosen = resolved.uri.partition("#")[2]
+    scripts = _console_scripts(tree, package)
+    same = [name for name in scripts if _plain(name) == _plain(package)]
+    name = chosen or (same[0] if same else next(iter(scripts)) if len(scripts) == 1 else "")
+    if name not in scripts:
+        offered, plain_uri = ", ".join(sorted(scripts)) or "none", resolved.uri.partition("#")[0]
+        raise Hopeless(
+            f"cannot start {resolved.directory}: {package} has no console entry point "
+            f"{name or 'that is the obvious one'} (it has: {offered}); choose one with {plain_uri}#NAME",
+            code="unsupported",
+        )
+    module, _, function = scripts[name].partition("[")[0].strip().partition(":")
+    if not _DOTTED.fullmatch(module.strip()) or not _DOTTED.fullmatch(function.strip()):
+        raise Hopeless(f"cannot start {resolved.directory}: its entry point {name} is malformed", code="unsupported")
+    function = function.strip()
+    return _ENTRY_POINT.format(name=name, module=module.strip(), root=function.partition(".")[0], function=function)
+
+
+def _console_scripts(tree: Path, package: str) -> dict[str, str]:
+    for path in sorted(tree.glob("venv/lib/python*/site-packages/*.dist-info/entry_points.txt")):
+        if _plain(path.parent.name.partition("-")[0]) == _plain(package):
+            parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
+            parser.optionxform = str  # type: ignore[assignment,method-assign]
+            try:
+                parser.read_string(path.read_text())
+            except (configparser.Error, UnicodeDecodeError):
+                return {}
+            return dict(parser["console_scripts"]) if parser.has_section("console_scripts") else {}
+    return {}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def link_libgomp(tree: Path) -> bool:
+    """Offer the libgomp of a package to the engine, by a link that survives the rename of `tree`."""
+    for library in sorted(tree.glob("venv/lib/python*/site-packages/*.libs/libgomp-*.so*")):
+        (tree / "lib").mkdir(exist_ok=True)
+        (tree / "lib" / "libgomp.so.1").symlink_to(Path("..") / library.relative_to(tree))
+        return True
+    return False

@@ -1,0 +1,162 @@
+"""The directories of installed backends: where everything is, what is there, and how far an install of it is.
+
+New trees are made in `.enginehouse/staging`, replaced ones go through `replaced` to `previous`; moving them is the
+business of `worker/backends/swap`. Trees are told apart by inode. An unreadable directory hides only itself.
+Everything blocks; whoever changes something holds the lock of the directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.installation import (
+    HOUSE,
+    METADATA_FILE,
+    Found,
+    InstallRecord,
+    Metadata,
+    Step,
+    Version,
+    check_directory,
+    decode_metadata,
+    encode_metadata,
+    listing,
+    pointer_for,
+    target_of,
+)
+from enginehouse.host import disk
+from enginehouse.worker.backends.inspection import directories, inode, look, now
+from enginehouse.worker.backends.pointers import Pointers
+
+
+class Trees:
+    def __init__(self, backends: Path, system: Path | None = None) -> None:
+        self.backends = backends
+        self.pointers = Pointers(backends)
+        self._system = system
+
+    @property
+    def house(self) -> Path:
+        return self.backends / HOUSE
+
+    def path_of(self, directory: str) -> Path:
+        return self.backends / check_directory(directory)
+
+    def staging_of(self, directory: str) -> Path:
+        return self.house / "staging" / check_directory(directory)
+
+    def previous_of(self, directory: str) -> Path:
+        return self.house / "previous" / check_directory(directory)
+
+    def replaced_of(self, directory: str) -> Path:
+        return self.house / "replaced" / check_directory(directory)
+
+    def make_directories(self) -> None:
+        self.backends.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for name in ("staging", "replaced", "previous", "state"):
+            (self.house / name).mkdir(mode=0o750, parents=True, exist_ok=True)
+
+    def list_installed(self) -> tuple[InstalledBackend, ...]:
+        """What is there; a directory that cannot be read hides nothing but itself."""
+        system = [look(path) for path in directories(self._system)] if self._system is not None else []
+        return listing([self._found(path) for path in self._installed()], system)
+
+    def _found(self, path: Path) -> Found:
+        # The inode before the record: a tree is recorded before it is in place.
+        number = inode(path)
+        is_unsettled = number is not None and number == self._unsynced(path.name)
+        return msgspec.structs.replace(look(path), is_unsettled=is_unsettled)
+
+    def every_tree(self) -> list[Path]:
+        """All complete versions: installed ones, then previous ones."""
+        return [*self._installed(), *directories(self.house / "previous")]
+
+    def lasting_trees(self) -> list[tuple[Path, int]]:
+        """The complete versions that are on disk for good, with their inodes: what a new tree may share files with."""
+        # The inode before the record: a tree is recorded before it is in place.
+        found = [(path, number) for path in self.every_tree() if (number := inode(path)) is not None]
+        return [(path, number) for path, number in found if number != self._unsynced(path.name)]
+
+    def inode_of(self, directory: str) -> int | None:
+        """What tells a tree from the one that replaced it under the same name."""
+        return inode(self.path_of(directory))
+
+    def metadata_of(self, directory: str) -> Metadata | None:
+        """Of a backend that could be started; None where there is none."""
+        found = look(self.path_of(directory))
+        return decode_metadata(found.metadata) if found.metadata and found.has_run_file else None
+
+    def previous_metadata(self, directory: str) -> Metadata | None:
+        found = look(self.previous_of(directory))
+        return (decode_metadata(found.metadata or b"{}") or Metadata()) if found.has_run_file else None
+
+    def note(self, directory: str, metadata: Metadata) -> None:
+        """A wish found what it wanted, and what is known of it has changed."""
+        disk.write_atomic(self.path_of(directory) / METADATA_FILE, encode_metadata(metadata))
+
+    def forget_generations(self) -> None:
+        """For a worker that has become another node: what was applied was counted by another house."""
+        for path in self.every_tree():
+            found = look(path)
+            metadata = decode_metadata(found.metadata) if found.metadata else None
+            if metadata is not None and metadata.generation:
+                fresh = msgspec.structs.replace(metadata, generation=0)
+                disk.write_atomic(path / METADATA_FILE, encode_metadata(fresh))
+
+    def record(self, directory: str) -> InstallRecord:
+        try:
+            return msgspec.json.decode(self._record_path(directory).read_bytes(), type=InstallRecord)
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            # One that cannot be read is something else: a tree that nobody saw synced must not pass for whole.
+            return InstallRecord(step="cleaned")
+
+    def reach(self, directory: str, step: Step) -> None:
+        """Write down that an install has come so far."""
+        known = self.record(directory)
+        alive = {inode(place(directory)) for place in (self.path_of, self.previous_of, self.replaced_of)}
+        versions = tuple(one for one in known.versions if one.inode in alive)
+        attempt = known.attempt_inode if step == "swapped" else 0
+        pointer = known.pointer if step == "swapped" else None
+        self.write_record(
+            directory, InstallRecord(step=step, attempt_inode=attempt, pointer=pointer, versions=versions)
+        )
+
+    def reach_staged(self, directory: str, version: Version, resolved: Resolved) -> None:
+        """The tree is complete, and what is needed to finish or undo without whoever asked for it is on disk."""
+        boot_id = disk.boot_id()
+        if not boot_id:  # nobody could tell later whether the machine stopped before a sync that comes after the swap
+            disk.sync_files(self.staging_of(directory))
+        pointer = pointer_for(resolved, now()) if resolved.meta and resolved.meta != resolved.directory else None
+        record = InstallRecord(
+            step="staged",
+            attempt_inode=version.inode,
+            boot_id=boot_id,
+            pointer=pointer,
+            pointer_before=self.pointers.known(pointer.name) if pointer is not None else None,
+            versions=(*self.record(directory).versions, version),
+        )
+        self.write_record(directory, record)
+
+    def write_record(self, directory: str, record: InstallRecord) -> None:
+        disk.write_atomic(self._record_path(directory), msgspec.json.encode(record), mode=0o640)
+
+    def _unsynced(self, directory: str) -> int:
+        """The inode of the tree that may not be on disk yet; 0 where there is none."""
+        record = self.record(directory)
+        return record.attempt_inode if record.step in ("staged", "undoing") else 0
+
+    def forget_record(self, directory: str) -> None:
+        self._record_path(directory).unlink(missing_ok=True)
+
+    def records(self) -> list[str]:
+        """The directories of which there is one."""
+        return [path.stem for path in (self.house / "state").glob("*.json")]
+
+    def _record_path(self, directory: str) -> Path:
+        return self.house / "state" / f"{directory}.json"
+
+    def _installed(self) -> list[Path]:
+        return [path for path in directories(self.backends) if path.name != HOUSE and target_of(path.name) is None]

@@ -1,0 +1,1 @@
+"""Commands are carried out once, in order."""

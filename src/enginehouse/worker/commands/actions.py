@@ -1,0 +1,197 @@
+"""What each action does, once its turn has come: the order of the steps, and from where on there is no way back.
+
+Install: the new tree first, then the swap, and only then the processes of the old one. Delete: the processes first, and
+what survives a kill keeps its files. Nothing here knows of attempts, repeats or the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import assert_never
+
+from msgspec import Struct, field
+
+from enginehouse.core.action import (
+    Foreign,
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    RemoveModel,
+    StartReplica,
+    StopReplica,
+    phrase,
+    subject_of,
+)
+from enginehouse.core.errors import Conflict, Invalid, Unavailable
+from enginehouse.core.intent import Outcome
+from enginehouse.core.progress import Phase
+from enginehouse.core.replica import process_key
+from enginehouse.worker.backends.installer import InstallWish, Report
+from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.engines.process_table import StartWish, Stopped, is_at
+from enginehouse.worker.locks import Locks
+from enginehouse.worker.protocol.decode import Work
+
+log = logging.getLogger(__name__)
+
+ALREADY_ABSENT = "already_absent"  # the message of a delete that found nothing
+VANISHED = "vanished"  # what was installed when a message was read is gone when its turn has come
+
+
+class UnderWay(Struct, kw_only=True):
+    """One command being carried out."""
+
+    subject: str
+    starts: str = ""  # the model that is started, if any is
+    generation: int = 0
+    attempts: set[int] = field(default_factory=set)
+    reports: list[Report] = field(default_factory=list)  # of every attempt that waits for the same end
+    task: asyncio.Task[Outcome] | None = None
+    ended_by: str = ""  # `cancelled` or `superseded`, from the moment somebody said so
+    is_accepted: bool = False
+    can_return: bool = True  # until something was changed that others see
+    stopped: tuple[str, ...] = ()
+
+    def report(self, phase: Phase, file: str, done_bytes: int, total_bytes: int) -> None:
+        for report in self.reports:
+            report(phase, file, done_bytes, total_bytes)
+
+    def give_up(self, code: str) -> None:
+        """Once: a second cancellation would interrupt the clean-up after the first."""
+        if self.can_return and not self.ended_by:
+            self.ended_by = code
+            if self.task is not None:
+                self.task.cancel()
+
+
+class Acting:
+    """Call `act` with the lock of the subject held."""
+
+    def __init__(self, parts: Parts, locks: Locks) -> None:
+        self._parts = parts
+        self._locks = locks
+
+    async def act(self, work: Work, current: UnderWay) -> Outcome:
+        action = work.action
+        match action:
+            case InstallBackend():
+                return await self._keep(action) if work.is_kept else await self._install(action, current)
+            case RemoveBackend():
+                return await self._remove(action, current)
+            case PullModel():
+                await self._parts.models.pull(action.model, current.generation, current.report)
+                return Outcome()
+            case RemoveModel():
+                return await self._remove_model(action, current)
+            case StartReplica():
+                return await self._start(action, current)
+            case StopReplica():
+                return await self._stop(action, work.expected_address, current)
+            case Foreign():
+                raise Invalid(f"cannot do {phrase(action)}: this worker does not know it", code="unsupported")
+            case _:
+                assert_never(action)
+
+    async def done_all_the_same(self, work: Work, current: UnderWay) -> Outcome:
+        """The outcome of an install that was cancelled when it had already been swapped in."""
+        assert isinstance(work.action, InstallBackend), "nothing else can be cancelled past its return"
+        directory = work.action.resolved.directory
+        installed = await self._parts.trees.list_installed()
+        digest = next((backend.digest for backend in installed if backend.name == directory), "")
+        return Outcome(digest=digest, stopped=current.stopped)
+
+    async def _keep(self, action: InstallBackend) -> Outcome:
+        directory = action.resolved.directory
+        for backend in await self._parts.trees.list_installed():
+            if backend.name == directory and not backend.is_meta and not backend.is_broken:
+                return Outcome(digest=backend.digest)
+        raise Unavailable(f"cannot keep {directory}: it was deleted meanwhile; ask again", code=VANISHED)
+
+    async def _install(self, action: InstallBackend, current: UnderWay) -> Outcome:
+        directory = action.resolved.directory
+        stopped: Stopped | None = None
+
+        async def stop_old() -> None:
+            nonlocal stopped
+            current.can_return = False
+            inode = await self._parts.trees.inode_of(directory)
+            stopped = await self._parts.supervisor.stop_from(directory, but_inode=inode)
+            current.stopped = stopped.keys
+
+        wish = InstallWish(
+            resolved=action.resolved,
+            generation=current.generation,
+            force=action.force,
+            upgrade=action.upgrade,
+            keep=action.keep,
+        )
+        before = await self._parts.trees.inode_of(directory)
+        try:
+            installed = await self._parts.installer.install(wish, current.report, stop_old)
+        except asyncio.CancelledError:
+            # It may have come in the instant between the swap and the end of the call that tells of it.
+            if current.ended_by and stopped is None:
+                after = await self._parts.trees.inode_of(directory)
+                if after is not None and after != before:
+                    await stop_old()
+            raise
+        # A survivor holds the files of a tree that is no longer asked: its address is never handed out again.
+        survivors = stopped.survivors if stopped is not None else ()
+        message = f"still running from the old version: {', '.join(survivors)}" if survivors else ""
+        return Outcome(digest=installed.digest, stopped=current.stopped, message=message)
+
+    async def _remove(self, action: RemoveBackend, current: UnderWay) -> Outcome:
+        directory = action.directory
+        installed = await self._parts.trees.list_installed()
+        if any(backend.name == directory and backend.is_system for backend in installed):
+            raise Invalid(f"cannot delete {directory}: it belongs to the system", code="unsupported", param="backend")
+        was_there = await self._parts.trees.inode_of(directory) is not None
+        current.can_return = False
+        self._check_ended(await self._parts.supervisor.stop_from(directory), f"delete {directory}", current)
+        await self._parts.installer.remove(directory)
+        return Outcome(stopped=current.stopped, message="" if was_there else ALREADY_ABSENT)
+
+    async def _remove_model(self, action: RemoveModel, current: UnderWay) -> Outcome:
+        current.can_return = False
+        stopped = await self._parts.supervisor.stop_model(action.model)
+        self._check_ended(stopped, f"remove the files of {action.model}", current)
+        was_there = await self._parts.models.remove(action.model)
+        return Outcome(stopped=current.stopped, message="" if was_there else ALREADY_ABSENT)
+
+    def _check_ended(self, stopped: Stopped, wanted: str, current: UnderWay) -> None:
+        current.stopped = stopped.keys
+        if stopped.survivors:
+            raise Unavailable(
+                f"cannot {wanted}: {', '.join(stopped.survivors)} did not end though killed, and still uses its files; "
+                "nothing was removed",
+                code="process_survived",
+            )
+
+    async def _start(self, action: StartReplica, current: UnderWay) -> Outcome:
+        current.report("starting", "", 0, 0)
+        wish = StartWish(
+            model=action.model,
+            slot=action.slot,
+            directory=action.directory,
+            key=action.key,
+            generation=current.generation,
+        )
+        async with self._locks.hold(subject_of(PullModel(model=action.model))):
+            await self._parts.models.restore(action.model, current.report)
+        async with self._locks.hold(f"backend:{action.directory}", exclusive=False):
+            started = await self._parts.supervisor.start(wish)
+        return Outcome(address=started.address, nonce=started.nonce, checks_key=started.checks_key)
+
+    async def _stop(self, action: StopReplica, expected_address: str, current: UnderWay) -> Outcome:
+        key = process_key(action.model, action.slot)
+        found = self._parts.supervisor.find(key)
+        if found is None:
+            return Outcome()
+        if expected_address and not is_at(found, expected_address):
+            raise Conflict(f"cannot stop {key}: it is at {found.address}, not at {expected_address}")
+        if action.drain_seconds:
+            await self._parts.supervisor.until_idle(key, action.drain_seconds)
+        current.can_return = False
+        await self._parts.supervisor.stop(key)
+        return Outcome(stopped=(key,), address=found.address)

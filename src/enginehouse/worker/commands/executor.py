@@ -1,0 +1,188 @@
+"""Carries out commands: one at a time per subject, each once, refusing what is older than what was seen.
+
+A repeat of a finished attempt is answered from the journal, a repeat of a running intent joins it. Install, upgrade and
+delete of one backend exclude each other and exclude starts from it; starts go side by side. A newer wish for a subject
+ends an older one that is under way, and a cancelled one ends at once; past its point of no return a command finishes.
+What was ended so, or by the worker's own end, leaves no result in the journal: it was not done, and may be sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.action import Action, RemoveModel, StartReplica, phrase, subject_of
+from enginehouse.core.errors import Conflict, EnginehouseError
+from enginehouse.core.intent import Outcome
+from enginehouse.core.report import CommandResult
+from enginehouse.core.wire import Command
+from enginehouse.host import disk
+from enginehouse.worker.backends.installer import Report
+from enginehouse.worker.commands.actions import Acting, UnderWay
+from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.locks import Locks
+from enginehouse.worker.protocol.decode import Work, outcome_of
+
+log = logging.getLogger(__name__)
+
+CANCELLED = "cancelled"
+SUPERSEDED = "superseded"
+KEPT_CANCELS = 1000  # of commands that have not come yet; an intent that was cancelled never comes back
+
+
+class _Open(Struct, kw_only=True):
+    """An intent being worked on, and its end, which every attempt of it waits for."""
+
+    current: UnderWay
+    end: asyncio.Future[Outcome]
+
+
+class Actions:
+    def __init__(self, parts: Parts, changed: Callable[[], None]) -> None:
+        self._parts = parts
+        self._changed = changed
+        self._locks = Locks()
+        self._acting = Acting(parts, self._locks)
+        self._open: dict[str, _Open] = {}
+        self._cancelled: OrderedDict[str, None] = OrderedDict()
+
+    def running(self) -> tuple[str, ...]:
+        """The intents being worked on."""
+        return tuple(self._open)
+
+    def cancel(self, intent: str) -> None:
+        """End the work on an intent, for all its attempts; nothing where there is none, or where it is too late."""
+        found = self._open.get(intent)
+        if found is not None:
+            found.current.give_up(CANCELLED)
+            return
+        # It may have overtaken its command.
+        self._cancelled[intent] = None
+        while len(self._cancelled) > KEPT_CANCELS:
+            self._cancelled.popitem(last=False)
+
+    async def perform(self, work: Work, report: Report) -> Outcome:
+        """Do it, or say why not. Never raises one of our errors."""
+        command = work.command
+        if command is None:
+            return await self._attempt(work, UnderWay(subject=subject_of(work.action), reports=[report]))
+        recorded = self._parts.journal.result_of(command.intent, command.attempt)
+        if recorded is not None:
+            return recorded
+        if command.intent in self._cancelled:
+            return Outcome(code=CANCELLED, message=f"cannot {phrase(work.action)}: it was cancelled")
+        found = self._open.get(command.intent)
+        if found is not None:
+            found.current.attempts.add(command.attempt)
+            found.current.reports.append(report)
+            return await asyncio.shield(found.end)
+        return await self._perform_once(work, command, report)
+
+    async def _perform_once(self, work: Work, command: Command, report: Report) -> Outcome:
+        current = UnderWay(
+            subject=subject_of(work.action),
+            starts=work.action.model.name if isinstance(work.action, StartReplica) else "",
+            generation=command.generation,
+            attempts={command.attempt},
+            reports=[report],
+        )
+        here = _Open(current=current, end=asyncio.get_running_loop().create_future())
+        self._open[command.intent] = here
+        try:
+            async with asyncio.TaskGroup() as group:
+                current.task = group.create_task(self._accept_and_attempt(work, command, current))
+            outcome = await self._end_of(work, current, current.task)
+            if current.is_accepted:
+                # Also that it was given up: a second copy of the same message must not begin it anew.
+                await self._record(command.intent, current, outcome)
+            here.end.set_result(outcome)
+            return outcome
+        finally:
+            del self._open[command.intent]
+            here.end.cancel()
+            self._changed()
+
+    async def _accept_and_attempt(self, work: Work, command: Command, current: UnderWay) -> Outcome:
+        try:
+            await self._parts.journal.accept(current.subject, command)
+            if isinstance(work.action, RemoveModel):
+                await self._parts.journal.accept(_removal(work.action.model), command)
+        except EnginehouseError as error:
+            return outcome_of(error)
+        current.is_accepted = True
+        for other in self._open.values():
+            if other.current.subject == current.subject and other.current.generation < current.generation:
+                other.current.give_up(SUPERSEDED)
+            if isinstance(work.action, RemoveModel) and other.current.starts == work.action.model:
+                other.current.give_up(SUPERSEDED)
+        return await self._attempt(work, current)
+
+    def _check_files(self, action: Action) -> None:
+        """A start that comes late, or again, must not bring back what was removed after it had been wished."""
+        if not isinstance(action, StartReplica) or action.files is None:
+            return
+        if self._parts.journal.generation_of(_removal(action.model.name)) > action.files:
+            raise Conflict(f"cannot {phrase(action)}: its files were removed by a newer wish", code=SUPERSEDED)
+
+    async def _end_of(self, work: Work, current: UnderWay, task: asyncio.Task[Outcome]) -> Outcome:
+        if not task.cancelled():
+            outcome = task.result()
+            # A step that was interrupted may call it a failure of its own.
+            if outcome.succeeded or not current.ended_by:
+                return outcome
+        elif not current.can_return:
+            try:
+                return await self._acting.done_all_the_same(work, current)
+            except OSError as error:
+                # Asked for once more, it finds in place what it wants.
+                return _failed(error, phrase(work.action), current)
+        wanted = phrase(work.action)
+        reason = "it was cancelled" if current.ended_by == CANCELLED else f"a newer wish for {current.subject} has come"
+        log.info("command.%s action=%r", current.ended_by, wanted)
+        return Outcome(code=current.ended_by, message=f"cannot {wanted}: {reason}", stopped=current.stopped)
+
+    async def _record(self, intent: str, current: UnderWay, outcome: Outcome) -> None:
+        recorded: set[int] = set()
+        while missing := current.attempts - recorded:  # one may join while another is being written
+            attempt = min(missing)
+            recorded.add(attempt)
+            result = CommandResult(intent=intent, attempt=attempt, outcome=outcome)
+            try:
+                await self._parts.journal.record(result)
+            except EnginehouseError as error:
+                # It was done all the same, and the reply says so; only a repeat after a restart would do it again.
+                log.warning("journal.not_written intent=%s error=%s", intent, error)
+
+    async def _attempt(self, work: Work, current: UnderWay) -> Outcome:
+        wanted = phrase(work.action)
+        log.info("command.started action=%r", wanted)
+        try:
+            async with self._locks.hold(current.subject):
+                if work.command is not None:
+                    # A newer one may have come while this one waited for its turn.
+                    self._parts.journal.check(current.subject, work.command)
+                    self._check_files(work.action)
+                outcome = await self._acting.act(work, current)
+        except EnginehouseError as error:
+            outcome = msgspec.structs.replace(outcome_of(error), stopped=current.stopped)
+        except OSError as error:
+            outcome = _failed(error, wanted, current)
+        if outcome.succeeded:
+            log.info("command.done action=%r", wanted)
+        else:
+            log.warning("command.failed action=%r code=%s error=%s", wanted, outcome.code, outcome.message)
+        return outcome
+
+
+def _failed(error: OSError, wanted: str, current: UnderWay) -> Outcome:
+    return msgspec.structs.replace(outcome_of(disk.storage_error(error, wanted)), stopped=current.stopped)
+
+
+def _removal(model: str) -> str:
+    """Under which subject the journal keeps the newest removal of a model's files."""
+    return f"removed:{model}"

@@ -1,0 +1,160 @@
+"""What this worker must not forget: per subject the newest generation and fence it has seen, and the last results.
+
+All of it belongs to one node of one house: another house, or a house that lost its database, counts from one again.
+
+One file of JSON lines, each appended and synced before the step that relies on it, and rewritten whole when it has
+grown. A kill at any byte costs at most the line being written, which is then as if it had never been begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.errors import Conflict
+from enginehouse.core.intent import Outcome
+from enginehouse.core.report import CommandResult
+from enginehouse.core.wire import Command
+from enginehouse.host import disk
+from enginehouse.host.blocking import in_thread
+
+log = logging.getLogger(__name__)
+
+KEPT_RESULTS = 200  # a report carries them all; a frontend that was away for longer asks again, which is harmless
+KEPT_SUBJECTS = 5000  # far more than a node has backends, models and replicas
+REWRITE_AFTER = 1000  # appended lines
+
+
+class _Line(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    node: str = ""  # what follows belongs to this node, what came before to another
+    subject: str = ""
+    generation: int = 0
+    fence: int = 0
+    result: CommandResult | None = None
+
+
+class Journal:
+    """`accept` before work, `record` after it. Loaded once; every change is on disk when the call returns."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "journal.jsonl"
+        self.node_id = ""
+        self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._results: OrderedDict[tuple[str, int], CommandResult] = OrderedDict()
+        self._appended = 0
+        self._writing = asyncio.Lock()
+
+    def load(self) -> None:
+        """Read what an earlier run left and cut off its torn end. Blocks.
+
+        Nothing is written, so that a worker starts on a full disk too.
+        """
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        whole, end, torn = content.rpartition(b"\n")
+        if torn:
+            log.warning("journal.end_cut bytes=%d", len(torn))
+            os.truncate(self._path, len(whole) + len(end))
+        for number, text in enumerate(whole.split(b"\n") if whole else ()):
+            try:
+                self._take(msgspec.json.decode(text, type=_Line))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                log.warning("journal.line_dropped line=%d", number + 1)
+            self._appended += 1
+
+    async def belong_to(self, node_id: str) -> bool:
+        """Whether this is another node than before; then what was counted for that one is forgotten."""
+        if node_id == self.node_id:
+            return False
+        await self._append(_Line(node=node_id))
+        return True
+
+    def results(self) -> tuple[CommandResult, ...]:
+        return tuple(self._results.values())
+
+    def result_of(self, intent: str, attempt: int) -> Outcome | None:
+        found = self._results.get((intent, attempt))
+        return found.outcome if found else None
+
+    def check(self, subject: str, command: Command) -> None:
+        """Refuse a command that is older than one already seen for its subject.
+
+        A fence grows within one intent, and a newer generation is another intent, so the pair is compared in that
+        order.
+        """
+        seen = self._seen.get(subject, (0, 0))
+        if (command.generation, command.fence) < seen:
+            raise Conflict(
+                f"cannot take a command for {subject} with generation {command.generation} and fence {command.fence}: "
+                f"{seen[0]} and {seen[1]} have been seen",
+                code="conflict",
+            )
+
+    async def accept(self, subject: str, command: Command) -> None:
+        """`check`, and remember."""
+        self.check(subject, command)
+        pair = (command.generation, command.fence)
+        if self._seen.get(subject) != pair:
+            await self._append(_Line(subject=subject, generation=pair[0], fence=pair[1]))
+
+    def generation_of(self, subject: str) -> int:
+        """The newest that was seen; 0 where none was."""
+        return self._seen.get(subject, (0, 0))[0]
+
+    async def record(self, result: CommandResult) -> None:
+        await self._append(_Line(result=result))
+
+    def _take(self, line: _Line) -> None:
+        if line.node and line.node != self.node_id:
+            self.node_id = line.node
+            self._seen.clear()
+            self._results.clear()
+        if line.result is not None:
+            self._results[(line.result.intent, line.result.attempt)] = line.result
+            while len(self._results) > KEPT_RESULTS:
+                self._results.popitem(last=False)
+        if line.subject:
+            self._seen[line.subject] = max((line.generation, line.fence), self._seen.get(line.subject, (0, 0)))
+            self._seen.move_to_end(line.subject)
+            while len(self._seen) > KEPT_SUBJECTS:
+                self._seen.popitem(last=False)
+
+    async def _append(self, line: _Line) -> None:
+        try:
+            async with self._writing:
+                self._take(line)
+                if self._appended >= REWRITE_AFTER:
+                    await in_thread(self._rewrite)
+                else:
+                    self._appended += 1
+                    await in_thread(self._write, msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            raise disk.storage_error(error, "keep the journal of this worker") from error
+
+    def _write(self, content: bytes) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            before = os.fstat(descriptor).st_size
+            if os.write(descriptor, content) < len(content):
+                # A full disk took half a line: it must not be the beginning of the next one.
+                os.ftruncate(descriptor, before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _rewrite(self) -> None:
+        lines = [_Line(node=self.node_id)] if self.node_id else []
+        lines += [_Line(subject=subject, generation=pair[0], fence=pair[1]) for subject, pair in self._seen.items()]
+        lines += [_Line(result=result) for result in self._results.values()]
+        disk.write_atomic(self._path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), mode=0o600)
+        self._appended = 0

@@ -1,0 +1,101 @@
+"""What actions act on, as narrow protocols: the backends and models on disk, the processes, the memory of commands.
+
+Each names only what `Actions` and the listener call, so that both run on any parts that keep these promises. Whatever
+blocks is behind an awaitable: nothing above goes to a thread for the sake of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.gallery import Gallery
+from enginehouse.core.intent import Outcome
+from enginehouse.core.model import Model
+from enginehouse.core.replica import RunningReplica
+from enginehouse.core.report import CommandResult
+from enginehouse.core.wire import Command
+from enginehouse.worker.backends.installer import Installed, InstallWish, Report, Swapped
+from enginehouse.worker.engines.process_table import Started, StartWish, Stopped
+
+LookUp = Callable[[str], Awaitable[Sequence[Gallery]]]  # the galleries that a message of a Go frontend names
+
+
+class Looking(Protocol):
+    """What is installed."""
+
+    async def list_installed(self) -> tuple[InstalledBackend, ...]: ...
+
+    async def aliases(self) -> Mapping[str, tuple[str, ...]]:
+        """The directories that each alias may mean."""
+
+    async def inode_of(self, directory: str) -> int | None:
+        """What tells a tree from the one that replaced it under the same name; None where there is none."""
+
+
+class Installing(Protocol):
+    """Changes what is installed. Callers hold the lock of the directory."""
+
+    async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> Installed:
+        """A cancellation before the swap changes nothing; after it, everything is finished before it is heard."""
+
+    async def remove(self, directory: str) -> None: ...
+
+
+class Placing(Protocol):
+    """The files of models. Callers hold the lock of the model."""
+
+    async def pull(self, model: Model, generation: int | None, report: Report) -> None: ...
+
+    async def restore(self, model: Model, report: Report) -> None: ...
+
+    async def remove(self, name: str) -> bool:
+        """Whether anything was there."""
+
+
+class Supervising(Protocol):
+    """The engine processes."""
+
+    def running(self) -> tuple[RunningReplica, ...]: ...
+
+    def find(self, process_key: str) -> RunningReplica | None: ...
+
+    async def start(self, wish: StartWish) -> Started: ...
+
+    async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
+        """Wait until nobody is being answered, at most so long; whether that is so."""
+
+    async def stop(self, process_key: str) -> bool:
+        """Whether there was one; `Unavailable` where it does not end."""
+
+    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped: ...
+
+    async def stop_model(self, model: str) -> Stopped: ...
+
+    async def stop_all(self) -> Stopped: ...
+
+
+class Remembering(Protocol):
+    """What was seen and done: on disk when a call returns."""
+
+    def check(self, subject: str, command: Command) -> None: ...
+
+    async def accept(self, subject: str, command: Command) -> None: ...
+
+    def generation_of(self, subject: str) -> int: ...
+
+    async def record(self, result: CommandResult) -> None: ...
+
+    def result_of(self, intent: str, attempt: int) -> Outcome | None: ...
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    trees: Looking
+    installer: Installing
+    models: Placing
+    supervisor: Supervising
+    journal: Remembering
+    look_up: LookUp

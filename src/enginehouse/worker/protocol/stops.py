@@ -1,0 +1,89 @@
+"""LocalAI's two ways to end processes without an intent: `backend.stop`, whose word has four meanings, and
+`model.unload`.
+
+Both act on processes alone and remove nothing. They take no lock of a backend: a stop is for what hangs, too. A name
+is only ever compared with what runs here, so none can do harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from enginehouse.core import wire
+from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.intent import Outcome
+from enginehouse.core.replica import process_key
+from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.engines.process_table import Stopped, is_at
+from enginehouse.worker.protocol.decode import outcome_of
+from enginehouse.worker.protocol.names import plain_name
+
+log = logging.getLogger(__name__)
+
+
+async def stop_backend(parts: Parts, payload: bytes) -> None:
+    """Every process, or those that the name means in any way: as a process key, a backend, an alias or a model.
+
+    `Malformed` for a message that says nothing.
+    """
+    is_empty = payload.strip() in (b"", b"null")
+    request = wire.decode(b"{}" if is_empty else payload, wire.BackendStopRequest, "the stop request")
+    supervisor = parts.supervisor
+    if not request.backend:
+        ends = [await supervisor.stop_all()]
+    else:
+        directories = await _directories(parts, request.backend)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_stop_one(parts, request.backend)),
+                group.create_task(supervisor.stop_model(request.backend)),
+                *(group.create_task(supervisor.stop_from(directory)) for directory in directories),
+            ]
+        ends = [task.result() for task in tasks]
+    stopped = sorted({key for end in ends for key in end.keys})
+    survivors = sorted({key for end in ends for key in end.survivors})
+    log.info("backend_stop.done name=%r stopped=%s survivors=%s", request.backend[:100], stopped, survivors)
+
+
+async def unload(parts: Parts, payload: bytes) -> Outcome:
+    """End the replicas of a model, or the one at an address. That there is none is what was asked for."""
+    try:
+        request = wire.decode(payload, wire.ModelUnloadRequest, "the unload request")
+    except EnginehouseError as error:
+        return outcome_of(error)
+    if request.address:
+        ends = [
+            await _stop_one(parts, process_key(replica.model_id, replica.replica_index))
+            for replica in parts.supervisor.running()
+            if is_at(replica, request.address) and request.model_name in ("", replica.model_id)
+        ]
+    else:
+        ends = [await parts.supervisor.stop_model(request.model_name)]
+    stopped = tuple(key for end in ends for key in end.keys)
+    survivors = [key for end in ends for key in end.survivors]
+    if survivors:
+        left = f"cannot unload {request.model_name}: {', '.join(survivors)} did not end though killed"
+        return outcome_of(Unavailable(left, code="process_survived"))
+    return Outcome(stopped=stopped)
+
+
+async def _stop_one(parts: Parts, key: str) -> Stopped:
+    try:
+        return Stopped((key,)) if await parts.supervisor.stop(key) else Stopped()
+    except Unavailable:
+        return Stopped(survivors=(key,))
+
+
+async def _directories(parts: Parts, name: str) -> set[str]:
+    """What a name may mean as a backend. Without a readable disk it can still be the directory itself."""
+    plain = plain_name(name)
+    found = {name, plain}
+    try:
+        for backend in await parts.trees.list_installed():
+            if backend.is_meta and backend.name in (name, plain):
+                found.add(backend.meta_backend_for)
+        found.update((await parts.trees.aliases()).get(plain, ()))
+    except OSError as error:
+        log.warning("backend_stop.names_unknown error=%s", error)
+    return found

@@ -1,0 +1,325 @@
+"""What watchers are told: events, several frontends, keys, and how long the past is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from sqlalchemy import select
+from tests.frontend.world import Time, World, registration
+
+from enginehouse.core.action import RemoveBackend
+from enginehouse.core.errors import Conflict, Invalid
+from enginehouse.core.intent import Outcome
+from enginehouse.core.operation import Operation
+from enginehouse.core.progress import Progress
+from enginehouse.core.wire import HeartbeatRequest
+from enginehouse.frontend.watching import events
+from enginehouse.frontend.watching.events import Events, Watcher
+from enginehouse.store import operations, schema
+from enginehouse.store.db import Connection
+from enginehouse.store.wishes import add_intent
+
+
+def told(watcher: Watcher) -> list[tuple[str, str, dict[str, object]]]:
+    return [(event.kind, event.id, json.loads(event.body)) for event in watcher.take()]
+
+
+async def test_every_watcher_gets_every_change_in_order() -> None:
+    made = Events()
+    with made.watch() as first, made.watch() as second:
+        made.publish("node", "a", b"{}")
+        made.publish("operation", "b", b"{}")
+        assert [one[1] for one in told(first)] == [one[1] for one in told(second)] == ["a", "b"]
+    assert not made.is_watched
+
+
+async def test_a_watcher_that_does_not_keep_up_is_told_to_look_again() -> None:
+    made = Events()
+    with made.watch() as slow:
+        for _ in range(events.LOG_LENGTH):
+            made.publish("node", "a", b"{}")
+        assert not slow.overflowed
+        made.publish("node", "a", b"{}")
+        assert slow.overflowed
+        assert len(slow.take()) == events.LOG_LENGTH
+
+
+async def test_the_log_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LOG_BYTES", 1000)
+    made = Events()
+    with made.watch() as slow, made.watch() as quick:
+        for _ in range(20):
+            made.publish("node", "a", b"x" * 100)
+            quick.take()
+        assert slow.overflowed
+        assert not quick.overflowed
+        assert len(slow.take()) == 10
+
+
+async def test_what_many_read_is_put_together_once() -> None:
+    made = Events()
+    rendered: list[str] = []
+
+    def render(event: events.Event) -> bytes:
+        rendered.append(event.id)
+        return event.id.encode()
+
+    with made.watch() as first, made.watch() as second:
+        made.publish("node", "a", b"{}")
+        made.publish("node", "b", b"{}")
+        assert first.take_chunk(render) == second.take_chunk(render) == b"ab"
+        assert rendered == ["a", "b"]
+        made.publish("node", "c", b"{}")
+        assert first.take_chunk(render) == b"c"
+
+
+async def test_closing_tells_every_watcher_goodbye() -> None:
+    made = Events()
+    with made.watch() as watcher:
+        made.close()
+        assert [one[0] for one in told(watcher)] == ["bye"]
+
+
+async def test_progress_is_told_at_the_pace_of_steps_not_of_events(world: World) -> None:
+    await world.join("first")
+    view = await world.install()
+    await world.dispatcher.step()
+    intent = await world.intent(view)
+    with world.events.watch() as watcher:
+        for sequence in range(1, 20):
+            world.progress(intent, Progress("downloading", "f", sequence, 100, 1, sequence))
+        await world.board.step()
+        await world.board.step()
+        [(kind, operation_id, body)] = told(watcher)
+    assert (kind, operation_id, body["currentBytes"]) == ("operation", view.jobID, 19)
+
+
+async def test_what_another_frontend_did_is_told_here_once(world: World, time: Time) -> None:
+    other = World(world.store, time, owner="other")
+    await other.start()
+    with other.events.watch() as watcher:
+        await world.join("first")
+        view = await world.install()
+        await world.dispatcher.step()
+        await other.board.catch_up_step()
+        assert {(kind, body.get("status")) for kind, _, body in told(watcher)} == {
+            ("operation", "running"),
+            ("node", "healthy"),
+        }
+        await other.board.catch_up_step()
+        assert told(watcher) == []
+        other.progress(await world.intent(view), Progress("downloading", "f", 5, 10, 1, 1))
+        await other.board.step()
+        assert [body["currentBytes"] for _, _, body in told(watcher)] == [5]
+        await world.reply(await world.intent(view), Outcome())
+        await other.board.catch_up_step()
+        assert [body.get("status") for _, _, body in told(watcher)] == ["succeeded"]
+
+
+async def test_a_load_that_another_frontend_gave_up_is_told_here(world: World, time: Time) -> None:
+    other = World(world.store, time, owner="other")
+    await other.start()
+    await world.loader.request("tiny", None, "someone")
+    with other.events.watch() as watcher:
+        await other.board.catch_up_step()
+        await world.loader.step()
+        time.passed += 60
+        await other.board.catch_up_step()
+        assert [body["status"] for _, _, body in told(watcher)] == ["queued", "failed"]
+
+
+async def test_what_was_read_earlier_is_never_told_after_what_was_read_later(world: World) -> None:
+    await world.join("first")
+    view = await world.install()
+    early = await world.store.transaction(lambda c: world.board._read(c, [view.jobID]))
+    await world.dispatcher.step()
+    with world.events.watch() as watcher:
+        world.board._keep(early)
+        assert told(watcher) == []
+    assert (await world.board.view(view.jobID)).status == "running"
+
+
+async def test_an_operation_shows_at_once_that_its_node_went_away(world: World) -> None:
+    node = await world.join("first")
+    await world.set_health(node.id, "unhealthy")
+    await world.board.node_changed(node.id)
+    await world.install()
+    with world.events.watch() as watcher:
+        await world.nodes.heartbeat(node.id, HeartbeatRequest())
+        await world.board.step()
+        await world.nodes.set_health(node.id, "offline")
+        await world.board.step()
+        parked = [body["isParked"] for kind, _, body in told(watcher) if kind == "operation"]
+    assert parked == [False, True]
+
+
+async def test_a_restarted_frontend_knows_what_is_under_way(world: World, time: Time) -> None:
+    await world.join("first")
+    view = await world.install()
+    await world.dispatcher.step()
+    again = World(world.store, time)
+    await again.start()
+    again.progress(await world.intent(view), Progress("downloading", "f", 7, 10, 1, 1))
+    assert (await again.board.view(view.jobID)).currentBytes == 7
+
+
+async def test_what_is_known_here_is_forgotten_when_it_ends_elsewhere(world: World, time: Time) -> None:
+    await world.join("first")
+    view = await world.install()
+    await world.dispatcher.step()
+    other = World(world.store, time, owner="other")
+    await other.start()
+    other.progress(await world.intent(view), Progress("downloading", "f", 7, 10, 1, 1))
+    await world.reply(await world.intent(view), Outcome())
+    await other.board.catch_up_step()
+    assert (other.board._signs, other.board._tracked, other.board._open) == ({}, {}, {})
+
+
+async def test_ten_thousand_waiting_operations_are_restored_within_the_time_to_start(world: World) -> None:
+    count = 10_000
+    made = Operation(id="o", kind="delete", name="x", author="a", created_at=1.0, targets=())
+    action = RemoveBackend(backend="x", directory="x")
+
+    def fill(connection: Connection) -> None:
+        operations.insert(connection, made)
+        add_intent(connection, "o", "n", action, "i", 1.0)
+        for table, own, also in (
+            (schema.operations, "id", ()),
+            (schema.intents, "id", ("generation",)),
+            (schema.operation_intents, "operation_id", ("intent_id",)),
+        ):
+            [row] = connection.execute(select(table)).mappings().all()
+            rows = [{**row, own: f"{row[own]}{number}"} for number in range(count)]
+            for number, one in enumerate(rows, start=2):
+                one.update({key: number if key == "generation" else f"i{number - 2}" for key in also})
+            connection.execute(table.insert(), rows)
+
+    await world.store.transaction(fill)
+    async with asyncio.timeout(3):
+        await world.board.restore()
+        await world.board.catch_up_step()
+    assert len(world.board._open) == count + 1
+
+
+# Lists and the past ------------------------------------------------------------------------------
+
+
+async def test_an_open_operation_is_listed_however_many_came_after_it(world: World) -> None:
+    away = await world.join("away")
+    await world.set_health(away.id, "offline")
+    await world.join("first")
+    kept = await world.install("away")
+    for _ in range(5):
+        done = await world.install("first")
+        await world.dispatcher.step()
+        await world.reply(await world.intent(done), Outcome(code="digest_mismatch", message="no"))
+    shown = await world.board.unfinished(3)
+    assert len(shown) == 3
+    assert shown[-1].jobID == kept.jobID
+    assert kept.jobID not in {view.jobID for view in await world.board.page(3)}
+
+
+async def test_the_past_is_forgotten_after_a_week_but_never_what_is_open(
+    world: World, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginehouse.frontend.operations.cancel.KEPT_OPERATIONS", 1)
+    away = await world.join("away")
+    await world.set_health(away.id, "offline")
+    await world.join("first")
+    waiting = await world.install("away")
+    old = await world.install("first")
+    await world.dispatcher.step()
+    await world.reply(await world.intent(old), Outcome())
+    newest = await world.install("away", name="other")
+    await world.endings.prune_step()
+    assert len(await world.board.page(9)) == 3
+    time.passed += 8 * 24 * 3600
+    await world.endings.prune_step()
+    kept = [view.jobID for view in await world.board.page(9)]
+    assert kept == [newest.jobID, waiting.jobID]
+    assert await world.intent(waiting)
+    with pytest.raises(AssertionError):
+        await world.intent(old)
+
+
+async def test_the_last_operations_are_kept_however_old_they_are(world: World, time: Time) -> None:
+    await world.join("first")
+    view = await world.install()
+    await world.dispatcher.step()
+    await world.reply(await world.intent(view), Outcome())
+    time.passed += 100 * 24 * 3600
+    await world.endings.prune_step()
+    assert (await world.board.view(view.jobID)).status == "succeeded"
+
+
+# Keys --------------------------------------------------------------------------------------------
+
+
+async def test_a_token_stands_for_its_role_and_name(world: World) -> None:
+    for role in ("admin", "user", "join"):
+        made = await world.keys.create(role, "laptop")
+        caller = world.keys.identify(made.token)
+        assert caller is not None
+        assert (caller.role, caller.name) == (role, "laptop")
+    assert world.keys.identify("nonsense") is None
+    assert made.token not in str(await world.keys.every())
+
+
+async def test_a_node_has_a_token_of_its_own_and_only_the_last_one_counts(world: World) -> None:
+    first = await world.nodes.register(registration("first"))
+    again = await world.nodes.register(registration("first"))
+    await world.keys.step()
+    caller = world.keys.identify(again.token)
+    assert caller is not None
+    assert (caller.role, caller.node_id) == ("node", again.node.id)
+    assert world.keys.identify(first.token) is None
+
+
+@pytest.mark.parametrize(("role", "name"), [("root", "x"), ("admin", "a b"), ("user", ""), ("node", "x")])
+async def test_a_role_or_name_that_is_none_is_refused(world: World, role: str, name: str) -> None:
+    with pytest.raises(Invalid):
+        await world.keys.create(role, name)
+
+
+async def test_a_given_token_must_be_long_and_replaces_its_namesake(world: World) -> None:
+    with pytest.raises(Invalid):
+        await world.keys.create("admin", "up", "short")
+    with pytest.raises(Invalid):
+        await world.keys.create("admin", "up", "")
+    await world.keys.create("admin", "up", "a" * 40)
+    await world.keys.create("admin", "up", "b" * 40)
+    await world.keys.create("admin", "up", "b" * 40)
+    assert world.keys.identify("a" * 40) is None
+    assert len(await world.keys.every()) == 1
+    with pytest.raises(Conflict):
+        await world.keys.create("join", "up", "b" * 40)
+
+
+async def test_two_tokens_of_one_role_never_share_a_name(world: World) -> None:
+    await world.keys.create("user", "laptop")
+    with pytest.raises(Conflict):
+        await world.keys.create("user", "laptop")
+    names = {(await world.keys.create("user", None)).name for _ in range(3)}
+    assert len(names) == 3
+
+
+async def test_a_second_attempt_that_another_frontend_sent_never_shows_the_numbers_of_the_first(world: World) -> None:
+    node = await world.join("first")
+    view = await world.install()
+    await world.dispatcher.step()
+    intent = await world.intent(view)
+    other = World(world.store, world.time, owner="another")
+    await other.start()
+    other.progress(intent, Progress("downloading", "x", 333, 1000, 1, 5))
+    await world.reply(intent, Outcome(code="upstream_error", message="cut", can_heal=True))
+    world.time.passed += 5
+    await world.nodes.heartbeat(node.id, HeartbeatRequest())
+    await world.dispatcher.step()
+    assert (await world.intent(view)).attempt == 2
+    other.progress(intent, Progress("resolving", "", 0, 0, 2, 1))
+    with other.events.watch() as watcher:
+        await other.board.step()
+        rows = [body["nodes"][0] for kind, _, body in told(watcher) if kind == "operation"]  # type: ignore[index]
+    assert [(row["attempt"], row["state"], row["phase"]) for row in rows] == [(2, "running", "resolving")]

@@ -1,0 +1,87 @@
+"""A whole worker with a bus and a frontend in memory, and the messages that are sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+from tests.worker.world import KEY, MemoryBus, MemoryLink, tiny_chat, until
+
+from enginehouse.core import wire
+from enginehouse.core.report import Report
+from enginehouse.core.wire import Command, RegisterReply
+from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.host import confinement
+from enginehouse.worker.agent import Agent
+from enginehouse.worker.options import WorkerPlace
+
+
+class House:
+    """A worker and what it talks to."""
+
+    def __init__(
+        self, directory: Path, statuses: list[str] | None = None, *, allowed_hosts: tuple[str, ...] = ()
+    ) -> None:
+        self.place = WorkerPlace(
+            directory=directory,
+            name="node-one",
+            join_token="join",
+            base_port=21000 + os.getpid() % 20000,
+            grace_seconds=2.0,
+            thread_budget=1000,
+            allowed_hosts=allowed_hosts,
+            confinement=confinement.choose("auto", ""),
+        )
+        self.link = MemoryLink(statuses)
+        self.buses: list[MemoryBus] = []
+        self.engine = HttpEngine()
+        self.agent = Agent(self.place, self.link, self._open, self.engine, os.environ)
+
+    async def _open(self, registered: RegisterReply) -> MemoryBus:
+        self.buses.append(MemoryBus())
+        return self.buses[-1]
+
+    @property
+    def bus(self) -> MemoryBus:
+        return self.buses[-1]
+
+    @property
+    def report(self) -> Report:
+        report = self.link.heartbeats[-1].report
+        assert report is not None
+        return report
+
+    async def tell(self, verb: str, message: msgspec.Struct, reply: str = "r") -> wire.AnyReply:
+        answer = await self.bus.ask(wire.node_subject("node-1", verb), wire.encode(message), reply)
+        return wire.decode(answer, wire.AnyReply, "the reply")
+
+
+@contextlib.asynccontextmanager
+async def working(house: House) -> AsyncIterator[House]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(house.agent.run())
+        await until(lambda: task.done() or bool(house.link.heartbeats))
+        try:
+            yield house
+        finally:
+            house.agent.stop()
+            await task
+    await house.engine.close()
+
+
+def command(intent: str, generation: int = 1, attempt: int = 1) -> Command:
+    return Command(intent=intent, generation=generation, attempt=attempt, fence=attempt)
+
+
+def start(intent: str = "start", generation: int = 1) -> wire.BackendInstallRequest:
+    return wire.BackendInstallRequest(
+        backend="xllamacpp",
+        model_id="tiny-chat",
+        op_id="op",
+        command=command(intent, generation),
+        model=wire.ModelStart(model=tiny_chat(), key=KEY),
+    )
