@@ -74,7 +74,7 @@ def node(number: int, now: float) -> Node:
     )
 
 
-def a_wish(state: str, at: float) -> Intent:
+def a_request(state: str, at: float) -> Intent:
     return Intent(
         id="",
         node_id="",
@@ -121,7 +121,7 @@ class House:
 
     def _insert(self, connection: Connection, some: range, state: str, at: float) -> None:
         ended_as = "" if state in ("waiting", "accepted") else state
-        plain = intent_columns(a_wish(state, at))
+        plain = intent_columns(a_request(state, at))
         operation = {**operation_columns(an_operation(at)), "ended_as": ended_as}
         made: list[dict[str, object]] = []
         links: list[dict[str, object]] = []

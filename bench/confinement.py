@@ -27,8 +27,8 @@ from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
 from enginehouse.ports import EngineCall
 from enginehouse.worker.backends.assembly import assemble
-from enginehouse.worker.backends.installer import InstallWish
-from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.backends.installer import InstallRequest
+from enginehouse.worker.engines.process_table import StartRequest
 from enginehouse.worker.engines.supervisor import Supervisor
 from enginehouse.worker.models.files import Models
 from enginehouse.worker.options import WorkerPlace
@@ -62,7 +62,7 @@ async def install(directory: Path) -> None:
         """No process runs from the old version."""
 
     try:
-        await made.installer.install(InstallWish(resolved=engine, generation=1), lambda *_: None, nothing)
+        await made.installer.install(InstallRequest(resolved=engine, generation=1), lambda *_: None, nothing)
         await Models(place.models, made.python).pull(model(), 1, lambda *_: None)
     finally:
         await made.close()
@@ -81,11 +81,11 @@ async def once(directory: Path, chosen: Confinement, answers: int) -> tuple[floa
         enclosures=made.enclosures,
         changed=lambda: None,
     )
-    wish = StartWish(model=model(), slot=0, directory="xllamacpp", key=KEY)
+    request = StartRequest(model=model(), slot=0, directory="xllamacpp", key=KEY)
     try:
         async with supervisor:
             began = time.perf_counter()
-            started = await supervisor.start(wish)
+            started = await supervisor.start(request)
             ready = time.perf_counter() - began
             began = time.perf_counter()
             for _ in range(answers):

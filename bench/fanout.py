@@ -152,8 +152,8 @@ async def until_ready(client: FrontendClient) -> None:
 def seconds_of_one_install(url: str, nodes: tuple[str, ...] | None = None) -> float:
     client = FrontendClient(url, TOKENS["admin"], user_agent="bench")
     began = time.perf_counter()
-    wish = {"kind": "install", "name": "llama-cpp", "force": True, "nodes": nodes}
-    operation = client.request("POST", "/api/operations", wish, dict[str, object])
+    request = {"kind": "install", "name": "llama-cpp", "force": True, "nodes": nodes}
+    operation = client.request("POST", "/api/operations", request, dict[str, object])
     with client.stream_events(f"/api/events?operation={operation['jobID']}") as events:
         for event in events:
             status = msgspec.json.decode(event.data, type=dict[str, object]).get("status")

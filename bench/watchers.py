@@ -155,8 +155,8 @@ async def measure(place: Path, database: str, seconds: float) -> tuple[float, fl
 
 
 def ask(client: FrontendClient, name: str, node: str) -> str:
-    wish = {"kind": "install", "name": name, "nodes": [node], "uri": "pypi:engine==1"}
-    return str(client.request("POST", "/api/operations", wish, dict[str, object])["jobID"])
+    request = {"kind": "install", "name": name, "nodes": [node], "uri": "pypi:engine==1"}
+    return str(client.request("POST", "/api/operations", request, dict[str, object])["jobID"])
 
 
 async def one_change(client: FrontendClient, watchers: list[Watcher], number: int) -> float:

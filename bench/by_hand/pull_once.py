@@ -22,7 +22,7 @@ from enginehouse.core.backend import Resolved
 from enginehouse.host import confinement
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.backends.assembly import InstallerOptions, assemble, lock
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 
 
 async def main(reference: str, backends: str, host: str, sharing: str = "") -> None:
@@ -31,14 +31,14 @@ async def main(reference: str, backends: str, host: str, sharing: str = "") -> N
     options = InstallerOptions(backends=Path(backends), allowed_hosts=(host,), may_link=may_link)
     held, assembled = lock(options.backends, "measure"), assemble(options, os.environ)
     await in_thread(assembled.installer.recover)
-    wish = InstallWish(resolved=Resolved(directory="engine", uri=reference, digest=""), upgrade=True)
+    request = InstallRequest(resolved=Resolved(directory="engine", uri=reference, digest=""), upgrade=True)
     usable: list[float] = []
 
     async def swapped() -> None:
         usable.append(time.perf_counter() - start)
 
     start = time.perf_counter()
-    installed = await assembled.installer.install(wish, lambda *_: None, swapped)
+    installed = await assembled.installer.install(request, lambda *_: None, swapped)
     synced = time.perf_counter() - start
     await assembled.close()
     held.release()

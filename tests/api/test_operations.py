@@ -132,8 +132,8 @@ async def test_one_reason_of_several_nodes_is_told_once(here: Site) -> None:
         machine = {"name": name, "platform": "linux/amd64", "capability": "default"}
         await here.ask("POST", "/api/node/register", machine, token=here.tokens["join"])
         await admin(here, "POST", f"/api/nodes/{name}/approve")
-    wish = {"kind": "upgrade", "name": "llama-cpp", "nodes": names}
-    refused = await admin(here, "POST", "/api/operations", wish)
+    request = {"kind": "upgrade", "name": "llama-cpp", "nodes": names}
+    refused = await admin(here, "POST", "/api/operations", request)
     assert refused.status == 404
     assert "(second, third: llama-cpp is not installed there)" in refused.error["message"]
 

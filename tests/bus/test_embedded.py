@@ -85,7 +85,7 @@ def test_a_frontend_may_say_every_command_of_the_wire_and_nothing_else() -> None
     assert wire.ALL_PROGRESS in permissions.subscribe
 
 
-def test_a_busy_default_port_moves_and_a_busy_wish_is_an_error() -> None:
+def test_a_busy_default_port_moves_and_a_busy_request_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Conflict) as caught:

@@ -82,7 +82,7 @@ def test_a_frontend_that_is_killed_during_an_install_loses_nothing(house: House,
     wait_for("another frontend", lambda: house.cli("nodes", "list", code=None).returncode == 0)
     assert house.child("frontend").pid != old
     shown = house.json("ops", "show", operation_id)
-    assert shown["status"] == "running", "the accepted wish is still there, and still under way"
+    assert shown["status"] == "running", "the accepted request is still there, and still under way"
     installer.resume()
     ended = outcome(house, operation_id)
     assert (ended["status"], row(ended)["attempt"]) == ("succeeded", 1), "the same attempt was recorded, none was sent"
@@ -132,7 +132,7 @@ def test_an_engine_that_is_killed_is_noticed_and_the_next_request_is_answered(ho
     assert done.stdout.strip() == "The capital of Italy is Rome."
 
 
-def test_a_bus_that_is_killed_comes_back_and_wishes_go_on(house: House, second: Program) -> None:
+def test_a_bus_that_is_killed_comes_back_and_requests_go_on(house: House, second: Program) -> None:
     assert house.parent is not None
     nats = next(one for one in psutil.Process(house.parent.pid).children() if "nats-server" in one.name())
     nats.kill()
@@ -152,7 +152,7 @@ def test_when_the_parent_is_killed_nothing_is_left(house: House, second: Program
     house.wait_for_status("second", "healthy")
 
 
-def test_a_worker_that_moves_to_a_house_that_does_not_know_it_takes_its_first_wishes(
+def test_a_worker_that_moves_to_a_house_that_does_not_know_it_takes_its_first_requests(
     house: House, second: Program, tmp_path: Path
 ) -> None:
     """Here the database is lost: the same worker is a new node, and what it had counted before means nothing."""

@@ -116,10 +116,10 @@ def test_what_does_not_exist_is_not_found(untouched: House) -> None:
 
 
 def test_what_does_not_exist_is_404_over_http(untouched: House) -> None:
-    wish = {"kind": "install", "name": "nope"}
-    assert error_of(ask(untouched, "POST", "/api/operations", wish), 404)["code"] == "not_found"
-    wish = {"kind": "install", "name": "llama-cpp", "nodes": ["nope"]}  # type: ignore[dict-item]
-    assert error_of(ask(untouched, "POST", "/api/operations", wish), 404)["code"] == "not_found"
+    request = {"kind": "install", "name": "nope"}
+    assert error_of(ask(untouched, "POST", "/api/operations", request), 404)["code"] == "not_found"
+    request = {"kind": "install", "name": "llama-cpp", "nodes": ["nope"]}  # type: ignore[dict-item]
+    assert error_of(ask(untouched, "POST", "/api/operations", request), 404)["code"] == "not_found"
     chat = {"model": "nope", "messages": []}
     assert error_of(ask(untouched, "POST", "/v1/chat/completions", chat), 404)["code"] == "model_not_found"
     assert error_of(ask(untouched, "GET", "/v1/models/nope"), 404)["code"] == "model_not_found"
@@ -143,8 +143,8 @@ def test_a_name_that_cannot_be_one_is_refused_by_every_command(untouched: House,
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_name_that_cannot_be_one_is_refused_over_http(untouched: House, name: str) -> None:
     for kind in ("install", "upgrade", "delete"):
-        wish = {"kind": kind, "name": name}
-        assert error_of(ask(untouched, "POST", "/api/operations", wish), 422)["code"] == "invalid_name"
+        request = {"kind": kind, "name": name}
+        assert error_of(ask(untouched, "POST", "/api/operations", request), 422)["code"] == "invalid_name"
     node = {"name": name, "address": "127.0.0.1:50051", "token": token_of(untouched, "join")}
     assert error_of(ask(untouched, "POST", "/api/node/register", node, token="join"), 422)["code"] == "invalid_name"
 
@@ -163,8 +163,8 @@ def test_a_strange_model_is_not_there_whatever_its_name(untouched: House, name: 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_strange_node_is_not_there_whatever_its_name(untouched: House, name: str) -> None:
-    wish = {"kind": "install", "name": "llama-cpp", "nodes": [name]}
-    assert error_of(ask(untouched, "POST", "/api/operations", wish), 404)["code"] == "not_found"
+    request = {"kind": "install", "name": "llama-cpp", "nodes": [name]}
+    assert error_of(ask(untouched, "POST", "/api/operations", request), 404)["code"] == "not_found"
     assert error_of(ask(untouched, "POST", "/api/models/tiny-chat/load", {"node": name}), 404)["code"] == "not_found"
     assert error_of(ask(untouched, "GET", f"/api/nodes/{quote(name, safe='')}"), 404)["code"] == "not_found"
 
@@ -195,6 +195,6 @@ def test_a_body_that_is_too_large_is_refused(untouched: House) -> None:
 
 
 def test_a_field_that_nobody_knows_is_refused_from_people(untouched: House) -> None:
-    wish = {"kind": "install", "name": "llama-cpp", "node": "first"}
-    assert "node" in error_of(ask(untouched, "POST", "/api/operations", wish), 400)["message"]
+    request = {"kind": "install", "name": "llama-cpp", "node": "first"}
+    assert "node" in error_of(ask(untouched, "POST", "/api/operations", request), 400)["message"]
     assert error_of(ask(untouched, "POST", "/api/operations", {"kind": "explode", "name": "x"}), 400)

@@ -185,7 +185,7 @@ def test_a_client_error_of_the_engine_keeps_its_status_and_our_shape(house: Hous
         raise AssertionError("a prompt of two thousand words fits into a context of 512")
 
 
-def test_a_wish_for_a_node_that_is_away_is_kept_and_happens_when_it_returns(house: House) -> None:
+def test_a_request_for_a_node_that_is_away_is_kept_and_happens_when_it_returns(house: House) -> None:
     assert house.workers["second"].end() == 0
     house.wait_for_status("second", "offline")
     done = house.cli("backends", "delete", "llama-cpp", "--node", "second")

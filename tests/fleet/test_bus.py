@@ -187,17 +187,17 @@ def is_downloading(fleet: Fleet, operation_id: str) -> bool:
     return bool(row_of(fleet.first.operation(operation_id), "worker-1")["status"] == "downloading")
 
 
-def test_a_bus_that_is_killed_again_and_again_loses_no_wish(
+def test_a_bus_that_is_killed_again_and_again_loses_no_request(
     fleet: Fleet, warehouse: Warehouse, names: Callable[[int], list[str]]
 ) -> None:
     """F-092."""
     ids = {worker: fleet.node(worker)["id"] for worker in fleet.workers}
-    wished = names(RESTARTS)
-    for name in wished:
+    requested = names(RESTARTS)
+    for name in requested:
         warehouse.publish(name, "one", megabytes=1)
     warehouse.proxy.bytes_per_second = 0.8 * MEGABYTE
     operations = []
-    for number, name in enumerate(wished):
+    for number, name in enumerate(requested):
         # One is on its way, one has not been sent when the bus is gone.
         operations.append(fleet.request("install", name, ["worker-1", "worker-2"]))
         if number % 2:
@@ -216,7 +216,7 @@ def test_a_bus_that_is_killed_again_and_again_loses_no_wish(
     for operation in operations:
         ended = fleet.ended(operation)
         assert ended["status"] == "succeeded", ended
-    for name in wished:
+    for name in requested:
         for worker in fleet.workers:
             assert said_by(fleet.backends_of(worker) / name) == "one"
             assert fleet.began(worker, f"install {name}") == 1

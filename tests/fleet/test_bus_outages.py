@@ -38,17 +38,17 @@ def test_a_bus_that_is_away_stops_no_warm_request_and_takes_no_node_offline(
         wait_for("all to be known to be without a bus", lambda: is_degraded(fleet), NOTICE_SECONDS + 10.0)
         for frontend in fleet.frontends:
             wait_for("a balancer to be told to send requests", frontend.is_ready, 10.0)
-        wished = fleet.request("install", other, ["worker-1"], frontend=fleet.second)
+        requested = fleet.request("install", other, ["worker-1"], frontend=fleet.second)
         deadline = time.monotonic() + 3 * STALE_SECONDS  # offline is at twice that
         while time.monotonic() < deadline:
             assert {one["health"] for one in fleet.nodes()} == {"unhealthy"}
-        (row,) = fleet.first.operation(wished["jobID"])["nodes"]
+        (row,) = fleet.first.operation(requested["jobID"])["nodes"]
         assert (row["status"], row["reason"], "bus" in row["error"]) == ("queued", "node_away", True)
         if how == "gone":
             fleet.nats.start()
         else:
             fleet.nats.resume()
-        assert fleet.ended(wished)["status"] == "succeeded"
+        assert fleet.ended(requested)["status"] == "succeeded"
     assert load.failures == []
     fleet.until_healthy()
     fleet.until_ready()

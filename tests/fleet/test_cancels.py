@@ -107,12 +107,12 @@ def test_what_no_node_can_be_asked_for_is_refused_without_a_trace(
                     fleet.request("install", name, [node], frontend=frontend)
                 codes[node] = getattr(caught.value, "code", "")
                 with pytest.raises(kind):
-                    # One that cannot be asked spoils the whole wish: nothing of it is done.
+                    # One that cannot be asked spoils the whole request: nothing of it is done.
                     fleet.request("install", name, ["worker-1", node], frontend=frontend)
         assert codes == {"stranger": "node_not_approved", "nobody": "not_found", "assistant": "unsupported"}
         assert fleet.rows("select count(*) from operations") == before
         assert fleet.rows("select count(*) from intents where node_id in (%s, %s)", stranger, assistant) == [(0,)]
-        # A wish that is accepted is heard, so what was not heard was not said.
+        # A request that is accepted is heard, so what was not heard was not said.
         fleet.done("install", name, ["worker-2"])
         assert tap.sent_to(fleet.node("worker-2")["id"]) == ["backend.install"]
         for node_id in (stranger, assistant, fleet.node("worker-1")["id"]):

@@ -78,14 +78,14 @@ def test_a_node_that_was_cut_off_kept_its_engines_and_gives_up_what_is_no_longer
         pids[model] = int(ask(fleet.first.port, serving.token, model)[1].removeprefix("one "))
     island.cut_off()
     deleted = serving.delete_model(GONE)
-    wished = fleet.request("install", other, [ISLAND])
-    for operation in (deleted, wished):
+    requested = fleet.request("install", other, [ISLAND])
+    for operation in (deleted, requested):
         assert fleet.second.operation(operation["jobID"])["status"] == "queued"
     # The other frontend looks once a second.
     wait_for("nobody to be sent there", lambda: {status for status, _ in said(fleet, serving, GONE)} == {404})
     assert all(lives(pid) for pid in pids.values()), "it kept its processes"
     island.return_it()
-    for operation in (deleted, wished):
+    for operation in (deleted, requested):
         assert fleet.ended(operation)["status"] == "succeeded"
     assert not lives(pids[GONE])
     assert replicas_of(fleet, GONE) == []

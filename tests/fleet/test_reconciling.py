@@ -34,7 +34,7 @@ TAKEN_OVER = "intent.taken_over"
 
 
 class Pass:
-    """What is wished for, and what came of it. `engines` are names that nobody has used."""
+    """What is requested for, and what came of it. `engines` are names that nobody has used."""
 
     def __init__(self, fleet: Fleet, warehouse: Warehouse, engines: Sequence[str]) -> None:
         self.fleet = fleet

@@ -125,7 +125,7 @@ def test_an_engine_that_does_not_listen_is_killed_with_all_it_started(
     assert not stream.is_whole, "a broken answer does not look complete"
 
 
-def test_a_drain_lets_streams_finish_and_keeps_wishes_for_later(
+def test_a_drain_lets_streams_finish_and_keeps_requests_for_later(
     fleet: Fleet, warehouse: Warehouse, serving: Serving, name: str, other: str
 ) -> None:
     """F-029."""
@@ -181,8 +181,8 @@ def test_frontends_restart_one_after_the_other_and_nobody_notices(
     fleet: Fleet, warehouse: Warehouse, serving: Serving, names: Callable[[int], list[str]]
 ) -> None:
     """F-118. With the engine and the model that come with the package."""
-    wished = names(4)
-    for name in wished:
+    requested = names(4)
+    for name in requested:
         warehouse.publish(name, "one", megabytes=0.5)
     serving.load("tiny-chat", "worker-1")
     warehouse.proxy.bytes_per_second = MEGABYTE
@@ -192,7 +192,7 @@ def test_frontends_restart_one_after_the_other_and_nobody_notices(
         port = int(balancer.url.rpartition(":")[2])
         with asking([port], serving.token, "tiny-chat") as load, closing(through(fleet, balancer.url)) as client:
             for number, frontend in enumerate(fleet.frontends):
-                for name in wished[number * 2 : number * 2 + 2]:
+                for name in requested[number * 2 : number * 2 + 2]:
                     for worker in fleet.workers:
                         body = {"kind": "install", "name": name, "nodes": [worker]}
                         operations.append(client.request("POST", "/api/operations", body, dict[str, Any]))
@@ -207,7 +207,7 @@ def test_frontends_restart_one_after_the_other_and_nobody_notices(
     for operation in operations:
         ended = fleet.ended(operation)
         assert ended["status"] == "succeeded", ended
-    for name in wished:
+    for name in requested:
         for worker in fleet.workers:
             assert fleet.began(worker, f"install {name}") == 1
 

@@ -60,17 +60,17 @@ class Asker:
     def __init__(self, fleet: Fleet, uri: str) -> None:
         self._fleet = fleet
         self._uri = uri
-        self._wishes: queue.Queue[tuple[int, str, str]] = queue.Queue()
+        self._requests: queue.Queue[tuple[int, str, str]] = queue.Queue()
         self.accepted: dict[str, list[str]] = {}
         self.refusals: list[Unavailable] = []
         for number in range(WISHES):
-            self._wishes.put((number, f"wished-{number // 2}", WORKERS[number % 2]))
+            self._requests.put((number, f"requested-{number // 2}", WORKERS[number % 2]))
 
     def work(self, _: int) -> None:
         pace = Clock(0.1)
         while True:
             try:
-                number, name, worker = self._wishes.get_nowait()
+                number, name, worker = self._requests.get_nowait()
             except queue.Empty:
                 return
             key = str(uuid.uuid4())
@@ -87,7 +87,7 @@ class Asker:
             pace.tick()
 
 
-def test_a_database_that_is_pulled_down_under_fifty_wishes_costs_only_time(
+def test_a_database_that_is_pulled_down_under_fifty_requests_costs_only_time(
     small: Fleet, server: Server, warehouse: Warehouse, name: str
 ) -> None:
     """F-037."""
@@ -112,8 +112,8 @@ def test_a_database_that_is_pulled_down_under_fifty_wishes_costs_only_time(
     asking.join(60)
     assert len(asker.accepted) == WISHES
     assert {error.code for error in asker.refusals} <= {"store_unavailable"}, asker.refusals
-    for operation_id, (wished,) in asker.accepted.items():
-        ended = small.ended({"jobID": operation_id, "kind": "install", "name": wished})
+    for operation_id, (requested,) in asker.accepted.items():
+        ended = small.ended({"jobID": operation_id, "kind": "install", "name": requested})
         assert ended["status"] == "succeeded", ended
         (row,) = ended["nodes"]
         logs = "".join(small.log_of(frontend.name) for frontend in small.frontends)
@@ -121,7 +121,7 @@ def test_a_database_that_is_pulled_down_under_fifty_wishes_costs_only_time(
         assert logs.count(f"intent.sent intent={row['intent']} ") <= 1, ended
     assert small.rows("select count(*) from operations") == [(WISHES,)]
     for worker in WORKERS:
-        assert {small.began(worker, f"install wished-{number}") for number in range(WISHES // 2)} == {1}
+        assert {small.began(worker, f"install requested-{number}") for number in range(WISHES // 2)} == {1}
     assert [frontend.pid for frontend in small.frontends] == pids
     assert all(frontend.is_alive for frontend in small.frontends)
 

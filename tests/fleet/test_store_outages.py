@@ -49,7 +49,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, server: Server, stocked: War
 
 
 def refusal(fleet: Fleet, frontend: Frontend) -> str:
-    """The code with which a wish is refused, within the limit."""
+    """The code with which a request is refused, within the limit."""
     began = time.monotonic()
     with pytest.raises(Unavailable) as refused:
         fleet.request("install", "refused", ["worker-1"], frontend=frontend, uri="oci://127.0.0.1/none:1")

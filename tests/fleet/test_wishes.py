@@ -1,4 +1,4 @@
-"""Wishes for new versions: who is asked and who is not, and that what is done is offered no more."""
+"""Requests for new versions: who is asked and who is not, and that what is done is offered no more."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from enginehouse.core.progress import Progress
 from enginehouse.frontend.watching.board import _revision
 from enginehouse.store import claims, db, history, intents, leases, nodes, operations
 from enginehouse.store.db import Connection
-from enginehouse.store.wishes import add_intent
+from enginehouse.store.requests import add_intent
 
 LIMIT_SECONDS = 10
 
@@ -125,7 +125,7 @@ async def test_a_frontend_without_a_bus_takes_nothing_over(pair: tuple[World, Wo
     assert (await two.intent_now(intent)).owner == "second frontend"
 
 
-async def test_a_newer_wish_waits_for_a_claim_instead_of_failing(postgres_pair: tuple[World, World]) -> None:
+async def test_a_newer_request_waits_for_a_claim_instead_of_failing(postgres_pair: tuple[World, World]) -> None:
     one, two = postgres_pair
     await one.join("first")
     install = await one.install()
@@ -139,7 +139,7 @@ async def test_a_newer_wish_waits_for_a_claim_instead_of_failing(postgres_pair: 
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(one.store.transaction(claim))
         await asyncio.to_thread(held.is_done.wait, LIMIT_SECONDS)
-        delete = group.create_task(two.wish("delete"))
+        delete = group.create_task(two.request("delete"))
         await _is_waiting_for_a_lock(one)
         held.let_go.set()
     assert (await one.intent(install)).state == "superseded"
@@ -233,7 +233,7 @@ async def test_what_people_look_at_is_the_same_on_both_databases(pair: tuple[Wor
     await one.dispatcher.step()
     await one.reply(await one.intent(done), Outcome())
     await one.reply(await one.intent(failed), Outcome(code="not_found", message="no"))
-    waiting = await one.wish("delete", name="other")
+    waiting = await one.request("delete", name="other")
     load = await one.loader.request("tiny", None, "someone")
     shown = [view.jobID for view in await two.board.unfinished(9)]
     assert shown == [load, waiting.jobID, failed.jobID]

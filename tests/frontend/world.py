@@ -22,6 +22,7 @@ from enginehouse.core.gallery import Entry, Gallery
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.core.node import Node, registration_message
+from enginehouse.core.operation import BackendRequest
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
@@ -32,10 +33,10 @@ from enginehouse.frontend.fleet.tokens import Keys
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.localai.listings import Listings
 from enginehouse.frontend.localai.poller import Poller
-from enginehouse.frontend.operations.acceptance import Acceptance
+from enginehouse.frontend.operations.acceptance import Acceptance, Requester
 from enginehouse.frontend.operations.cancel import Endings
 from enginehouse.frontend.operations.plan import Planner
-from enginehouse.frontend.operations.request import BackendWish, Operations
+from enginehouse.frontend.operations.request import Operations
 from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.upgrades import Upgrades
 from enginehouse.frontend.operations.versions import Versions
@@ -263,20 +264,19 @@ class World:
         plain: dict[str, object] = {"boot_id": "boot", "sequence": 1, "mark": await self.now(), "boot_mark": 1.0}
         await self.collector.report(node_id, Report(**(plain | fields)))  # type: ignore[arg-type]
 
-    # Wishes ---------------------------------------------------------------------------------------
+    # Requests ---------------------------------------------------------------------------------------
 
     async def install(self, *node_names: str, name: str = "llama-cpp", force: bool = False) -> OperationView:
-        return await self.wish("install", *node_names, name=name, force=force)
+        return await self.request("install", *node_names, name=name, force=force)
 
-    async def wish(self, kind: str, *node_names: str, name: str = "llama-cpp", force: bool = False) -> OperationView:
-        wish = BackendWish(
+    async def request(self, kind: str, *node_names: str, name: str = "llama-cpp", force: bool = False) -> OperationView:
+        request = BackendRequest(
             kind=kind,  # type: ignore[arg-type]  # a plain word in the tests
             name=name,
-            author="someone",
             nodes=node_names or None,
             force=force,
         )
-        return await self.board.view(await self.operations.request(wish))
+        return await self.board.view(await self.operations.request(request, Requester(author="someone")))
 
     async def intent(self, view: OperationView, row: int = 0) -> Intent:
         assert isinstance(view.nodes, list)

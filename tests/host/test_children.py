@@ -53,7 +53,7 @@ async def test_a_child_that_does_not_stop_is_named_and_ctrl_c_ends_it(
         await until("it to be deaf", lambda: "deaf" in text_of(tmp_path / "part.log"))
         ending.interrupt()
         ending.interrupt()
-        assert not ending.hurried.is_set(), "a signal that was sent twice is one wish"
+        assert not ending.hurried.is_set(), "a signal that was sent twice is one request"
         group.create_task(one.stop(ending))
         await until("somebody to say what is waited for", is_named)
         ending.interrupt()
@@ -90,7 +90,7 @@ async def test_a_child_that_is_stopped_while_it_is_being_started_is_stopped_too(
         group.create_task(one.run(lambda: None))
         await made.wait()
         stopping = group.create_task(one.stop(Ending()))
-        await until("the wish to stop", one._stopping.is_set)
+        await until("the request to stop", one._stopping.is_set)
         go.set()
         await stopping
 

@@ -1,4 +1,4 @@
-"""Recorded misfortunes: a worker without a bus, answers that come late, a wish that nobody wants any more. LocalAI
+"""Recorded misfortunes: a worker without a bus, answers that come late, a request that nobody wants any more. LocalAI
 calls each of them completed, or flips from cancelled to failed; here an end is an end, and there is none before.
 """
 
@@ -32,7 +32,7 @@ async def frontends(postgres: Callable[[], str], bus_url: str, lab: Lab, tmp_pat
 
 @needs_recordings
 @pytest.mark.parametrize("is_beating", [False, True], ids=["silent", "with heartbeats"])
-async def test_a_wish_waits_for_a_worker_that_lost_the_bus_and_is_done_when_it_is_back(
+async def test_a_request_waits_for_a_worker_that_lost_the_bus_and_is_done_when_it_is_back(
     frontends: Frontends, pair: Pair, is_beating: bool
 ) -> None:
     """23, S59."""

@@ -92,7 +92,7 @@ async def test_an_answer_with_more_in_it_than_today_s_frontend_knows_counts(
 async def test_a_worker_that_tells_no_platform_gets_images_that_have_one_build_per_platform(
     frontends: Frontends, oldest: GoWorker, lab: Lab, tmp_path: Path
 ) -> None:
-    """No version can be wished for then: the worker chooses, and its word is the end."""
+    """No version can be requested for then: the worker chooses, and its word is the end."""
     layout = tmp_path / "layout"
     images = [write_image(layout, [{"run.sh": b""}], platform=one) for one in ("linux/amd64", "linux/arm64")]
     write_index(layout, images)

@@ -145,7 +145,7 @@ async def test_an_end_that_the_version_before_wrote_is_an_end_here(house: House)
     assert house.worker.heard == []
 
 
-async def test_a_wish_of_this_version_joins_an_open_row_of_the_version_before(house: House) -> None:
+async def test_a_request_of_this_version_joins_an_open_row_of_the_version_before(house: House) -> None:
     now = await house.now()
     running = {"state": "running", "attempt": 1, "fence": 1, "owner": "before", "lease_until": now + LONG_SECONDS}
     _, intent_id = await house.write("cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now, version=1)

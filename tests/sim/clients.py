@@ -1,4 +1,4 @@
-"""People and programs that wish for things, and remember what they were told.
+"""People and programs that request for things, and remember what they were told.
 
 Every request has an author of its own, so that what it left behind can be told from what another left. A client with a
 key asks again until it is answered, at any frontend, and sometimes once more after that.
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from tests.sim.frontends import Objects
-from tests.sim.options import Wish
+from tests.sim.options import SimRequest
 from tests.sim.rows import select_rows
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError
-from enginehouse.frontend.operations.acceptance import Request
-from enginehouse.frontend.operations.request import BackendWish
+from enginehouse.core.operation import BackendRequest
+from enginehouse.frontend.operations.acceptance import Requester
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -50,51 +50,51 @@ class Clients:
         self.accepted: list[Accepted] = []
         self.refused: list[str] = []  # authors who were told no
         self.keyed: list[str] = []  # authors who asked under a key
-        self._by_wish: dict[int, Accepted] = {}
+        self._by_request: dict[int, Accepted] = {}
         self._told: set[str] = set()
         self._unheard: set[str] = set()  # authors who were left without an answer
 
-    async def ask(self, wish: Wish) -> None:
-        await asyncio.sleep(wish.at)
-        number = wish.number
+    async def ask(self, request: SimRequest) -> None:
+        await asyncio.sleep(request.at)
+        number = request.number
         author = f"client-{number}"
-        key = f"key-{number}" if wish.is_keyed else ""
-        match wish.kind:
+        key = f"key-{number}" if request.is_keyed else ""
+        match request.kind:
             case "cancel":
-                await self._cancel(author, wish)
+                await self._cancel(author, request)
             case "remove_node":
-                await self._remove_node(author, wish)
+                await self._remove_node(author, request)
             case "retry":
-                before = self._by_wish.get(wish.about)
+                before = self._by_request.get(request.about)
                 if before is not None:
-                    again = Request(author=author, key=key)
+                    again = Requester(author=author, key=key)
                     found = await self._request(
-                        wish,
+                        request,
                         author,
                         lambda to: to.endings.retry(before.operation_id, None, again),
                         f"retry {before.operation_id[:8]}",
                     )
                     self._keep(number, found, before.kind, before.name, author)
             case "drain" | "resume" | "load" | "unload" | "delete_model":
-                await self._ask_about_models(author, key, wish)
+                await self._ask_about_models(author, key, request)
             case "install" | "upgrade" | "delete":
-                asked = self._backend_wish(author, wish)
+                asked = self._backend_request(request)
                 found = await self._request(
-                    wish,
+                    request,
                     author,
-                    lambda to: to.operations.request(asked, key),
+                    lambda to: to.operations.request(asked, Requester(author=author, key=key)),
                     f"{asked.kind} {asked.name} on {asked.nodes or 'all'}",
                 )
                 self._keep(number, found, asked.kind, asked.name, author)
 
-    async def _ask_about_models(self, author: str, key: str, wish: Wish) -> None:
+    async def _ask_about_models(self, author: str, key: str, request: SimRequest) -> None:
         """Loads, and what is in their way. A load may find another under way, and is then that one."""
-        node = self._world.machines[wish.nodes[0] % len(self._world.machines)].name if wish.nodes else None
-        request = Request(author=author, key=key)
+        node = self._world.machines[request.nodes[0] % len(self._world.machines)].name if request.nodes else None
+        requester = Requester(author=author, key=key)
         target = node or self._world.machines[0].name
 
         async def load(to: Objects) -> str:
-            found = await to.loader.request(wish.name, node, author, key)
+            found = await to.loader.request(request.name, node, author, key)
             return found if isinstance(found, str) else ""
 
         async def resume(to: Objects) -> str:
@@ -102,22 +102,22 @@ class Clients:
             return ""
 
         async def ask(to: Objects) -> str:
-            match wish.kind:
+            match request.kind:
                 case "unload":
-                    return await to.operations.request_unload(wish.name, node, request)
+                    return await to.operations.request_unload(request.name, node, requester)
                 case "delete_model":
-                    return await to.operations.request_model_delete(wish.name, request)
+                    return await to.operations.request_model_delete(request.name, requester)
                 case _:
-                    return await to.operations.request_drain(target, request)
+                    return await to.operations.request_drain(target, requester)
 
-        if wish.kind == "resume":  # which has no key
-            found = await self._ask_once(wish.frontend, author, resume, f"{wish.kind} {node}")
+        if request.kind == "resume":  # which has no key
+            found = await self._ask_once(request.frontend, author, resume, f"{request.kind} {node}")
         else:
-            asked = load if wish.kind == "load" else ask
-            found = await self._request(wish, author, asked, f"{wish.kind} {wish.name} {node}")
+            asked = load if request.kind == "load" else ask
+            found = await self._request(request, author, asked, f"{request.kind} {request.name} {node}")
         if found:
             row = self._world.checks.operations[found]
-            self._keep(wish.number, found, row.kind, row.name, row.author)
+            self._keep(request.number, found, row.kind, row.name, row.author)
 
     async def resume_all(self) -> None:
         """The operator gives every node work again, so that all that was accepted can end."""
@@ -131,37 +131,36 @@ class Clients:
                 await frontend.call(lambda to: to.nodes.resume(str(rows[0][0])), ANSWER_SECONDS)  # noqa: B023
             await asyncio.sleep(RESUME_PAUSE_SECONDS)
 
-    def _backend_wish(self, author: str, wish: Wish) -> BackendWish:
+    def _backend_request(self, request: SimRequest) -> BackendRequest:
         machines = self._world.machines
-        assert wish.kind in ("install", "upgrade", "delete")
-        return BackendWish(
-            kind=wish.kind,
-            name=wish.name,
-            author=author,
-            nodes=tuple(dict.fromkeys(machines[one % len(machines)].name for one in wish.nodes)) or None,
-            force=wish.force,
-            max_parallel=wish.max_parallel,
+        assert request.kind in ("install", "upgrade", "delete")
+        return BackendRequest(
+            kind=request.kind,
+            name=request.name,
+            nodes=tuple(dict.fromkeys(machines[one % len(machines)].name for one in request.nodes)) or None,
+            force=request.force,
+            max_parallel=request.max_parallel,
         )
 
     def _keep(self, number: int, operation_id: str, kind: str, name: str, author: str) -> None:
         if operation_id:
             accepted = Accepted(operation_id, kind, name, author)
             self.accepted.append(accepted)
-            self._by_wish[number] = accepted
+            self._by_request[number] = accepted
 
-    async def _request(self, wish: Wish, author: str, ask: Ask, what: str) -> str:
+    async def _request(self, request: SimRequest, author: str, ask: Ask, what: str) -> str:
         """The id of the operation; empty where the client heard no, or nothing."""
-        if not wish.is_keyed:
-            return await self._ask_once(wish.frontend, author, ask, what)
+        if not request.is_keyed:
+            return await self._ask_once(request.frontend, author, ask, what)
         self.keyed.append(author)
         told = ""
         for attempt in range(TRIES):
-            told = await self._ask_once(wish.frontend + attempt, author, ask, what)
+            told = await self._ask_once(request.frontend + attempt, author, ask, what)
             if author in self._told or author in self.refused:
                 break
             await asyncio.sleep(PAUSE_SECONDS)
         if told and self._world.chance("clients").random() < REPEAT_RATE:
-            again = await self._ask_once(wish.frontend + 1, author, ask, what)
+            again = await self._ask_once(request.frontend + 1, author, ask, what)
             if again not in ("", told):
                 self._fail("G4", f"{author} was told {told} and then {again} under one key")
         return told
@@ -198,12 +197,12 @@ class Clients:
         if error.code != "store_unavailable":
             self.refused.append(author)
 
-    async def _cancel(self, author: str, wish: Wish) -> None:
+    async def _cancel(self, author: str, request: SimRequest) -> None:
         """Cancelling has no id to be told; what it promises is that nothing of the operation is open afterwards."""
-        world, about = self._world, self._by_wish.get(wish.about)
+        world, about = self._world, self._by_request.get(request.about)
         if about is None:
             return
-        frontend = world.frontends[wish.frontend % len(world.frontends)]
+        frontend = world.frontends[request.frontend % len(world.frontends)]
         world.trace.note(author, f"asks {frontend.name} to cancel {about.operation_id[:8]}")
         try:
             await frontend.call(lambda to: to.endings.cancel(about.operation_id, None, author), ANSWER_SECONDS)
@@ -212,11 +211,11 @@ class Clients:
             return
         world.trace.note(author, f"has cancelled {about.operation_id[:8]}")
 
-    async def _remove_node(self, author: str, wish: Wish) -> None:
+    async def _remove_node(self, author: str, request: SimRequest) -> None:
         """The machine stays and joins again, as another node."""
         world = self._world
-        frontend = world.frontends[wish.frontend % len(world.frontends)]
-        machine = world.machines[(wish.nodes or (0,))[0] % len(world.machines)]
+        frontend = world.frontends[request.frontend % len(world.frontends)]
+        machine = world.machines[(request.nodes or (0,))[0] % len(world.machines)]
         world.trace.note(author, f"asks {frontend.name} to remove {machine.name}")
         try:
             await frontend.call(lambda to: to.endings.remove_node(machine.name, author), ANSWER_SECONDS)

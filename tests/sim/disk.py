@@ -29,7 +29,7 @@ from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.model import HeldModel
 from enginehouse.core.wire import Command
 from enginehouse.worker.commands.journal import Journal
-from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.engines.process_table import StartRequest
 from enginehouse.worker.protocol.decode import Work
 
 WORK: ContextVar[Work | None] = ContextVar("work", default=None)  # what the current task was asked to do
@@ -56,7 +56,7 @@ class Tree(Struct, frozen=True):
 class Engine(Struct):
     """A live process, and the tree that it was started from."""
 
-    wish: StartWish
+    request: StartRequest
     inode: int
     nonce: str
 
@@ -233,12 +233,12 @@ class Disk:
         self.checks.took_effect(f"model:{name}", "")
         return was_there
 
-    def begin_engine(self, wish: StartWish, inode: int) -> Engine:
+    def begin_engine(self, request: StartRequest, inode: int) -> Engine:
         self._inodes += 1
-        engine = Engine(wish, inode, f"{wish.process_key}-{self._inodes}")
-        self.engines[wish.process_key] = engine
-        self.trace.note(self.name, f"engine {engine.nonce} runs from {wish.directory}")
-        self.checks.became(f"replica:{wish.process_key}", engine.nonce)
+        engine = Engine(request, inode, f"{request.process_key}-{self._inodes}")
+        self.engines[request.process_key] = engine
+        self.trace.note(self.name, f"engine {engine.nonce} runs from {request.directory}")
+        self.checks.became(f"replica:{request.process_key}", engine.nonce)
         return engine
 
     def end_engine(self, key: str) -> bool:
@@ -253,7 +253,8 @@ class Disk:
         using = [
             engine.nonce
             for engine in self.engines.values()
-            if (engine.wish.directory == directory or engine.wish.model.name == model) and engine.inode != but_inode
+            if (engine.request.directory == directory or engine.request.model.name == model)
+            and engine.inode != but_inode
         ]
         self.checks.judge("G6", f"{directory or model} was {what} while {using} ran from it" if using else "")
 

@@ -1,4 +1,4 @@
-"""The end of a run: whether everything has settled, and whether the world is then as the wishes say.
+"""The end of a run: whether everything has settled, and whether the world is then as the requests say.
 
 Looks at disks, rows and what watchers were told; asks every frontend for every operation that somebody was promised.
 """
@@ -85,7 +85,7 @@ def _wrong_disks(world: World) -> list[tuple[str, str]]:
 
 
 def _is_started_later(world: World, intent: IntentRow) -> bool:
-    """Whether a model was wished to run after its removal had been: a start brings the files that it needs."""
+    """Whether a model was requested to run after its removal had been: a start brings the files that it needs."""
     about = f"replica:{intent.subject.partition(':')[2]}#"
     return intent.subject.startswith("model:") and any(
         one.node_id == intent.node_id and one.subject.startswith(about) and one.created_at > intent.created_at

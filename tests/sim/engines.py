@@ -16,7 +16,7 @@ from tests.sim.disk import ENDED, Disk, Engine
 from enginehouse.core.errors import Hopeless, Unavailable
 from enginehouse.core.replica import RunningReplica
 from enginehouse.host.blocking import in_thread
-from enginehouse.worker.engines.process_table import Started, StartWish, Stopped
+from enginehouse.worker.engines.process_table import Started, StartRequest, Stopped
 
 START_SECONDS = (0.05, 0.2, 1.0)  # all well below what a command may wait for its turn
 STOP_SECONDS = 0.05
@@ -27,7 +27,7 @@ class SimSupervisor:
     def __init__(self, disk: Disk, changed: Callable[[], None]) -> None:
         self._disk = disk
         self._changed = changed
-        self._coming: dict[str, StartWish] = {}
+        self._coming: dict[str, StartRequest] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def __aenter__(self) -> SimSupervisor:
@@ -57,29 +57,29 @@ class SimSupervisor:
             self._disk.end_engine(key)
             self._changed()
 
-    async def start(self, wish: StartWish) -> Started:
-        async with self._turn(wish.process_key):
-            self._coming[wish.process_key] = wish
+    async def start(self, request: StartRequest) -> Started:
+        async with self._turn(request.process_key):
+            self._coming[request.process_key] = request
             try:
-                return await self._start(wish)
+                return await self._start(request)
             finally:
-                del self._coming[wish.process_key]
+                del self._coming[request.process_key]
 
-    async def _start(self, wish: StartWish) -> Started:
-        disk, key = self._disk, wish.process_key
-        inode = await in_thread(disk.inode_of, wish.directory) if disk.is_readable(wish.directory) else None
+    async def _start(self, request: StartRequest) -> Started:
+        disk, key = self._disk, request.process_key
+        inode = await in_thread(disk.inode_of, request.directory) if disk.is_readable(request.directory) else None
         current = disk.engines.get(key)
-        if current is not None and inode is not None and _serves(current, wish, inode):
-            current.wish = wish
+        if current is not None and inode is not None and _serves(current, request, inode):
+            current.request = request
             return Started(ADDRESS, current.nonce)
         if current is not None:
             await self._end(key)
         if inode is None:
-            raise Unavailable(f"cannot start {key}: {wish.directory} is not installed", code="not_found")
-        if wish.model.name not in disk.models or not disk.is_readable(wish.model.name):
+            raise Unavailable(f"cannot start {key}: {request.directory} is not installed", code="not_found")
+        if request.model.name not in disk.models or not disk.is_readable(request.model.name):
             raise Hopeless(f"cannot start {key}: its files are not on this node", code="not_found")
         await asyncio.sleep(disk.chance.choice(START_SECONDS))
-        engine = disk.begin_engine(wish, inode)
+        engine = disk.begin_engine(request, inode)
         self._changed()
         return Started(ADDRESS, engine.nonce)
 
@@ -97,13 +97,13 @@ class SimSupervisor:
             [
                 key
                 for key, one in self._disk.engines.items()
-                if one.wish.directory == directory and (but_inode is None or one.inode != but_inode)
+                if one.request.directory == directory and (but_inode is None or one.inode != but_inode)
             ]
         )
 
     async def stop_model(self, model: str) -> Stopped:
-        wishes = self._coming | {key: one.wish for key, one in self._disk.engines.items()}
-        return await self._stop_each([key for key, wish in wishes.items() if wish.model.name == model])
+        requests = self._coming | {key: one.request for key, one in self._disk.engines.items()}
+        return await self._stop_each([key for key, request in requests.items() if request.model.name == model])
 
     async def stop_all(self) -> Stopped:
         return await self._stop_each([*self._coming, *self._disk.engines])
@@ -125,22 +125,22 @@ class SimSupervisor:
         return self._turns.setdefault(key, asyncio.Lock())
 
 
-def _serves(current: Engine, wish: StartWish, inode: int) -> bool:
-    known = current.wish
+def _serves(current: Engine, request: StartRequest, inode: int) -> bool:
+    known = current.request
     return (known.key, known.model.revision, known.directory, current.inode) == (
-        *(wish.key, wish.model.revision, wish.directory),
+        *(request.key, request.model.revision, request.directory),
         inode,
     )
 
 
 def _report(engine: Engine) -> RunningReplica:
-    wish = engine.wish
+    request = engine.request
     return RunningReplica(
-        model_id=wish.model.name,
-        replica_index=wish.slot,
+        model_id=request.model.name,
+        replica_index=request.slot,
         address=ADDRESS,
         nonce=engine.nonce,
-        backend=wish.directory,
-        revision=wish.model.revision,
-        generation=wish.generation,
+        backend=request.directory,
+        revision=request.model.revision,
+        generation=request.generation,
     )

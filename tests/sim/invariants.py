@@ -31,7 +31,7 @@ def ended_stays_ended(before: IntentRow, after: IntentRow) -> str:
     return ""
 
 
-def wish_is_kept_whole(before: IntentRow, after: IntentRow) -> str:
+def intent_is_kept_whole(before: IntentRow, after: IntentRow) -> str:
     """G1: every parameter it was given can be read to the end."""
     if (before.node_id, before.subject, before.generation, before.action) != (
         after.node_id,
@@ -152,7 +152,7 @@ def every_ended_is_told(doing: str, ended: Collection[str], told: Collection[str
 
 
 def success_was_so(intent: IntentRow, wanted: str, seen: Collection[str]) -> str:
-    """G10: what is called done was so at some moment between the wish and the word."""
+    """G10: what is called done was so at some moment between the request and the word."""
     if wanted in seen:
         return ""
     return (

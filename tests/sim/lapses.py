@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 from sqlalchemy import literal, select
 from tests.sim.mutation import Mutant, Patch
-from tests.sim.options import BACKENDS, LEASE_SECONDS, METAS, Fault, Wish, WishKind
+from tests.sim.options import BACKENDS, LEASE_SECONDS, METAS, Fault, RequestKind, SimRequest
 from tests.sim.parts import SimModels
 
 from enginehouse.core import action, report
@@ -26,8 +26,9 @@ from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.operations import cancel as ending
 from enginehouse.frontend.operations import request as operations
 from enginehouse.frontend.operations.targets import Targets
-from enginehouse.store import claims, lingering, nodes, wishes
+from enginehouse.store import claims, lingering, nodes
 from enginehouse.store import intents as store_intents
+from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.commands import executor as actions
@@ -39,8 +40,8 @@ from enginehouse.worker.protocol.decode import outcome_of
 ALPHA, BETA = "one@alpha", "two@alpha"
 
 
-def wish(number: int, at: float, kind: WishKind, name: str, max_parallel: int = 0) -> Wish:
-    return Wish(number=number, at=at, kind=kind, name=name, frontend=number, max_parallel=max_parallel)
+def request(number: int, at: float, kind: RequestKind, name: str, max_parallel: int = 0) -> SimRequest:
+    return SimRequest(number=number, at=at, kind=kind, name=name, frontend=number, max_parallel=max_parallel)
 
 
 # What is believed ----------------------------------------------------------------------------------
@@ -56,70 +57,71 @@ def _old_reports_count() -> list[Patch]:
     return [(Collector, "_evidence", _evidence)]
 
 
-def _back_and_forth(chance: Random) -> tuple[Wish, ...]:
+def _back_and_forth(chance: Random) -> tuple[SimRequest, ...]:
     """Deleted and installed again, while the report from before is still on its way."""
-    wishes: list[Wish] = []
+    requests: list[SimRequest] = []
     for name in BACKENDS:
         at = 1.0
         # The first is done and reported before the delete; the last is asked for while that report may be on its way.
-        steps: tuple[tuple[WishKind, float, float], ...] = (
+        steps: tuple[tuple[RequestKind, float, float], ...] = (
             ("install", 1.3, 2.4),
             ("delete", 0.1, 0.5),
             ("install", 0.0, 0.0),
         )
         for kind, least, most in steps:
-            wishes.append(wish(len(wishes), at, kind, name if kind == "delete" else f"one@{name}"))
+            requests.append(request(len(requests), at, kind, name if kind == "delete" else f"one@{name}"))
             at += chance.uniform(least, most)
-    return tuple(sorted(wishes, key=lambda one: one.at))
+    return tuple(sorted(requests, key=lambda one: one.at))
 
 
 def _older_commands_never_arrive() -> list[Patch]:
     return [(store_intents, "shadowed", lambda connection, node_id, subjects: {})]
 
 
-def delete_at_once(chance: Random) -> tuple[Wish, ...]:
+def delete_at_once(chance: Random) -> tuple[SimRequest, ...]:
     """An install whose message is long under way, and a delete that replaces it."""
-    wishes: list[Wish] = []
+    requests: list[SimRequest] = []
     for name in BACKENDS:
         at = chance.uniform(1.0, 2.0)
-        wishes.append(wish(len(wishes), at, "install", f"one@{name}"))
-        wishes.append(wish(len(wishes), at + chance.uniform(0.1, 3.0), "delete", name))
-    return tuple(sorted(wishes, key=lambda one: one.at))
+        requests.append(request(len(requests), at, "install", f"one@{name}"))
+        requests.append(request(len(requests), at + chance.uniform(0.1, 3.0), "delete", name))
+    return tuple(sorted(requests, key=lambda one: one.at))
 
 
 def _targets_by_reports_alone() -> list[Patch]:
-    return [(Targets, "_changing", lambda self, connection, wish, targets: [])]
+    return [(Targets, "_changing", lambda self, connection, request, targets: [])]
 
 
-def _anew_after_a_delete(chance: Random) -> tuple[Wish, ...]:
+def _anew_after_a_delete(chance: Random) -> tuple[SimRequest, ...]:
     """An image whose tag has moved is deleted, and installed again before a report has told of that."""
     at = 5.0 + chance.uniform(0.0, 2.0)
     again = at + chance.choice((0.05, 0.3, 1.0)) * chance.uniform(0.2, 1.0)
     return (
-        wish(0, 1.0, "install", f"one@{BACKENDS[-1]}"),
-        wish(1, at, "delete", BACKENDS[-1]),
-        wish(2, again, "install", f"one@{BACKENDS[-1]}"),
+        request(0, 1.0, "install", f"one@{BACKENDS[-1]}"),
+        request(1, at, "delete", BACKENDS[-1]),
+        request(2, again, "install", f"one@{BACKENDS[-1]}"),
     )
 
 
-def _another_name_is_another_wish() -> list[Patch]:
-    def is_same_wish(wanted: Action, open_one: Action) -> bool:
-        return action.is_same_wish(wanted, open_one) and action.pointer_of(wanted) == action.pointer_of(open_one)
+def _another_name_is_another_request() -> list[Patch]:
+    def is_same_request(wanted: Action, open_one: Action) -> bool:
+        return action.is_same_request(wanted, open_one) and action.pointer_of(wanted) == action.pointer_of(open_one)
 
-    return [(wishes, "is_same_wish", is_same_wish)]
+    return [(requests, "is_same_request", is_same_request)]
 
 
 def _joined_names_are_forgotten() -> list[Patch]:
-    return [(wishes, "add_pointers", lambda connection, done, new_id, now: [])]
+    return [(requests, "add_pointers", lambda connection, done, new_id, now: [])]
 
 
-def _under_several_names(chance: Random) -> tuple[Wish, ...]:
+def _under_several_names(chance: Random) -> tuple[SimRequest, ...]:
     """The same build asked for by its own name and by the others, while it is being installed."""
     names = [*METAS, BACKENDS[0]]
     chance.shuffle(names)
     times = sorted(chance.uniform(1.0, 2.0) for _ in names)
     return tuple(
-        wish(number, at, "install", f"one@{name}") for number, (at, name) in enumerate(zip(times, names, strict=True))
+        request(number, at, "install", f"one@{name}")
+        for number, (at, name) in enumerate(zip(times, names, strict=True))
     )
 
 
@@ -128,10 +130,10 @@ def _what_a_report_shows_is_done() -> list[Patch]:
     return [(report, "is_evidence", lambda said, intent: True), (report, "_lasts", lambda backend: True)]
 
 
-def _installs_and_upgrades(chance: Random) -> tuple[Wish, ...]:
+def _installs_and_upgrades(chance: Random) -> tuple[SimRequest, ...]:
     return (
-        *(wish(number, chance.uniform(1.0, 2.0), "install", f"one@{name}") for number, name in enumerate(BACKENDS)),
-        *(wish(3 + number, 4.0 + chance.random(), "upgrade", f"two@{name}") for number, name in enumerate(BACKENDS)),
+        *(request(number, chance.uniform(1.0, 2.0), "install", f"one@{name}") for number, name in enumerate(BACKENDS)),
+        *(request(3 + number, 4.0 + chance.random(), "upgrade", f"two@{name}") for number, name in enumerate(BACKENDS)),
     )
 
 
@@ -150,12 +152,12 @@ def _upgrades_have_no_width() -> list[Patch]:
     return [(module, "width_of", lambda *_: 0) for module in (operations, ending)]
 
 
-def _upgrade_of_all(chance: Random) -> tuple[Wish, ...]:
-    return (wish(0, 1.5, "install", ALPHA), wish(1, chance.uniform(4.5, 6.0), "upgrade", BETA))
+def _upgrade_of_all(chance: Random) -> tuple[SimRequest, ...]:
+    return (request(0, 1.5, "install", ALPHA), request(1, chance.uniform(4.5, 6.0), "upgrade", BETA))
 
 
-def _one_after_another(chance: Random) -> tuple[Wish, ...]:
-    return (wish(0, chance.uniform(1.0, 2.0), "install", ALPHA, max_parallel=1),)
+def _one_after_another(chance: Random) -> tuple[SimRequest, ...]:
+    return (request(0, chance.uniform(1.0, 2.0), "install", ALPHA, max_parallel=1),)
 
 
 # Who is heard --------------------------------------------------------------------------------------
@@ -202,15 +204,15 @@ def _what_was_given_up_is_forgotten() -> list[Patch]:
     return [(Actions, "_record", _record)]
 
 
-def _install_and_cancel(chance: Random) -> tuple[Wish, ...]:
+def _install_and_cancel(chance: Random) -> tuple[SimRequest, ...]:
     """Each cancelled while it is at work, and a second copy of its message may still come."""
-    wishes: list[Wish] = []
+    requests: list[SimRequest] = []
     for name in BACKENDS:
         at = chance.uniform(1.0, 2.0)
-        made = wish(len(wishes), at, "install", f"one@{name}")
-        ended = wish(len(wishes) + 1, at + chance.uniform(0.1, 2.0), "cancel", name)
-        wishes += [made, msgspec.structs.replace(ended, about=made.number)]
-    return tuple(sorted(wishes, key=lambda one: one.at))
+        made = request(len(requests), at, "install", f"one@{name}")
+        ended = request(len(requests) + 1, at + chance.uniform(0.1, 2.0), "cancel", name)
+        requests += [made, msgspec.structs.replace(ended, about=made.number)]
+    return tuple(sorted(requests, key=lambda one: one.at))
 
 
 def _old_workers_get_no_install() -> list[Patch]:
@@ -255,21 +257,21 @@ def _nothing_goes_on() -> list[Patch]:
     return [(lingering, "every", lambda connection: [])]
 
 
-def _install_and_delete(chance: Random) -> tuple[Wish, ...]:
-    return (wish(0, 2.0, "install", "one@beta"), wish(1, chance.uniform(3.0, 5.0), "delete", "beta"))
+def _install_and_delete(chance: Random) -> tuple[SimRequest, ...]:
+    return (request(0, 2.0, "install", "one@beta"), request(1, chance.uniform(3.0, 5.0), "delete", "beta"))
 
 
-def _load_and_delete(chance: Random) -> tuple[Wish, ...]:
-    return (wish(0, 0.5, "load", "small"), wish(1, chance.uniform(5.0, 8.0), "delete", "alpha"))
+def _load_and_delete(chance: Random) -> tuple[SimRequest, ...]:
+    return (request(0, 0.5, "load", "small"), request(1, chance.uniform(5.0, 8.0), "delete", "alpha"))
 
 
-def _load_and_delete_model(chance: Random) -> tuple[Wish, ...]:
+def _load_and_delete_model(chance: Random) -> tuple[SimRequest, ...]:
     """The word to delete comes while the worker is cut off, so that reports speak before it is heard."""
-    return (wish(0, 2.5, "load", "small"), wish(1, 6.0, "delete_model", "small"))
+    return (request(0, 2.5, "load", "small"), request(1, 6.0, "delete_model", "small"))
 
 
-def _load(chance: Random) -> tuple[Wish, ...]:
-    return (wish(0, 0.5, "load", "small"),)
+def _load(chance: Random) -> tuple[SimRequest, ...]:
+    return (request(0, 0.5, "load", "small"),)
 
 
 QUICK: dict[str, float] = {
@@ -283,7 +285,7 @@ LATE: dict[str, float] = {
 FLEET: dict[str, float] = {**QUICK, "nodes": 3}
 LAPSES = (
     Mutant(
-        "a report from before the wish counts",
+        "a report from before the request counts",
         ("G10",),
         _old_reports_count,
         {
@@ -321,9 +323,9 @@ LAPSES = (
         (),
     ),
     Mutant(
-        "another name is another wish",
+        "another name is another request",
         ("G4",),
-        _another_name_is_another_wish,
+        _another_name_is_another_request,
         {**QUICK, "install_seconds": 2.0},
         _under_several_names,
     ),

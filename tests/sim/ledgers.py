@@ -16,6 +16,7 @@ from tests.sim.invariants import (
     attempts_count_up,
     ended_stays_ended,
     every_ended_is_told,
+    intent_is_kept_whole,
     lane_is_kept,
     lease_is_respected,
     older_is_never_claimed,
@@ -25,7 +26,6 @@ from tests.sim.invariants import (
     request_is_kept_whole,
     same_work_is_joined,
     stored_progress_does_not_fall,
-    wish_is_kept_whole,
 )
 from tests.sim.rows import Changed, IntentRow, OperationRow
 from tests.sim.trace import Violation
@@ -83,7 +83,7 @@ class StoreChecks:
                     self._judge("G4", same_work_is_joined(older, after) if older.state == "superseded" else "")
         else:
             self._judge("G1", ended_stays_ended(before, after))
-            self._judge("G1", wish_is_kept_whole(before, after))
+            self._judge("G1", intent_is_kept_whole(before, after))
             self._judge("G3", lease_is_respected(before, after, self._now()))
             self._judge("G4", attempts_count_up(before, after))
             self._judge("G9", stored_progress_does_not_fall(before, after))

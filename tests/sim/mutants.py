@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import select
-from tests.sim.lapses import LAPSES, QUICK, delete_at_once, wish
+from tests.sim.lapses import LAPSES, QUICK, delete_at_once, request
 from tests.sim.mutation import Mutant, Patch
-from tests.sim.options import Wish
+from tests.sim.options import SimRequest
 
 from enginehouse.core import intent, report
 from enginehouse.core.errors import Unavailable
@@ -25,8 +25,9 @@ from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.progress import Progress
 from enginehouse.frontend.operations import acceptance as accepting
 from enginehouse.frontend.watching import board
-from enginehouse.store import claims, operations, wishes
+from enginehouse.store import claims, operations
 from enginehouse.store import intents as store_intents
+from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import intents
 from enginehouse.worker.commands.journal import Journal
@@ -87,7 +88,7 @@ def _no_fence_check() -> list[Patch]:
 
 
 def _nothing_is_superseded() -> list[Patch]:
-    return [(wishes, "apply", lambda connection, before, change: before)]
+    return [(requests, "apply", lambda connection, before, change: before)]
 
 
 def _failure_is_success() -> list[Patch]:
@@ -153,13 +154,15 @@ def _one_at_a_time() -> list[Patch]:
     return [(claims, "claim_due", claim_due)]
 
 
-def _several(chance: Random) -> tuple[Wish, ...]:
+def _several(chance: Random) -> tuple[SimRequest, ...]:
     """Of which none has to do with the others."""
     names = ("alpha", "beta", "gamma")
-    return tuple(wish(number, chance.uniform(1.0, 2.0), "install", f"one@{name}") for number, name in enumerate(names))
+    return tuple(
+        request(number, chance.uniform(1.0, 2.0), "install", f"one@{name}") for number, name in enumerate(names)
+    )
 
 
-def _several_with_keys(chance: Random) -> tuple[Wish, ...]:
+def _several_with_keys(chance: Random) -> tuple[SimRequest, ...]:
     return tuple(msgspec.structs.replace(one, is_keyed=True) for one in _several(chance))
 
 
@@ -205,7 +208,7 @@ MUTANTS = (
     Mutant("a stored request is refused", ("G1",), _told_after_the_commit, BAD_STORE),
     Mutant("a late reply overwrites the end", ("G1",), _late_reply_overwrites),
     Mutant("the journal does not compare fences", ("G2",), _no_fence_check, {**QUICK, **BAD_BUS}, delete_at_once, ()),
-    Mutant("a newer wish leaves the older open", ("G2",), _nothing_is_superseded),
+    Mutant("a newer request leaves the older open", ("G2",), _nothing_is_superseded),
     Mutant("a failure is taken for success", ("G2", "G10"), _failure_is_success, {"failing_rate": 0.5}),
     Mutant("a lease is taken before it ends", ("G3",), _lease_is_ignored),
     Mutant("a subject has no lock", ("G3", "G2"), _no_lock),

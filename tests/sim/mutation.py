@@ -12,11 +12,11 @@ from random import Random
 
 import msgspec
 from msgspec import Struct
-from tests.sim.options import Fault, Options, Wish, expand
+from tests.sim.options import Fault, Options, SimRequest, expand
 
 SEEDS = 60  # within which every mutant must be caught
 Patch = tuple[object, str, object]
-Script = Callable[[Random], tuple[Wish, ...]]
+Script = Callable[[Random], tuple[SimRequest, ...]]
 
 
 class Mutant(Struct, frozen=True):
@@ -24,13 +24,13 @@ class Mutant(Struct, frozen=True):
     guarantees: tuple[str, ...]  # any of them may be the first to notice
     make: Callable[[], list[Patch]]
     weather: dict[str, float] = {}  # options that are so on every seed
-    script: Script | None = None  # what people wish instead of the seed's own wishes
+    script: Script | None = None  # what people request instead of the seed's own requests
     faults: tuple[Fault, ...] | None = None
 
     def options(self, seed: int) -> Options:
         options = msgspec.structs.replace(expand(seed), **self.weather)
         if self.script is not None:
-            options = msgspec.structs.replace(options, wishes=self.script(Random(seed)))
+            options = msgspec.structs.replace(options, requests=self.script(Random(seed)))
         return options if self.faults is None else msgspec.structs.replace(options, faults=self.faults)
 
 

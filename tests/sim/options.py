@@ -1,4 +1,4 @@
-"""One seed, expanded into everything a run is made of: fleet, rates of misfortune, what people wish and when, which
+"""One seed, expanded into everything a run is made of: fleet, rates of misfortune, what people request and when, which
 process is struck by what.
 
 Pure: the same seed gives the same options for ever, and a failing run is made smaller by leaving parts of them out.
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 BackendKind = Literal["install", "upgrade", "delete", "cancel", "retry", "remove_node"]
-WishKind = BackendKind | Literal["load", "unload", "delete_model", "drain", "resume"]
+RequestKind = BackendKind | Literal["load", "unload", "delete_model", "drain", "resume"]
 FaultKind = Literal[
     "kill_frontend",
     "pause_frontend",
@@ -56,23 +56,23 @@ GALLERIES = ("one", "two")  # both have every backend, each its own version of i
 MODELS = ("small", "large")  # of the first and the second backend
 
 
-WISHES: tuple[WishKind, ...] = (
+WISHES: tuple[RequestKind, ...] = (
     ("install",) * 6 + ("upgrade",) * 2 + ("delete",) * 3 + ("cancel",) * 3 + ("retry", "remove_node")
 )
-MODEL_WISHES: tuple[WishKind, ...] = ("load",) * 6 + ("unload", "delete_model", "delete_model", "drain", "resume")
-OLD_WISHES: tuple[WishKind, ...] = ("upgrade",) * 6  # what such a worker may not know
+MODEL_WISHES: tuple[RequestKind, ...] = ("load",) * 6 + ("unload", "delete_model", "delete_model", "drain", "resume")
+OLD_WISHES: tuple[RequestKind, ...] = ("upgrade",) * 6  # what such a worker may not know
 ABOUT_MODELS = frozenset({"load", "unload", "delete_model"})
 
 
-class Wish(Struct, frozen=True):
+class SimRequest(Struct, frozen=True):
     """What a client asks for, at which frontend. `nodes` are numbers; none means all of them. To cancel and to retry
-    are about the operation of an earlier wish, `about`. With a key the client asks until it is answered, and
+    are about the operation of an earlier request, `about`. With a key the client asks until it is answered, and
     sometimes once more.
     """
 
     number: int
     at: float
-    kind: WishKind
+    kind: RequestKind
     name: str
     frontend: int
     nodes: tuple[int, ...] = ()
@@ -82,8 +82,8 @@ class Wish(Struct, frozen=True):
     max_parallel: int = 0
 
 
-# Of one model, so that later wishes meet an engine that runs.
-FIRST_LOAD = (Wish(number=100, at=0.5, kind="load", name=MODELS[0], frontend=0),)
+# Of one model, so that later requests meet an engine that runs.
+FIRST_LOAD = (SimRequest(number=100, at=0.5, kind="load", name=MODELS[0], frontend=0),)
 
 
 class Fault(Struct, frozen=True):
@@ -117,7 +117,7 @@ class Options(Struct, frozen=True, kw_only=True):
     disk_error_rate: float
     read_error_rate: float = 0.0
     tag_moves_at: float = 0.0
-    wishes: tuple[Wish, ...]
+    requests: tuple[SimRequest, ...]
     faults: tuple[Fault, ...]
 
 
@@ -153,7 +153,7 @@ def expand(seed: int) -> Options:
         stalling_rate=chance.choice((0.0, 0.0, 0.1)),
         full_disk_rate=chance.choice((0.0, 0.0, 0.0, 0.1)),
         disk_error_rate=chance.choice((0.0, 0.0, 0.0, 0.1)),
-        wishes=(*(FIRST_LOAD if has_models else ()), *_wishes(chance, nodes, frontends, safety, more)),
+        requests=(*(FIRST_LOAD if has_models else ()), *_requests(chance, nodes, frontends, safety, more)),
         faults=() if is_calm else _faults(chance, nodes, frontends, safety, has_models),
     )
     if outlives_lease:
@@ -163,17 +163,19 @@ def expand(seed: int) -> Options:
     if not is_calm:
         rate = Random(f"{seed}/reads").choice(READ_ERROR_RATES)
         options = msgspec.structs.replace(options, read_error_rate=rate)
-    options = msgspec.structs.replace(options, wishes=_renamed(Random(f"{seed}/names"), options.wishes))
+    options = msgspec.structs.replace(options, requests=_renamed(Random(f"{seed}/names"), options.requests))
     of_lease = Random(f"{seed}/lease")
     if not is_calm and of_lease.random() < SHORT_LEASE_RATE:
         return _outliving(of_lease, msgspec.structs.replace(options, lease_seconds=of_lease.choice(SHORT_LEASES)))
     return options
 
 
-def _wishes(chance: Random, nodes: int, frontends: int, safety: float, more: tuple[WishKind, ...]) -> tuple[Wish, ...]:
+def _requests(
+    chance: Random, nodes: int, frontends: int, safety: float, more: tuple[RequestKind, ...]
+) -> tuple[SimRequest, ...]:
     backends = BACKENDS[: chance.choice((1, 1, 2, 3))]
     kinds = (*WISHES, *more)
-    made: list[Wish] = []
+    made: list[SimRequest] = []
     for number in range(chance.randint(1, 10)):
         kind = chance.choice(kinds)
         name = chance.choice(backends)
@@ -187,7 +189,7 @@ def _wishes(chance: Random, nodes: int, frontends: int, safety: float, more: tup
         elif kind != "delete":
             name = f"{chance.choice(GALLERIES)}@{name}"
         made.append(
-            Wish(
+            SimRequest(
                 number=number,
                 at=at,
                 kind=kind,
@@ -200,17 +202,17 @@ def _wishes(chance: Random, nodes: int, frontends: int, safety: float, more: tup
                 max_parallel=chance.choice((0, 0, 0, 1)),
             )
         )
-    return tuple(sorted(made, key=lambda wish: wish.at))
+    return tuple(sorted(made, key=lambda request: request.at))
 
 
-def _renamed(chance: Random, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
+def _renamed(chance: Random, requests: tuple[SimRequest, ...]) -> tuple[SimRequest, ...]:
     """The same requests, some of them for the first backend by another name of it."""
-    renamed: list[Wish] = []
-    for wish in wishes:
-        gallery, at, plain = wish.name.rpartition("@")
-        if plain == BACKENDS[0] and wish.kind in ("install", "upgrade", "delete") and chance.random() < META_RATE:
-            wish = msgspec.structs.replace(wish, name=f"{gallery}{at}{chance.choice(METAS)}")
-        renamed.append(wish)
+    renamed: list[SimRequest] = []
+    for request in requests:
+        gallery, at, plain = request.name.rpartition("@")
+        if plain == BACKENDS[0] and request.kind in ("install", "upgrade", "delete") and chance.random() < META_RATE:
+            request = msgspec.structs.replace(request, name=f"{gallery}{at}{chance.choice(METAS)}")
+        renamed.append(request)
     return tuple(renamed)
 
 
@@ -235,18 +237,20 @@ def _faults(chance: Random, nodes: int, frontends: int, safety: float, has_model
 def _outliving(chance: Random, options: Options) -> Options:
     """The same, with a frontend that is away for longer than its leases last while what it sent is under way."""
     lease, replace = options.lease_seconds, msgspec.structs.replace
-    sent = [wish for wish in options.wishes if wish.kind == "install" and wish.at < options.safety_seconds / 2]
+    sent = [
+        request for request in options.requests if request.kind == "install" and request.at < options.safety_seconds / 2
+    ]
     if not sent:
         at = chance.uniform(0.8, 2.0)
         name = f"{chance.choice(GALLERIES)}@{chance.choice(BACKENDS)}"
-        sent = [Wish(number=200, at=at, kind="install", name=name, frontend=chance.randrange(options.frontends))]
-        options = replace(options, wishes=tuple(sorted((*options.wishes, *sent), key=lambda wish: wish.at)))
-    wish = chance.choice(sent)
-    at = max(wish.at, 0.7) + chance.uniform(0.05, 0.8)
+        sent = [SimRequest(number=200, at=at, kind="install", name=name, frontend=chance.randrange(options.frontends))]
+        options = replace(options, requests=tuple(sorted((*options.requests, *sent), key=lambda request: request.at)))
+    request = chance.choice(sent)
+    at = max(request.at, 0.7) + chance.uniform(0.05, 0.8)
     seconds = lease * chance.uniform(1.2, 1.5) + 0.3  # and what a look at it may take
     # A lone frontend that wakes keeps what it had; one that is started again is somebody else.
     kind = chance.choice(ENDS_OF_A_LEASE) if options.frontends > 1 else "kill_frontend"
-    away = Fault(at=at, seconds=seconds, kind=kind, target=wish.frontend)
+    away = Fault(at=at, seconds=seconds, kind=kind, target=request.frontend)
     return replace(
         options,
         safety_seconds=max(options.safety_seconds, at + seconds),

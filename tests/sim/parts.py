@@ -21,9 +21,10 @@ from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import NotFound, Unavailable, Upstream
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel, Model
+from enginehouse.core.progress import ReportProgress
 from enginehouse.host.blocking import _outlive, in_thread
 from enginehouse.host.disk import storage_error
-from enginehouse.worker.backends.installer import Installed, InstallWish, Report, Swapped
+from enginehouse.worker.backends.installer import Installed, InstallRequest, Swapped
 from enginehouse.worker.commands.executor import Actions
 from enginehouse.worker.commands.ports import Parts
 from enginehouse.worker.protocol.decode import Work
@@ -49,19 +50,19 @@ class SimInstaller:
         self._weather = weather
         self._chance = chance
 
-    async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> Installed:
-        resolved, disk = wish.resolved, self._disk
+    async def install(self, request: InstallRequest, report: ReportProgress, swapped: Swapped) -> Installed:
+        resolved, disk = request.resolved, self._disk
         with disk.working(f"backend:{resolved.directory}"):
             await in_thread(disk.settle, resolved.directory)
             known = disk.trees.get(resolved.directory) if disk.is_readable(resolved.directory) else None
-            if known is not None and (wish.keep or known.digest == resolved.digest) and not wish.force:
-                await in_thread(disk.note_generation, resolved.directory, wish.generation, resolved.meta)
+            if known is not None and (request.keep or known.digest == resolved.digest) and not request.force:
+                await in_thread(disk.note_generation, resolved.directory, request.generation, resolved.meta)
                 return Installed(digest=known.digest, changed=False)
             report("resolving", "", 0, 0)
             await self._fetch(report)
             before = disk.inode_of(resolved.directory)
             try:
-                await in_thread(disk.swap, resolved, wish.generation)
+                await in_thread(disk.swap, resolved, request.generation)
             finally:
                 inode = disk.inode_of(resolved.directory)
                 if inode is not None and inode != before:
@@ -78,7 +79,7 @@ class SimInstaller:
             self._disk.refuse(directory)
             raise
 
-    async def _fetch(self, report: Report) -> None:
+    async def _fetch(self, report: ReportProgress) -> None:
         chance, weather = self._chance, self._weather
         pieces = chance.randint(1, 5)
         bad_piece = chance.randrange(pieces)
@@ -144,14 +145,14 @@ class SimModels:
         held = self._disk.models.values()
         return tuple(one if self._disk.is_readable(one.name) else HeldModel(one.name, ()) for one in held)
 
-    async def pull(self, model: Model, generation: int | None, report: Report) -> None:
+    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> None:
         with self._disk.working(f"model:{model.name}"):
             report("downloading", model.name, 0, TOTAL_BYTES)
             await asyncio.sleep(self._disk.chance.choice(PULL_SECONDS))
             held = HeldModel(model.name, tuple(file.sha256 for file in model.files), generation or 0)
             await self._changed(self._disk.hold_model, held, f"place the files of {model.name}")
 
-    async def restore(self, model: Model, report: Report) -> None:
+    async def restore(self, model: Model, report: ReportProgress) -> None:
         if model.name not in self._disk.models or not self._disk.is_readable(model.name):
             await self.pull(model, None, report)
 
@@ -177,7 +178,7 @@ class SimActions(Actions):
     def held_locks(self) -> list[str]:
         return list(self._locks._locks)
 
-    async def perform(self, work: Work, report: Report) -> Outcome:
+    async def perform(self, work: Work, report: ReportProgress) -> Outcome:
         ended: list[str] = []
         token, other = WORK.set(work), ENDED.set(ended)
         # A start is not seen to begin: it may wait for its files as long as they take.

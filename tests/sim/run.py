@@ -111,8 +111,8 @@ async def _phases(world: World) -> None:
         async with asyncio.TaskGroup() as safety:
             for fault in options.faults:
                 safety.create_task(world.strike(fault))
-            for wish in options.wishes:
-                safety.create_task(clients.ask(wish))
+            for request in options.requests:
+                safety.create_task(clients.ask(request))
             safety.create_task(asyncio.sleep(options.safety_seconds))
         world.calm_down()
         await clients.resume_all()

@@ -1,4 +1,4 @@
-"""A failing run made smaller: faults, wishes and rates are left out one after another while the same guarantee fails.
+"""A failing run made smaller: faults, requests and rates are left out one after another while the same guarantee fails.
 
 Greedy and bounded; what is left is not the smallest, but small enough to read.
 """
@@ -41,7 +41,7 @@ def shrink(options: Options, guarantee: str, tell: Callable[[str], None]) -> tup
             found = run(smaller)
             if found.guarantee == guarantee:
                 best, result, shrunk = smaller, found, True
-                tell(f"{len(best.wishes)} wishes, {len(best.faults)} faults, {found.steps} steps")
+                tell(f"{len(best.requests)} requests, {len(best.faults)} faults, {found.steps} steps")
                 break
             if runs >= MAX_RUNS:
                 break
@@ -53,8 +53,8 @@ def _smaller(options: Options) -> Iterator[Options]:
     for count in (len(options.faults), 1):
         for at in range(0, len(options.faults), max(count, 1)):
             yield replace(options, faults=options.faults[:at] + options.faults[at + count :])
-    for at in range(len(options.wishes)):
-        yield replace(options, wishes=options.wishes[:at] + options.wishes[at + 1 :])
+    for at in range(len(options.requests)):
+        yield replace(options, requests=options.requests[:at] + options.requests[at + 1 :])
     for rate in _RATES:
         if getattr(options, rate):
             yield replace(options, **{rate: 0.0})

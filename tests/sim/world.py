@@ -99,7 +99,7 @@ class World:
             "select author from operations join operation_intents on operation_id = id where intent_id = ?",
             (intent.id,),
         )
-        asked_at = {f"client-{wish.number}": wish.at for wish in self.options.wishes}
+        asked_at = {f"client-{request.number}": request.at for request in self.options.requests}
         known = [asked_at[str(author)] for (author,) in authors if author in asked_at]
         if not known or not is_anew(intent, self.checks.intents.values()):
             return ""

@@ -24,8 +24,8 @@ from enginehouse.core.report import Report
 from enginehouse.store import claims, db, intents, keys, leases, models, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store, StoreLimits
 from enginehouse.store.keys import TokenRow
+from enginehouse.store.requests import add_intent
 from enginehouse.store.schema import metadata
-from enginehouse.store.wishes import add_intent
 
 INSTALL = InstallBackend(
     backend="llama-cpp",
@@ -71,7 +71,7 @@ def operation(number: int, **fields: object) -> Operation:
     return Operation(**(plain | fields))  # type: ignore[arg-type]
 
 
-async def wish(store: Store, number: int, action: Action, node_id: str = "id-of-first") -> Intent:
+async def request(store: Store, number: int, action: Action, node_id: str = "id-of-first") -> Intent:
     def work(connection: Connection) -> Intent:
         operations.insert(connection, operation(number))
         return add_intent(connection, f"op-{number}", node_id, action, f"intent-{number}", float(number))
@@ -208,27 +208,27 @@ async def test_health_tells_whether_it_changed(store: Store) -> None:
     assert await store.transaction(nodes.count_by_health) == {"offline": 1}
 
 
-async def test_a_wish_is_stored_whole(store: Store) -> None:
+async def test_a_request_is_stored_whole(store: Store) -> None:
     await add_node(store, node())
-    made = await wish(store, 1, INSTALL)
+    made = await request(store, 1, INSTALL)
     assert made.action == INSTALL
     assert (await store.transaction(lambda c: operations.intent(c, "intent-1"))) == made
     assert (await store.transaction(lambda c: operations.get(c, "op-1"))) == operation(1)
 
 
-async def test_an_equal_wish_joins_the_open_intent_and_serves_both_operations(store: Store) -> None:
+async def test_an_equal_request_joins_the_open_intent_and_serves_both_operations(store: Store) -> None:
     await add_node(store, node())
-    first = await wish(store, 1, INSTALL)
-    second = await wish(store, 2, INSTALL)
+    first = await request(store, 1, INSTALL)
+    second = await request(store, 2, INSTALL)
     assert second.id == first.id
     served = await store.transaction(lambda c: operations.of_intents(c, [first.id]))
     assert {one.id for one in served} == {"op-1", "op-2"}
 
 
-async def test_a_newer_wish_supersedes_the_older_one_and_has_a_higher_generation(store: Store) -> None:
+async def test_a_newer_request_supersedes_the_older_one_and_has_a_higher_generation(store: Store) -> None:
     await add_node(store, node())
-    first = await wish(store, 1, INSTALL)
-    second = await wish(store, 2, REMOVE)
+    first = await request(store, 1, INSTALL)
+    second = await request(store, 2, REMOVE)
     assert (first.generation, second.generation) == (1, 2)
     older = await store.transaction(lambda c: operations.intent(c, first.id))
     assert older is not None
@@ -237,15 +237,15 @@ async def test_a_newer_wish_supersedes_the_older_one_and_has_a_higher_generation
 
 async def test_generations_go_on_after_an_intent_has_ended(store: Store) -> None:
     await add_node(store, node())
-    first = await wish(store, 1, INSTALL)
+    first = await request(store, 1, INSTALL)
     await store.transaction(lambda c: operations.apply(c, first, Change(kind="cancel", now=2.0)))
-    assert (await wish(store, 2, INSTALL)).generation == 2
+    assert (await request(store, 2, INSTALL)).generation == 2
 
 
-async def test_of_many_equal_wishes_at_once_one_intent_is_made(store: Store) -> None:
+async def test_of_many_equal_requests_at_once_one_intent_is_made(store: Store) -> None:
     await add_node(store, node())
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(wish(store, number, INSTALL)) for number in range(1, 9)]
+        tasks = [group.create_task(request(store, number, INSTALL)) for number in range(1, 9)]
     assert len({task.result().id for task in tasks}) == 1
 
 
@@ -253,9 +253,9 @@ async def test_a_claim_takes_due_intents_of_healthy_approved_nodes_only(store: S
     await add_node(store, node())
     await add_node(store, node("away", health="offline"))
     await add_node(store, node("pending", approved=False))
-    await wish(store, 1, INSTALL)
-    await wish(store, 2, INSTALL, "id-of-away")
-    await wish(store, 3, INSTALL, "id-of-pending")
+    await request(store, 1, INSTALL)
+    await request(store, 2, INSTALL, "id-of-away")
+    await request(store, 3, INSTALL, "id-of-pending")
     claimed = await claim(store)
     assert [one.id for one in claimed] == ["intent-1"]
     assert (claimed[0].state, claimed[0].attempt, claimed[0].fence, claimed[0].owner) == ("running", 1, 1, "me")
@@ -265,7 +265,7 @@ async def test_an_intent_is_claimed_once_however_many_ask(store: Store) -> None:
     await add_node(store, node())
     for number in range(1, 11):
         name = f"backend-{number}"
-        await wish(store, number, RemoveBackend(backend=name, directory=name))
+        await request(store, number, RemoveBackend(backend=name, directory=name))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(claim(store, f"owner-{number}", 4)) for number in range(6)]
     ids = [one.id for task in tasks for one in task.result()] + [one.id for one in await claim(store)]
@@ -274,7 +274,7 @@ async def test_an_intent_is_claimed_once_however_many_ask(store: Store) -> None:
 
 async def test_what_is_not_due_yet_waits(store: Store) -> None:
     await add_node(store, node())
-    await wish(store, 1, INSTALL)
+    await request(store, 1, INSTALL)
     [running] = await claim(store)
     now = await store.transaction(db.now)
     waiting = Change(kind="wait", now=now, reason="upstream_error", due_at=now + 100)
@@ -284,7 +284,7 @@ async def test_what_is_not_due_yet_waits(store: Store) -> None:
 
 async def test_of_two_changes_to_one_version_the_second_is_refused(store: Store) -> None:
     await add_node(store, node())
-    made = await wish(store, 1, INSTALL)
+    made = await request(store, 1, INSTALL)
     await store.transaction(lambda c: operations.apply(c, made, Change(kind="cancel", now=2.0)))
     with pytest.raises(Conflict):
         await store.transaction(lambda c: operations.apply(c, made, Change(kind="claim", now=2.0)))
@@ -292,7 +292,7 @@ async def test_of_two_changes_to_one_version_the_second_is_refused(store: Store)
 
 async def test_a_lease_that_ended_is_taken_over_with_the_same_attempt_and_a_new_fence(store: Store) -> None:
     await add_node(store, node())
-    await wish(store, 1, INSTALL)
+    await request(store, 1, INSTALL)
     await claim(store, "dead")
     now = await store.transaction(db.now)
     assert await store.transaction(lambda c: claims.take_over(c, "me", now, now + 30)) == []
@@ -303,7 +303,7 @@ async def test_a_lease_that_ended_is_taken_over_with_the_same_attempt_and_a_new_
 
 async def test_progress_is_kept_for_running_intents_only(store: Store) -> None:
     await add_node(store, node())
-    await wish(store, 1, INSTALL)
+    await request(store, 1, INSTALL)
     seen = Progress(phase="downloading", done_bytes=5, total_bytes=9, attempt=1, sequence=2)
     await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}))
     assert (await store.transaction(lambda c: operations.intent(c, "intent-1"))).progress is None  # type: ignore[union-attr]
@@ -319,7 +319,7 @@ async def test_progress_is_written_by_the_frontend_that_holds_the_intent_or_by_a
 ) -> None:
     """Every frontend hears every event: with several of them each would write."""
     await add_node(store, node())
-    await wish(store, 1, INSTALL)
+    await request(store, 1, INSTALL)
     await claim(store, "holder")
 
     async def written_by(owner: str, sequence: int) -> int:
@@ -338,7 +338,7 @@ async def test_progress_is_written_by_the_frontend_that_holds_the_intent_or_by_a
 
 async def test_an_outcome_is_kept_with_the_intent(store: Store) -> None:
     await add_node(store, node())
-    await wish(store, 1, INSTALL)
+    await request(store, 1, INSTALL)
     [running] = await claim(store)
     outcome = Outcome(address="h:1", nonce="n", stopped=("m#0",))
     await store.transaction(lambda c: operations.apply(c, running, Change(kind="succeed", now=9.0, outcome=outcome)))
@@ -350,7 +350,7 @@ async def test_an_outcome_is_kept_with_the_intent(store: Store) -> None:
 async def test_operations_are_listed_newest_first_with_their_intents_in_order(store: Store) -> None:
     await add_node(store, node())
     for number in (1, 2, 3):
-        await wish(store, number, RemoveBackend(backend=str(number), directory=str(number)))
+        await request(store, number, RemoveBackend(backend=str(number), directory=str(number)))
     assert [one.id for one in await store.transaction(lambda c: operations.recent(c, 2))] == ["op-3", "op-2"]
 
     def more(connection: Connection) -> list[str]:

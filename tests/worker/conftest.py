@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tests.worker.world import World, link_tree, nothing, running_world, silent, tiny_chat, xllamacpp
 
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 
 
 @pytest.fixture(scope="session")
 def installed_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built-in engine, installed from the package index by uv."""
     world = World(tmp_path_factory.mktemp("installed"))
-    asyncio.run(world.installer.install(InstallWish(resolved=xllamacpp(), generation=1), silent, nothing))
+    asyncio.run(world.installer.install(InstallRequest(resolved=xllamacpp(), generation=1), silent, nothing))
     return world.place.backends / "xllamacpp"
 
 

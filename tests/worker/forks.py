@@ -27,7 +27,7 @@ from enginehouse.fetch.http.patience import Patience
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.backends.assembly import InstallerOptions, assemble
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 
 LIMIT_SECONDS = 60.0
 
@@ -63,8 +63,8 @@ async def perform(job: Job, gate: int) -> None:
     await in_thread(assembled.installer.recover)
     match job.work:
         case "install":
-            wish = InstallWish(resolved=job.resolved, upgrade=True)
-            await assembled.installer.install(wish, lambda *_: None, nothing)
+            request = InstallRequest(resolved=job.resolved, upgrade=True)
+            await assembled.installer.install(request, lambda *_: None, nothing)
         case "roll_back":
             await assembled.installer.roll_back(job.resolved.directory, nothing)
         case "remove":

@@ -2,7 +2,7 @@
 
     async with shelf(registry, tmp_path) as one:
         image = await one.publish("engine:1", [{"run.sh": launcher("one")}])
-        installed = await one.install(one.wish("engine:1"))
+        installed = await one.install(one.request("engine:1"))
 
 Images are made for this machine; `backends` is an empty directory of its own.
 """
@@ -28,7 +28,7 @@ from enginehouse.core.installation import METADATA_FILE, Metadata, decode_metada
 from enginehouse.fetch.http.patience import Patience
 from enginehouse.host import hardware
 from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble
-from enginehouse.worker.backends.installer import Installed, InstallWish
+from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.listing import LocalBackend
 from enginehouse.worker.backends.plan import Plan, plan
 from enginehouse.worker.local import Local
@@ -101,14 +101,14 @@ class Shelf:
         known = Resolved(directory=DIRECTORY, uri=self.proxy.reference(self.named(name)), digest="")
         return msgspec.structs.replace(known, **fields)
 
-    def wish(self, name: str, *, force: bool = False, upgrade: bool = True, **fields: object) -> InstallWish:
-        return InstallWish(resolved=self.resolved(name, **fields), force=force, upgrade=upgrade)
+    def request(self, name: str, *, force: bool = False, upgrade: bool = True, **fields: object) -> InstallRequest:
+        return InstallRequest(resolved=self.resolved(name, **fields), force=force, upgrade=upgrade)
 
     def report(self, phase: str, file: str, done: int, total: int) -> None:
         self.progress.append((phase, done, total))
 
-    async def install(self, wish: InstallWish) -> Installed:
-        return await self.assembled.installer.install(wish, self.report, nothing)
+    async def install(self, request: InstallRequest) -> Installed:
+        return await self.assembled.installer.install(request, self.report, nothing)
 
     async def plan(self, name: str, **fields: object) -> Plan:
         return await plan(self.assembled, self.resolved(name, **fields))

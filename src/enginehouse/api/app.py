@@ -28,7 +28,7 @@ from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFo
 from enginehouse.core.name import shown
 from enginehouse.core.reading import read_json
 from enginehouse.frontend.fleet.tokens import Caller, Keys
-from enginehouse.frontend.operations.acceptance import Request as Asking
+from enginehouse.frontend.operations.acceptance import Requester
 
 log = logging.getLogger(__name__)
 
@@ -160,9 +160,9 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def request_of(request: Request) -> Asking:
+def request_of(request: Request) -> Requester:
     """Who asks, and under which idempotency key."""
-    return Asking(author=caller_of(request).name, key=request.headers.get("idempotency-key", ""))
+    return Requester(author=caller_of(request).name, key=request.headers.get("idempotency-key", ""))
 
 
 async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_CONTROL_BYTES) -> T:

@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from enginehouse.api.app import Entry, json_response, read_body, request_of
 from enginehouse.core.errors import Conflict
-from enginehouse.core.operation import OperationKind
+from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.core.progress import format_bytes
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.operations.request import BackendWish, Operations
+from enginehouse.frontend.operations.request import Operations
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import NodeRow, OperationView
 
@@ -104,10 +104,10 @@ class BackendJobRoutes:
     async def delete(self, request: Request) -> Response:
         return await self._request(request, "delete", str(request.path_params["name"]))
 
-    async def _request(self, request: Request, kind: OperationKind, name: str, *, force: bool = False) -> Response:
+    async def _request(self, request: Request, kind: BackendKind, name: str, *, force: bool = False) -> Response:
         by = request_of(request)
-        wish = BackendWish(kind=kind, name=name, author=by.author, force=force)
-        operation_id = await self._operations.request(wish, by.key)
+        wanted = BackendRequest(kind=kind, name=name, force=force)
+        operation_id = await self._operations.request(wanted, by)
         address = f"{request.url.scheme}://{request.url.netloc}/backends/jobs/{operation_id}"
         return json_response({"id": operation_id, "status_url": address})
 

@@ -10,10 +10,10 @@ from starlette.responses import Response
 from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
 from enginehouse.api.operations import check_sha256
 from enginehouse.core.errors import Invalid
-from enginehouse.core.operation import OperationKind
+from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.operations.cancel import Endings
-from enginehouse.frontend.operations.request import BackendWish, Operations
+from enginehouse.frontend.operations.request import Operations
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import render_node
 
@@ -132,7 +132,7 @@ class NodeRoutes:
     async def delete(self, request: Request) -> Response:
         return await self._request(request, "delete")
 
-    async def _request(self, request: Request, kind: OperationKind) -> Response:
+    async def _request(self, request: Request, kind: BackendKind) -> Response:
         asked = await read_body(request, NodeBackend)
         if asked.backend_galleries:
             raise Invalid(
@@ -147,20 +147,19 @@ class NodeRoutes:
         if kind == "install" and asked.uri:
             check_sha256(asked.uri, "")  # LocalAI's body has none
         by = request_of(request)
-        wish = BackendWish(
+        wanted = BackendRequest(
             kind=kind,
             name=(asked.name if asked.uri else "") or asked.backend,
-            author=by.author,
             nodes=(_name(request),),
             uri=asked.uri,
             alias=asked.alias,
             force=asked.force,
         )
-        operation_id = await self._operations.request(wish, by.key)
+        operation_id = await self._operations.request(wanted, by)
         answer = {
             "jobID": operation_id,
             "statusUrl": f"/backends/jobs/{operation_id}",
-            "message": f"{kind} of {wish.name} was accepted",
+            "message": f"{kind} of {wanted.name} was accepted",
         }
         return json_response(answer, 202)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
@@ -12,27 +11,17 @@ from starlette.responses import Response
 from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import shown
+from enginehouse.core.operation import BackendRequest
 from enginehouse.core.reference import is_digest, parse_uri, shown_uri
 from enginehouse.frontend.operations.cancel import Endings
 from enginehouse.frontend.operations.plan import Planner
-from enginehouse.frontend.operations.request import BackendWish, Operations
+from enginehouse.frontend.operations.request import Operations
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import OperationView
 
 MAX_LISTED = 500
 _MAX_ID = 64  # longer than any id of an operation
 _OUTCOMES = {"succeeded": "completed", "partial": "failed", "superseded": "cancelled"}
-
-
-class OperationRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    kind: Literal["install", "upgrade", "delete"]
-    name: str
-    nodes: tuple[str, ...] | None = None
-    force: bool = False
-    uri: str = ""
-    alias: str = ""
-    sha256: str = ""
-    max_parallel: int = 0
 
 
 class OnNode(Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +66,7 @@ class OperationRoutes:
                 role="admin",
                 summary="Install, upgrade or delete a backend on nodes.",
                 call=self.request,
-                body=OperationRequest,
+                body=BackendRequest,
                 status=202,
             ),
             Entry(
@@ -86,7 +75,7 @@ class OperationRoutes:
                 role="admin",
                 summary="What such a request would do on each node; nothing is done.",
                 call=self.plan,
-                body=OperationRequest,
+                body=BackendRequest,
             ),
             Entry(
                 method="GET",
@@ -130,12 +119,12 @@ class OperationRoutes:
         ]
 
     async def request(self, request: Request) -> Response:
-        wish = await _wish(request)
-        operation_id = await self._operations.request(wish, request_of(request).key)
+        asked = await _requested(request)
+        operation_id = await self._operations.request(asked, request_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def plan(self, request: Request) -> Response:
-        return json_response(await self._planner.plan(await _wish(request)))
+        return json_response(await self._planner.plan(await _requested(request)))
 
     async def every(self, request: Request) -> Response:
         limit, before = _limit(request), _before(request)
@@ -177,21 +166,11 @@ class OperationRoutes:
         return json_response({"success": True, "message": "Operation dismissed"})
 
 
-async def _wish(request: Request) -> BackendWish:
-    asked = await read_body(request, OperationRequest)
+async def _requested(request: Request) -> BackendRequest:
+    asked = await read_body(request, BackendRequest)
     if asked.kind == "install" and asked.uri:
         check_sha256(asked.uri, asked.sha256)
-    return BackendWish(
-        kind=asked.kind,
-        name=asked.name,
-        author=caller_of(request).name,
-        nodes=asked.nodes,
-        force=asked.force,
-        uri=asked.uri,
-        alias=asked.alias,
-        sha256=asked.sha256,
-        max_parallel=asked.max_parallel,
-    )
+    return asked
 
 
 def check_sha256(uri: str, sha256: str) -> None:

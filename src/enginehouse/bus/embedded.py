@@ -69,7 +69,7 @@ def find_program() -> str:
 
 
 def choose_port(host: str, wanted: int | None, remembered: int | None = None) -> int:
-    """The port to bind: the wanted one or an error; without a wish the remembered one, the default, or the
+    """The port to bind: the wanted one or an error; without a request the remembered one, the default, or the
     next free after it."""
     if wanted is not None:
         if not _is_free(host, wanted):

@@ -52,7 +52,7 @@ class StartReplica(Struct, tag="start_replica", frozen=True, omit_defaults=True,
     slot: int
     directory: str  # the backend that runs it
     key: str  # presented as Bearer to the engine; made by the frontend, one per replica
-    # The newest wish about the model's files on that node when this was wished: a removal after it wins. None: unknown.
+    # The newest request about the model's files on that node when this was requested: a removal after it wins. None: unknown.
     files: int | None = None
 
 
@@ -93,10 +93,10 @@ def subject_of(action: Action) -> str:
             assert_never(action)
 
 
-def is_same_wish(wanted: Action, open_one: Action) -> bool:
-    """Whether a new wish may join an open intent instead of superseding it.
+def is_same_request(wanted: Action, open_one: Action) -> bool:
+    """Whether a new request may join an open intent instead of superseding it.
 
-    A replica's key is made anew with every request, so it does not make two wishes different; nor do its files, because
+    A replica's key is made anew with every request, so it does not make two requests different; nor do its files, because
     whoever has them removed also ends the open starts.
     """
     if isinstance(wanted, StartReplica) and isinstance(open_one, StartReplica):

@@ -70,7 +70,7 @@ class Node(Struct, frozen=True, kw_only=True):
 
     @property
     def is_target(self) -> bool:
-        """Whether wishes may be addressed to it; being away does not matter, they wait."""
+        """Whether requests may be addressed to it; being away does not matter, they wait."""
         return self.approved and self.node_type == "backend"
 
     @property

@@ -17,6 +17,7 @@ from enginehouse.core.intent import NODE_AWAY, Intent
 from enginehouse.core.name import shown
 from enginehouse.core.progress import Progress
 
+BackendKind = Literal["install", "upgrade", "delete"]
 OperationKind = Literal["install", "upgrade", "delete", "load", "unload", "delete_model", "drain"]
 OperationStatus = Literal["queued", "running", "succeeded", "partial", "failed", "cancelled", "superseded"]
 ENDED: frozenset[OperationStatus] = frozenset({"succeeded", "partial", "failed", "cancelled", "superseded"})
@@ -32,9 +33,9 @@ class Excluded(Struct, frozen=True):
     code: str = ""  # `unknown`: nobody knows whether it should have been asked
 
 
-class Asked(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The request as it was given, beyond kind, name and author: what somebody reads years later to know what was
-    meant. What is done is in the intents.
+class RequestOptions(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a request says besides kind and name. Stored with the operation, so that its history shows what was asked
+    for; what is done is in the intents. `nodes` None means every approved node.
     """
 
     nodes: tuple[str, ...] | None = None
@@ -43,6 +44,26 @@ class Asked(Struct, frozen=True, omit_defaults=True, kw_only=True):
     alias: str = ""
     sha256: str = ""
     max_parallel: int = 0
+
+
+class BackendRequest(RequestOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Install, upgrade or delete a backend: the body of `POST /api/operations`, and what the frontend works with."""
+
+    kind: BackendKind
+    name: str
+
+    @property
+    def options(self) -> RequestOptions:
+        return RequestOptions(**{field: getattr(self, field) for field in RequestOptions.__struct_fields__})
+
+    @property
+    def plain_name(self) -> str:
+        return self.name.rpartition("@")[2]
+
+    @property
+    def insists(self) -> bool:
+        """Whether it waits for an answer of a registry that failed a moment ago."""
+        return self.kind == "upgrade" or self.force
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -56,7 +77,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     is_steered: bool = False
     error_code: str = ""  # why steering ended without another step to take
     error_message: str = ""
-    asked: Asked = Asked()
+    asked: RequestOptions = RequestOptions()
     retry_of: str = ""  # the operation whose failed nodes this one tries again
     dismissed: bool = False  # somebody has seen that it failed
 

@@ -6,11 +6,13 @@ attempt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec import Struct
 
 Phase = Literal["", "resolving", "downloading", "extracting", "starting"]
+ReportProgress = Callable[[Phase, str, int, int], None]  # phase, file, bytes done, bytes in total
 MAX_BYTES = 2**63 - 1  # what a number of bytes on any disk fits into; more is nonsense, or a trap for floats
 MAX_FILE_NAME = 255
 UNFINISHED_PERCENT = 99.0  # of something under way, at most: what has arrived is not yet verified and in place

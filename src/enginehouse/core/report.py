@@ -67,7 +67,7 @@ def believed(report: Report, now: float) -> Report:
 def shows(report: Report, intent: Intent) -> Outcome | None:
     """The success of an intent, where the report proves it; None where it proves nothing.
 
-    Only state that the wish names counts: an install settles on its digest or on its own applied generation, and only
+    Only state that the request names counts: an install settles on its digest or on its own applied generation, and only
     where the meta name that was asked for leads to it; a delete settles on absence. An install that keeps what is there
     settles on whatever is there. A forced install settles on its generation alone, because the same digest was there
     before it; so does one whose digest is not known before it is fetched. A start is never settled by state: its

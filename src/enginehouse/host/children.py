@@ -42,7 +42,7 @@ class Program(Struct, frozen=True):
 
 
 class Ending:
-    """The wish to stop, and the wish not to wait for it any longer.
+    """The request to stop, and the request not to wait for it any longer.
 
     The second counts only after somebody was told what is waited for: some send a signal twice without meaning more.
     """

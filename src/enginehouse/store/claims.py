@@ -1,7 +1,7 @@
 """Who sends what: claims, leases and take-overs of intents.
 
 Every statement here runs many times a second on every frontend, so each is put together once, and looks only at what
-can be done now: a thousand wishes for machines that are away cost nothing.
+can be done now: a thousand requests for machines that are away cost nothing.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, Foreign
 from enginehouse.core.intent import Intent, Outcome
-from enginehouse.core.operation import Asked, Excluded, Operation
+from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress
 from enginehouse.store.db import Connection
 
@@ -20,7 +20,7 @@ _AT_ONCE = 1000  # ids in one query; both databases have an upper limit, and a f
 # Made once: to find out what a type is made of costs more than to decode one.
 _TARGETS = msgspec.json.Decoder(tuple[str, ...])
 _EXCLUDED = msgspec.json.Decoder(tuple[Excluded, ...])
-_ASKED = msgspec.json.Decoder(Asked)
+_ASKED = msgspec.json.Decoder(RequestOptions)
 _ACTION: msgspec.json.Decoder[Action] = msgspec.json.Decoder(Action)
 _PROGRESS = msgspec.json.Decoder(Progress)
 _OUTCOME = msgspec.json.Decoder(Outcome)

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from enginehouse.artifact.blobs.store import Collected
-from enginehouse.artifact.images.build import Report
 from enginehouse.artifact.images.directories import digest_of
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import Metadata, directory_behind
 from enginehouse.core.name import check_name
+from enginehouse.core.progress import ReportProgress
 from enginehouse.core.reference import parse_uri
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble, lock
-from enginehouse.worker.backends.installer import Installed, InstallWish
+from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.listing import LocalBackend, list_backends
 from enginehouse.worker.backends.plan import Plan, plan
 
@@ -58,12 +58,12 @@ class Local:
         if self._lock is not None:
             self._lock.release()
 
-    async def install(self, wish: InstallWish, report: Report) -> Installed:
-        return await self._assembled.installer.install(wish, report, _nobody_runs)
+    async def install(self, request: InstallRequest, report: ReportProgress) -> Installed:
+        return await self._assembled.installer.install(request, report, _nobody_runs)
 
-    async def upgrade(self, resolved: Resolved, report: Report) -> Installed:
+    async def upgrade(self, resolved: Resolved, report: ReportProgress) -> Installed:
         """To what its source has now; nothing happens where that is what is installed."""
-        return await self.install(InstallWish(resolved=resolved, upgrade=True), report)
+        return await self.install(InstallRequest(resolved=resolved, upgrade=True), report)
 
     async def roll_back(self, name: str) -> Metadata:
         return await self._assembled.installer.roll_back(self.directory_of(name), _nobody_runs)

@@ -17,7 +17,7 @@ from enginehouse.artifact.blobs import partial
 from enginehouse.artifact.blobs.download import CONNECTIONS
 from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import EnginehouseError, Upstream
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 
 PART_BYTES = 128 * 1024
 LAYERS = [{"run.sh": launcher("one"), "lib/a.so": noise(500_000, 1)}, {"lib/b.so": noise(300_000, 2)}]
@@ -42,7 +42,7 @@ def is_right(one: Shelf) -> bool:
 async def test_numbers_never_fall_though_a_blob_comes_twice(one: Shelf, image: Image) -> None:
     one.proxy.plan(Flip(at_byte=400_000), path=image.layers[0].digest, times=None)
     mirror = one.registry.reference(one.named("engine:1"))
-    await one.install(one.wish("engine:1", mirrors=(mirror,)))
+    await one.install(one.request("engine:1", mirrors=(mirror,)))
     assert [done for _, done, _ in one.progress] == sorted(done for _, done, _ in one.progress)
 
 
@@ -56,7 +56,7 @@ async def test_silence_ends_the_attempt_in_time_and_leaves_nothing(registry: Reg
         one.proxy.plan(Stall(after_bytes=40_000), path=digest, times=CONNECTIONS)
         one.proxy.plan(Hang(), path=digest, times=None, after=CONNECTIONS)
         with pytest.raises(Upstream) as caught:
-            await one.install(one.wish("engine:1"))
+            await one.install(one.request("engine:1"))
         ended = time.monotonic()
         assert caught.value.code == "stalled"
         # What was sent was sent at once, so the last byte came right after the last of the first requests.
@@ -64,7 +64,7 @@ async def test_silence_ends_the_attempt_in_time_and_leaves_nothing(registry: Reg
         assert not one.residue()
         assert not one.tree.exists()
         one.proxy.forget_plans()
-        installed = await one.install(one.wish("engine:1"))
+        installed = await one.install(one.request("engine:1"))
         assert installed.reused_bytes == CONNECTIONS * 40_000
         assert is_right(one)
 
@@ -75,7 +75,7 @@ async def test_a_silent_server_gives_way_to_a_mirror(registry: Registry, tmp_pat
         one.proxy.plan(Stall(after_bytes=40_000), path=image.layers[0].digest, times=None)
         one.proxy.plan(Hang(), path=image.layers[1].digest, times=None)
         mirror = one.registry.reference(one.named("engine:1"))
-        await one.install(one.wish("engine:1", mirrors=(mirror,)))
+        await one.install(one.request("engine:1", mirrors=(mirror,)))
         assert is_right(one)
 
 
@@ -84,14 +84,14 @@ async def test_one_silent_connection_among_others_is_only_opened_again(registry:
         image = await one.publish("engine:1", LAYERS)
         one.proxy.bytes_per_second = 150_000
         one.proxy.plan(Stall(after_bytes=10_000), path=image.layers[0].digest, times=1)
-        await one.install(one.wish("engine:1"))
+        await one.install(one.request("engine:1"))
         assert is_right(one)
 
 
 @pytest.mark.parametrize("phase", ["resolving", "downloading", "extracting"])
 async def test_cancelling_leaves_the_old_version_and_parts_of_blobs(one: Shelf, phase: str) -> None:
     await one.publish("engine:0", [{"run.sh": launcher("zero")}])
-    await one.install(one.wish("engine:0"))
+    await one.install(one.request("engine:0"))
     before = one.assembled.trees.inode_of(DIRECTORY)
     await one.publish("engine:1", LAYERS)
     reached = asyncio.Event()
@@ -102,7 +102,7 @@ async def test_cancelling_leaves_the_old_version_and_parts_of_blobs(one: Shelf, 
 
     one.proxy.bytes_per_second = 400_000 if phase == "downloading" else None
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(one.assembled.installer.install(one.wish("engine:1"), report, nothing))
+        task = group.create_task(one.assembled.installer.install(one.request("engine:1"), report, nothing))
         async with asyncio.timeout(20):
             await reached.wait()
         task.cancel()
@@ -112,13 +112,13 @@ async def test_cancelling_leaves_the_old_version_and_parts_of_blobs(one: Shelf, 
     assert phase == "extracting" or one.assembled.trees.inode_of(DIRECTORY) == before
     assert not one.residue()
     one.proxy.bytes_per_second = None
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert is_right(one)
 
 
 async def test_whoever_cancels_during_the_switch_finds_it_complete(one: Shelf, image: Image) -> None:
     await one.publish("engine:0", [{"run.sh": launcher("zero")}])
-    await one.install(one.wish("engine:0"))
+    await one.install(one.request("engine:0"))
     dealt_with: list[str] = []
 
     async with asyncio.TaskGroup() as group:
@@ -128,8 +128,8 @@ async def test_whoever_cancels_during_the_switch_finds_it_complete(one: Shelf, i
             task.cancel()
             await asyncio.sleep(0)
 
-        wish = one.wish("engine:1", meta="named")
-        task = group.create_task(one.assembled.installer.install(wish, one.report, swapped))
+        request = one.request("engine:1", meta="named")
+        task = group.create_task(one.assembled.installer.install(request, one.report, swapped))
     assert task.cancelled()
     assert dealt_with == ["one"]
     assert is_right(one)
@@ -139,7 +139,7 @@ async def test_whoever_cancels_during_the_switch_finds_it_complete(one: Shelf, i
 
 async def test_progress_counts_the_whole_image_and_ends_at_its_end(one: Shelf, image: Image) -> None:
     one.proxy.bytes_per_second = 1_500_000
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     count = len(one.progress)
     total = sum(layer.size_bytes for layer in image.layers)
     phases = [phase for phase, _, _ in one.progress]
@@ -159,7 +159,7 @@ async def test_a_slow_line_is_told_of_and_kept_though_a_part_takes_long(
     monkeypatch.setattr(partial, "PART_BYTES", 8 * 1024 * 1024)
     one.proxy.bytes_per_second = 350_000
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(one.install(one.wish("engine:1")))
+        task = group.create_task(one.install(one.request("engine:1")))
         await until(lambda: len({done for _, done, total in one.progress if 0 < done < total}) >= 3)
         # Not only told: on disk, where a kill cannot take it.
         held = sum(map(one.assembled.blobs.held_bytes, await layers_of(one)))
@@ -178,12 +178,12 @@ async def test_what_came_before_an_interruption_counts_as_done_from_the_start(on
     total = sum(layer.size_bytes for layer in image.layers)
     one.proxy.plan(Answer(status=403), path=image.layers[1].digest, times=None)
     with pytest.raises(EnginehouseError):
-        await one.install(one.wish("engine:1"))
+        await one.install(one.request("engine:1"))
     sent = one.proxy.bytes_sent("blobs") - image.config.size_bytes
     one.proxy.forget_plans()
     one.again()
     one.progress.clear()
-    installed = await one.install(one.wish("engine:1"))
+    installed = await one.install(one.request("engine:1"))
     downloading = [done for phase, done, _ in one.progress if phase == "downloading"]
     assert downloading[0] == installed.reused_bytes > 0
     assert installed.fetched_bytes + installed.reused_bytes == total
@@ -192,8 +192,8 @@ async def test_what_came_before_an_interruption_counts_as_done_from_the_start(on
 
 
 async def test_an_install_that_asks_for_nothing_new_reports_nothing_more(one: Shelf, image: Image) -> None:
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     one.progress.clear()
-    installed = await one.install(InstallWish(resolved=one.resolved("engine:1"), upgrade=True))
+    installed = await one.install(InstallRequest(resolved=one.resolved("engine:1"), upgrade=True))
     assert not installed.changed
     assert one.progress == [("resolving", 0, 0)]

@@ -85,12 +85,12 @@ async def test_room_is_made_of_what_is_least_needed(tmp_path: Path) -> None:
     own, installed, *cached = [layer_of(number, 8192) for number in range(4)]
     for layer in (own, installed, *cached):
         blobs.path_of(layer.digest).write_bytes(b"x" * 8192)
-    wishes = ({own.digest, installed.digest}, {own.digest})
-    blobs.make_room(8192, wishes)
+    requests = ({own.digest, installed.digest}, {own.digest})
+    blobs.make_room(8192, requests)
     assert sum(blobs.has(layer) for layer in cached) == 1
-    blobs.make_room(2 * 8192, wishes)
+    blobs.make_room(2 * 8192, requests)
     assert [blobs.has(layer) for layer in (own, installed, *cached)] == [True, False, False, False]
-    blobs.make_room(8192, wishes)
+    blobs.make_room(8192, requests)
     assert blobs.has(own)
 
 
@@ -102,8 +102,8 @@ async def test_ten_installs_at_once_fetch_a_blob_once(one: Shelf) -> None:
     one.proxy.bytes_per_second = 2_000_000
     async with asyncio.TaskGroup() as group:
         for number in range(10):
-            wish = one.wish("engine:1", directory=f"engine-{number}")
-            group.create_task(one.assembled.installer.install(wish, one.report, nothing))
+            request = one.request("engine:1", directory=f"engine-{number}")
+            group.create_task(one.assembled.installer.install(request, one.report, nothing))
     assert one.proxy.bytes_sent(image.layers[0].digest) == image.layers[0].size_bytes
     assert {said_by(one.backends / f"engine-{number}") for number in range(10)} == {"one"}
     assert not one.residue()
@@ -115,12 +115,12 @@ async def test_an_image_whose_registry_hangs_holds_up_no_other_that_shares_a_lay
     one.proxy.plan(Hang(), path=stuck.layers[0].digest, times=None)
     installer = one.assembled.installer
     async with asyncio.TaskGroup() as group:
-        wish = one.wish("stuck:1", directory="stuck")
-        hanging = group.create_task(installer.install(wish, one.report, nothing))
+        request = one.request("stuck:1", directory="stuck")
+        hanging = group.create_task(installer.install(request, one.report, nothing))
         await until(lambda: bool(one.proxy.asked(stuck.layers[0].digest)))
         began = asyncio.get_running_loop().time()
         async with asyncio.timeout(10):
-            await one.install(one.wish("engine:1"))
+            await one.install(one.request("engine:1"))
         assert asyncio.get_running_loop().time() - began < STILL_SECONDS + 1.5
         assert said_by(one.tree) == "one"
         assert not hanging.done()
@@ -128,17 +128,17 @@ async def test_an_image_whose_registry_hangs_holds_up_no_other_that_shares_a_lay
     resumable = {layer.digest.removeprefix("sha256:") + ".part" for layer in stuck.layers}
     assert set(one.blobs(".part")) <= resumable, "nothing is left beside"
     one.proxy.forget_plans()
-    await installer.install(one.wish("stuck:1", directory="stuck"), one.report, nothing)
+    await installer.install(one.request("stuck:1", directory="stuck"), one.report, nothing)
     assert said_by(one.backends / "stuck") == "one"
 
 
 @pytest.mark.parametrize("at", [0, 200_000])
 async def test_a_damaged_blob_is_found_and_fetched_anew(one: Shelf, at: int) -> None:
     image = await one.publish("engine:1", [FILES])
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     _flip(one.assembled.blobs.path_of(image.layers[0].digest), at)
     one.again()
-    await one.install(one.wish("engine:1", force=True))
+    await one.install(one.request("engine:1", force=True))
     assert (one.tree / "lib" / "a.so").read_bytes() == FILES["lib/a.so"]
     assert one.proxy.bytes_sent(image.layers[0].digest) == 2 * image.layers[0].size_bytes
     assert not one.residue()
@@ -159,7 +159,7 @@ async def test_a_damaged_part_of_a_blob_costs_that_blob(one: Shelf) -> None:
     records = bytearray(journal_of(damaged.path).read_bytes())
     records[:12] = journal_of(wrong.path).read_bytes()[:12]
     journal_of(damaged.path).write_bytes(records)
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert (one.tree / "lib" / "a.so").read_bytes() == FILES["lib/a.so"]
     # Nobody can tell which byte was wrong: what was missing came, and then the whole blob once more.
     assert one.proxy.bytes_sent(digest) <= 3 * image.layers[0].size_bytes
@@ -170,7 +170,7 @@ async def interrupted(one: Shelf) -> Image:
     image = await one.publish("engine:1", [FILES])
     one.proxy.plan(Answer(status=404), path=image.layers[0].digest, times=None, after=4)
     with pytest.raises(EnginehouseError):
-        await one.install(one.wish("engine:1"))
+        await one.install(one.request("engine:1"))
     one.proxy.forget_plans()
     assert one.blobs(".part")
     one.again()
@@ -179,7 +179,7 @@ async def interrupted(one: Shelf) -> Image:
 
 async def test_an_interrupted_fetch_goes_on_where_it_was(one: Shelf) -> None:
     image = await interrupted(one)
-    installed = await one.install(one.wish("engine:1"))
+    installed = await one.install(one.request("engine:1"))
     assert installed.reused_bytes > 0
     assert one.proxy.bytes_sent(image.layers[0].digest) <= image.layers[0].size_bytes + 4 * PART_BYTES
     assert said_by(one.tree) == "one"
@@ -191,7 +191,7 @@ async def test_collecting_during_a_fetch_takes_nothing_that_is_being_fetched(one
     image = await one.publish("engine:1", [FILES])
     one.proxy.bytes_per_second = 300_000
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(one.install(one.wish("engine:1")))
+        task = group.create_task(one.install(one.request("engine:1")))
         await until(lambda: any(0 < done < total for _, done, total in one.progress))
         one.assembled.installer.collect(0)
         one.proxy.bytes_per_second = None
@@ -205,8 +205,8 @@ async def test_collecting_keeps_what_is_installed_and_its_previous_version(one: 
         for number in range(4)
     ]
     for number in range(3):
-        await one.install(one.wish(f"engine:{number}"))
-    await one.install(one.wish("engine:3", directory="gone"))
+        await one.install(one.request(f"engine:{number}"))
+    await one.install(one.request("engine:3", directory="gone"))
     await one.assembled.installer.remove("gone")
     one.again()
     told = one.assembled.installer.collect(0)
@@ -216,7 +216,7 @@ async def test_collecting_keeps_what_is_installed_and_its_previous_version(one: 
     await one.assembled.installer.roll_back(DIRECTORY, nothing)
     one.assembled.installer.collect(0)
     sent = one.proxy.bytes_sent("blobs")
-    installed = await one.install(one.wish("engine:2"))
+    installed = await one.install(one.request("engine:2"))
     assert (installed.fetched_bytes, one.proxy.bytes_sent("blobs") - sent) == (0, images[2].config.size_bytes)
 
 
@@ -224,7 +224,7 @@ async def test_the_cap_holds_after_every_install(one: Shelf) -> None:
     one.again(cap_bytes=0)
     for number in range(4):
         await one.publish(f"engine:{number}", [{"run.sh": launcher(str(number)), "a": noise(9000, number)}])
-        await one.install(one.wish(f"engine:{number}"))
+        await one.install(one.request(f"engine:{number}"))
         assert len(one.blobs()) <= 2
 
 
@@ -233,7 +233,7 @@ async def test_a_full_disk_takes_back_cached_blobs_before_it_refuses(
 ) -> None:
     image = await one.publish("engine:1", [FILES])
     await one.publish("engine:2", [{"run.sh": launcher("two"), "lib/b.so": noise(200_000, 3)}])
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     needed = 2 * 200_000
     blob = one.assembled.blobs.path_of(image.layers[0].digest)
 
@@ -241,10 +241,10 @@ async def test_a_full_disk_takes_back_cached_blobs_before_it_refuses(
         return SPARE_BYTES + needed - 100_000 + (0 if blob.exists() else 300_000)
 
     monkeypatch.setattr(disk, "free_bytes", free)
-    await one.install(one.wish("engine:2", directory="other"))
+    await one.install(one.request("engine:2", directory="other"))
     assert not blob.exists()
     monkeypatch.setattr(disk, "free_bytes", lambda path: SPARE_BYTES)
     with pytest.raises(Unavailable) as caught:
-        await one.install(one.wish("engine:1", directory="third"))
+        await one.install(one.request("engine:1", directory="third"))
     assert caught.value.code == "insufficient_disk"
     assert said_by(one.tree) == "one"

@@ -37,14 +37,14 @@ def is_right(one: Shelf) -> bool:
 
 async def refused(one: Shelf, kind: type[EnginehouseError]) -> EnginehouseError:
     with pytest.raises(kind) as caught:
-        await one.install(one.wish("engine:1"))
+        await one.install(one.request("engine:1"))
     assert not one.tree.exists()
     assert not one.residue()
     return caught.value
 
 
 async def test_an_image_becomes_a_tree_and_its_blobs_are_kept(one: Shelf, image: Image) -> None:
-    installed = await one.install(one.wish("engine:1"))
+    installed = await one.install(one.request("engine:1"))
     assert is_right(one)
     assert installed.digest == one.metadata().digest == image.digest
     assert installed.fetched_bytes == sum(layer.size_bytes for layer in image.layers)
@@ -70,14 +70,14 @@ async def test_a_passing_misfortune_costs_time_and_nothing_else(
 ) -> None:
     """F-100."""
     one.proxy.plan(fault, path=image.layers[0].digest, times=times)
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert is_right(one)
     assert len(one.proxy.asked(image.layers[0].digest)) > times
 
 
 async def test_a_line_that_breaks_all_the_time_is_not_given_up_while_it_moves(one: Shelf, image: Image) -> None:
     one.proxy.plan(Cut(after_bytes=10_000), path=image.layers[0].digest, times=None)
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert is_right(one)
     # Each byte once: what came before a break is kept.
     assert one.proxy.bytes_sent(image.layers[0].digest) == image.layers[0].size_bytes
@@ -87,7 +87,7 @@ async def test_a_line_that_breaks_all_the_time_is_not_given_up_while_it_moves(on
 async def test_a_server_that_ignores_ranges_gives_the_same_tree(one: Shelf, image: Image, after: int) -> None:
     """F-100."""
     one.proxy.plan(IgnoreRange(), path="blobs", times=None, after=after)
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert is_right(one)
 
 
@@ -97,7 +97,7 @@ async def test_a_busy_server_is_asked_again_when_it_said(one: Shelf, image: Imag
     one.proxy.on_request = lambda request: times.append(time.monotonic()) if "/manifests/1" in request.path else None
     one.proxy.plan(Answer(status=429, headers={"retry-after": "30"}), path="manifests", times=1)
     one.proxy.plan(Answer(status=429, headers={"retry-after": "30"}), path=image.layers[1].digest, times=1)
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert is_right(one)
     # Thirty seconds, a hundred times faster.
     assert times[1] - times[0] >= 0.3
@@ -112,7 +112,7 @@ async def test_a_token_that_expires_on_the_way_is_replaced(one: Shelf, image: Im
             tokens.valid.clear()
 
     one.proxy.on_request = expire
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert is_right(one)
     assert tokens.given >= 2
 
@@ -125,7 +125,7 @@ async def test_a_changed_byte_is_found_and_nothing_of_it_stays(one: Shelf, image
     assert error.code == "digest_mismatch"
     assert not [name for name in one.blobs() if name.startswith(image.layers[0].digest.removeprefix("sha256:"))]
     one.proxy.forget_plans()
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert is_right(one)
 
 
@@ -144,7 +144,7 @@ async def test_a_mirror_with_the_right_bytes_is_used_where_the_first_has_wrong_o
     """F-099."""
     one.proxy.plan(Flip(at_byte=30), path=path, times=None)
     mirror = one.registry.reference(one.named("engine:1"))
-    await one.install(one.wish("engine:1", mirrors=(mirror,), digest=image.digest))
+    await one.install(one.request("engine:1", mirrors=(mirror,), digest=image.digest))
     assert is_right(one)
     assert one.metadata().fetched_from == mirror
 
@@ -177,14 +177,14 @@ async def test_a_first_place_that_is_closed_or_sends_us_elsewhere_gives_way_to_a
     for path in [""] if what == "everything" else [layer.digest for layer in image.layers]:
         one.proxy.plan(ELSEWHERE[kind], path=path, times=None)
     mirror = one.registry.reference(one.named("engine:1"))
-    await one.install(one.wish("engine:1", mirrors=(mirror,)))
+    await one.install(one.request("engine:1", mirrors=(mirror,)))
     assert is_right(one)
     assert one.metadata().fetched_from == mirror
 
 
 async def test_a_first_place_that_may_not_be_asked_gives_way_to_a_mirror(one: Shelf, image: Image) -> None:
     mirror = one.registry.reference(one.named("engine:1"))
-    await one.install(one.wish("engine:1", uri="192.168.7.7:5000/team/engine:1", mirrors=(mirror,)))
+    await one.install(one.request("engine:1", uri="192.168.7.7:5000/team/engine:1", mirrors=(mirror,)))
     assert is_right(one)
     assert one.metadata().fetched_from == mirror
 
@@ -193,7 +193,7 @@ async def test_a_first_place_that_may_not_be_asked_gives_way_to_a_mirror(one: Sh
 async def test_where_the_first_place_is_down_a_mirror_is_used_and_told(one: Shelf, image: Image, fault: Fault) -> None:
     one.proxy.plan(fault, times=None)
     mirror = one.registry.reference(one.named("engine:1"))
-    await one.install(one.wish("engine:1", mirrors=(mirror,)))
+    await one.install(one.request("engine:1", mirrors=(mirror,)))
     assert is_right(one)
     assert one.metadata().uri == one.resolved("engine:1").uri
     assert one.metadata().fetched_from == mirror
@@ -206,7 +206,7 @@ async def test_blobs_come_from_a_mirror_where_the_first_place_has_only_the_manif
     for layer in image.layers:
         one.proxy.plan(fault, path=layer.digest, times=None)
     mirror = one.registry.reference(one.named("engine:1"))
-    await one.install(one.wish("engine:1", mirrors=("127.0.0.1:9/nobody/here", mirror)))
+    await one.install(one.request("engine:1", mirrors=("127.0.0.1:9/nobody/here", mirror)))
     assert is_right(one)
     assert one.metadata().fetched_from == mirror
 
@@ -226,7 +226,7 @@ async def test_a_tag_that_moves_meanwhile_changes_nothing(one: Shelf, image: Ima
             moved.set()
 
     one.proxy.on_request = move
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert moved.is_set()
     assert is_right(one)
     assert one.metadata().digest == image.digest
@@ -249,7 +249,7 @@ async def test_a_missing_tag_is_never_replaced_by_a_neighbour(one: Shelf, image:
     """F-104."""
     await one.registry.push(image.directory, one.named("engine:latest"))
     with pytest.raises(NotFound) as caught:
-        await one.install(one.wish("engine:2"))
+        await one.install(one.request("engine:2"))
     assert caught.value.code == "not_found"
     assert not one.tree.exists()
     assert not one.residue()
@@ -263,7 +263,7 @@ async def test_an_image_without_a_launcher_is_no_backend(one: Shelf, files: dict
 
 async def test_a_layer_that_occurs_twice_is_fetched_once(one: Shelf) -> None:
     image = await one.publish("engine:1", [LAYERS[0], LAYERS[1], LAYERS[0]])
-    installed = await one.install(one.wish("engine:1"))
+    installed = await one.install(one.request("engine:1"))
     assert is_right(one)
     assert installed.fetched_bytes == image.layers[0].size_bytes + image.layers[1].size_bytes
     assert one.proxy.bytes_sent(image.layers[0].digest) == image.layers[0].size_bytes
@@ -276,7 +276,7 @@ async def test_an_image_on_this_disk_is_installed_from_where_it_is(one: Shelf, k
     uri = f"ocifile://{image.directory}" + ("/layout" if kind == "layout" else "")
     if kind == "layout":
         (one.directory / "image" / "layout").symlink_to(image.directory)
-    installed = await one.install(one.wish("", uri=uri))
+    installed = await one.install(one.request("", uri=uri))
     assert is_right(one)
     assert (installed.digest, installed.fetched_bytes) == (image.digest, 0)
     assert not one.blobs()
@@ -286,7 +286,7 @@ async def test_an_index_is_remembered_beside_the_platform_it_was_taken_for(one: 
     image = await one.publish("engine:1", LAYERS)
     index = write_index(image.directory, [image])
     await one.registry.push(image.directory, one.named("engine:1"))
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     written = json.loads((one.tree / "metadata.json").read_text())
     assert (written["digest"], written["index_digest"]) == (image.digest, index.digest)
     assert OCI_INDEX.encode() in (image.directory / "index.json").read_bytes()

@@ -46,7 +46,7 @@ async def small(registry: Registry, tmp_path: Path, small_disk: Path) -> AsyncIt
         await made.publish("engine:1", [{"run.sh": launcher("one"), "a": noise(500_000, 1)}])
         files = {f"lib/{number}.so": noise(MEGABYTE, 10 + number) for number in range(14)}
         await made.publish("engine:2", [files | {"run.sh": launcher("two")}], compression="none")
-        await made.install(made.wish("engine:1"))
+        await made.install(made.request("engine:1"))
         yield made
 
 
@@ -65,7 +65,7 @@ async def test_a_disk_that_fills_up_during_an_install_harms_nothing(small: Shelf
 
     async def refused() -> str:
         with pytest.raises(Unavailable) as caught:
-            await small.install(small.wish("engine:2"))
+            await small.install(small.request("engine:2"))
         return caught.value.code
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -81,7 +81,7 @@ async def test_a_disk_that_fills_up_during_an_install_harms_nothing(small: Shelf
     blobs = sum(path.stat().st_blocks * 512 for path in (small.house / "blobs").iterdir())
     # All but the parts of blobs that need not be fetched again.
     assert disk.free_bytes(small_disk) >= free - blobs - MEGABYTE
-    installed = await small.install(small.wish("engine:2"))
+    installed = await small.install(small.request("engine:2"))
     assert said_by(small.tree) == "two"
     assert installed.reused_bytes > 0
     assert said_by(small.assembled.trees.previous_of("engine")) == "one"
@@ -92,13 +92,13 @@ async def test_a_disk_without_room_even_for_a_record_is_told_as_such(small: Shel
     filler = fill(small_disk)
     for _ in range(2):
         with pytest.raises(Unavailable) as caught:
-            await small.install(small.wish("engine:2"))
+            await small.install(small.request("engine:2"))
         assert caught.value.code == "insufficient_disk"
     assert tree_of(small.tree) == before
     assert not small.residue()
     filler.unlink()
     small.again()
-    await small.install(small.wish("engine:2"))
+    await small.install(small.request("engine:2"))
     assert said_by(small.tree) == "two"
 
 
@@ -115,18 +115,18 @@ async def test_a_disk_that_is_full_when_the_tree_is_put_in_place_keeps_the_old_v
 
     monkeypatch.setattr(small.assembled.trees, "reach", reach)
     with pytest.raises(Unavailable) as caught:
-        await small.assembled.installer.install(small.wish("engine:2"), small.report, nothing)
+        await small.assembled.installer.install(small.request("engine:2"), small.report, nothing)
     assert caught.value.code == "insufficient_disk"
     assert tree_of(small.tree) == before
     fillers[0].unlink()
     assert not small.residue()
-    await small.install(small.wish("engine:2"))
+    await small.install(small.request("engine:2"))
     assert said_by(small.tree) == "two"
 
 
 async def test_a_disk_that_is_full_after_the_swap_gets_the_old_version_back(small: Shelf, small_disk: Path) -> None:
     await small.publish("engine:1", [{"run.sh": launcher("one"), "a": noise(500_000, 2)}])
-    await small.install(small.wish("engine:1", meta="named", version="1"))
+    await small.install(small.request("engine:1", meta="named", version="1"))
     before, pointer = tree_of(small.tree), small.assembled.trees.pointers.known("named")
     seen, fillers = list[str](), list[Path]()
 
@@ -136,7 +136,7 @@ async def test_a_disk_that_is_full_after_the_swap_gets_the_old_version_back(smal
 
     with pytest.raises(Unavailable) as caught:
         await small.assembled.installer.install(
-            small.wish("engine:2", meta="named", version="2"), small.report, swapped
+            small.request("engine:2", meta="named", version="2"), small.report, swapped
         )
     assert caught.value.code == "insufficient_disk"
     assert seen == ["two"]
@@ -145,7 +145,7 @@ async def test_a_disk_that_is_full_after_the_swap_gets_the_old_version_back(smal
     assert small.assembled.trees.pointers.known("named") == pointer
     assert not small.residue()
     fillers[0].unlink()
-    await small.install(small.wish("engine:2", meta="named", version="2"))
+    await small.install(small.request("engine:2", meta="named", version="2"))
     assert said_by(small.tree) == "two"
 
 
@@ -153,7 +153,7 @@ async def test_what_cannot_fit_is_refused_before_a_byte_is_fetched(small: Shelf)
     files = {"run.sh": launcher("three"), "large": noise(25 * MEGABYTE, 3)}
     image = await small.publish("engine:3", [files], compression="none")
     with pytest.raises(Unavailable, match="MiB are free") as caught:
-        await small.install(small.wish("engine:3"))
+        await small.install(small.request("engine:3"))
     assert caught.value.code == "insufficient_disk"
     assert not small.proxy.asked(image.layers[0].digest)
     assert said_by(small.tree) == "one"

@@ -130,7 +130,7 @@ def test_the_exit_code_tells_how_it_ended(tmp_path: Path, end: dict[str, object]
     assert line in result.stdout.splitlines()
 
 
-def test_a_wish_for_a_node_that_is_away_is_kept_and_nobody_has_to_wait(tmp_path: Path) -> None:
+def test_a_request_for_a_node_that_is_away_is_kept_and_nobody_has_to_wait(tmp_path: Path) -> None:
     parked = operation(
         "queued",
         row("main", "success"),

@@ -25,7 +25,7 @@ HEALABLE = Outcome(code="upstream_error", message="cannot fetch", can_heal=True)
 
 async def sent(world: World, kind: str = "install") -> tuple[OperationView, Intent]:
     await world.join("first")
-    view = await world.wish(kind)
+    view = await world.request(kind)
     await world.dispatcher.step()
     world.bus.take()
     return view, await world.intent(view)
@@ -242,7 +242,7 @@ async def test_an_older_report_of_the_same_run_is_ignored(world: World) -> None:
 
 async def test_absence_proves_no_delete_while_an_older_install_still_runs(world: World, time: Time) -> None:
     _, older = await sent(world)
-    delete = await world.wish("delete")
+    delete = await world.request("delete")
     time.passed += 1
     await world.report(older.node_id, running=(older.id,))
     assert (await world.intent(delete)).state == "accepted"
@@ -259,7 +259,7 @@ async def test_absence_proves_no_delete_while_an_older_install_still_runs(world:
 async def test_absence_proves_no_delete_while_the_install_before_it_may_still_arrive(world: World, time: Time) -> None:
     """Else the late install would be the last word, with a newer delete that calls itself done."""
     _, older = await sent(world)
-    delete = await world.wish("delete")
+    delete = await world.request("delete")
     time.passed += 1
     await world.report(older.node_id)
     assert (await world.intent(delete)).state == "accepted"
@@ -269,7 +269,7 @@ async def test_absence_proves_no_delete_while_the_install_before_it_may_still_ar
 
 async def test_an_applied_generation_proves_an_install_whatever_came_before_it(world: World, time: Time) -> None:
     _, older = await sent(world)
-    await world.wish("delete")
+    await world.request("delete")
     newest = await world.install()
     intent = await world.intent(newest)
     time.passed += 1
@@ -316,7 +316,7 @@ async def test_a_replica_goes_when_a_later_report_no_longer_shows_its_process(wo
     assert woken
 
 
-async def test_a_result_is_taken_from_a_node_that_comes_back_though_its_report_is_older_than_the_wish(
+async def test_a_result_is_taken_from_a_node_that_comes_back_though_its_report_is_older_than_the_request(
     world: World, time: Time
 ) -> None:
     """It was silent while it did what it was told, so its command waits for it; it must not be sent again."""
@@ -342,7 +342,7 @@ async def test_absence_is_no_proof_while_a_command_that_was_taken_for_lost_may_s
     await world.report(intent.node_id, boot_mark=await world.now())
     given_up = await world.intent(view)
     assert (given_up.state, given_up.reason) == ("failed", "worker_restarted")
-    delete = await world.wish("delete", "first")
+    delete = await world.request("delete", "first")
     await world.dispatcher.step()
     time.passed += 1
     await world.report(intent.node_id)
@@ -392,7 +392,7 @@ async def test_a_worker_that_said_it_failed_is_not_contradicted_by_what_its_repo
 async def test_absence_does_not_contradict_a_delete_that_failed_either(world: World, time: Time) -> None:
     node = await world.join("first")
     await world.report(node.id, backends=(installed("engine", "sha256:1"),))
-    view = await world.wish("delete", name="engine")
+    view = await world.request("delete", name="engine")
     await world.dispatcher.step()
     intent = await world.intent(view)
     await world.reply(intent, Outcome(code="resource_exhausted", message="cannot delete engine", can_heal=True))

@@ -1,4 +1,4 @@
-"""Wishes become rows and messages: fan-out, joining, supersession, absence, take-over."""
+"""Requests become rows and messages: fan-out, joining, supersession, absence, take-over."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_the_whole_action_is_in_the_row_and_in_the_message(world: World) -
     assert sent.reply == wire.reply_subject(intent.node_id, intent.id, 1)
 
 
-async def test_an_equal_wish_joins_the_one_that_is_open_and_is_sent_once(world: World) -> None:
+async def test_an_equal_request_joins_the_one_that_is_open_and_is_sent_once(world: World) -> None:
     await world.join("first")
     first, second = await world.install(), await world.install()
     assert first.jobID != second.jobID
@@ -59,12 +59,12 @@ async def test_an_equal_wish_joins_the_one_that_is_open_and_is_sent_once(world: 
     assert (await world.board.view(second.jobID)).status == "succeeded"
 
 
-async def test_a_newer_wish_supersedes_the_older_one_even_while_it_runs(world: World) -> None:
+async def test_a_newer_request_supersedes_the_older_one_even_while_it_runs(world: World) -> None:
     await world.join("first")
     install = await world.install()
     await world.dispatcher.step()
     older = await world.intent(install)
-    delete = await world.wish("delete")
+    delete = await world.request("delete")
     assert (await world.board.view(install.jobID)).status == "superseded"
     await world.reply(older, Outcome())
     assert (await world.intent(install)).state == "superseded"
@@ -184,7 +184,7 @@ async def test_more_than_a_step_takes_is_taken_by_the_next(world: World, monkeyp
     assert (len(more), len(world.bus.take())) == (1, 3)
 
 
-async def test_nodes_that_cannot_take_a_wish_are_named_with_the_reason(world: World) -> None:
+async def test_nodes_that_cannot_take_a_request_are_named_with_the_reason(world: World) -> None:
     await world.join("good")
     odd = await world.nodes.register(_odd_machine())
     await world.nodes.approve(odd.node.id)
@@ -196,7 +196,7 @@ async def test_a_delete_is_not_stopped_by_a_node_that_has_no_build(world: World)
     await world.join("good")
     odd = await world.nodes.register(_odd_machine())
     await world.nodes.approve(odd.node.id)
-    view = await world.wish("delete", name="other")
+    view = await world.request("delete", name="other")
     assert isinstance(view.nodes, list)
     assert [row.node_name for row in view.nodes] == ["good"]
     assert [one.node_name for one in view.excluded] == ["odd"]
@@ -211,11 +211,11 @@ async def test_a_name_that_cannot_be_one_is_refused_before_anything_is_stored(wo
     node = await world.join("first")
     await world.report(node.id, backends=())
     with pytest.raises(Invalid):
-        await world.wish("delete", name=name)
+        await world.request("delete", name=name)
     assert await world.board.page(10) == []
 
 
-async def test_a_wish_needs_known_and_approved_nodes(world: World) -> None:
+async def test_a_request_needs_known_and_approved_nodes(world: World) -> None:
     with pytest.raises(Conflict) as nobody:
         await world.install()
     assert nobody.value.code == "node_not_approved"

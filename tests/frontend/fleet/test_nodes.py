@@ -377,10 +377,10 @@ async def test_a_node_without_its_bus_gets_no_commands_and_is_never_offline_whil
         await world.nodes.step()
     found, _ = await world.nodes.get(node.id)
     assert (found.health, found.is_degraded, found.is_schedulable) == ("unhealthy", True, False)
-    wished = await world.install("first")
+    requested = await world.install("first")
     await world.dispatcher.step()
     assert world.bus.take() == []
-    rows = (await world.board.view(wished.jobID)).nodes
+    rows = (await world.board.view(requested.jobID)).nodes
     assert not isinstance(rows, msgspec.UnsetType)
     (row,) = rows
     assert (row.status, row.reason) == ("queued", "node_away")

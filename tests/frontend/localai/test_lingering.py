@@ -64,7 +64,7 @@ async def test_an_upgrade_ends_when_what_is_listed_was_put_in_place_since(world:
     await joined(world)
     await answer_polls(world, listed(("image", ""), at=LONG_AGO))
     if kind == "upgrade":
-        view = await world.wish("upgrade", name="image")
+        view = await world.request("upgrade", name="image")
     else:
         view = await world.install(name="image", force=True)
     await answer_polls(world, listed(("image", ""), at=LATER))
@@ -80,7 +80,7 @@ async def test_another_digest_is_another_version_whenever_it_came(world: World) 
     world.registry.digests[IMAGE] = "sha256:new"
     await joined(world)
     await answer_polls(world, listed(("image", "sha256:old"), at=LONG_AGO))
-    view = await world.wish("upgrade", name="image")
+    view = await world.request("upgrade", name="image")
     await world.dispatcher.step()
     await answer_polls(world, listed(("image", "sha256:odd"), at=LATER))
     assert (await world.intent(view)).state == "running"
@@ -108,7 +108,7 @@ async def test_a_delete_waits_for_an_older_install_that_goes_on(world: World) ->
     install = await world.install(name="other")
     await world.dispatcher.step()
     older = await world.intent(install)
-    delete = await world.wish("delete", name="other")
+    delete = await world.request("delete", name="other")
     assert await sent(world, wire.DELETE) == []
     await answer_polls(world, listed())
     waiting = await world.intent(delete)
@@ -126,11 +126,11 @@ async def test_an_upgrade_over_a_delete_and_back_is_sent_in_order(world: World) 
     world.registry.digests[IMAGE] = "sha256:new"
     await joined(world)
     await answer_polls(world, listed(("image", "sha256:old")))
-    upgrade = await world.wish("upgrade", name="image")
+    upgrade = await world.request("upgrade", name="image")
     assert len(await sent(world, wire.UPGRADE)) == 1
     older = await world.intent(upgrade)
-    await world.wish("delete", name="image")
-    view = await world.wish("install", name="image")
+    await world.request("delete", name="image")
+    view = await world.request("install", name="image")
     assert await sent(world, wire.INSTALL) == []
     await says(world, older, b'{"success":false,"error":"no space"}')
     assert "failed: no space" in (await world.intent_now(older)).message
@@ -172,7 +172,7 @@ async def test_what_was_never_sent_keeps_nobody_waiting(world: World) -> None:
     await world.set_health(node.id, "offline")
     view = await world.install(name="other")
     await world.endings.cancel(view.jobID, None, "me")
-    await world.wish("delete", name="other")
+    await world.request("delete", name="other")
     await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
     assert len(await sent(world, wire.DELETE)) == 1
 
@@ -183,7 +183,7 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
     view = await world.install(name="other")
     await world.dispatcher.step()
     older = await world.intent(view)
-    delete = await world.wish("delete", name="other")
+    delete = await world.request("delete", name="other")
     assert await sent(world, wire.DELETE) == []
     if end == "restart":
         await world.collector.restarted(node.id)
@@ -195,7 +195,7 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
     else:
         await world.endings.remove_node(node.id, "me")
         await joined(world)
-        delete = await world.wish("delete", name="other")
+        delete = await world.request("delete", name="other")
     assert len(await sent(world, wire.DELETE)) == 1
     assert (await world.intent(delete)).state == "running"
     assert STILL not in (await world.intent_now(older)).message or end == "removal"
@@ -206,7 +206,7 @@ async def test_a_worker_that_was_frozen_may_begin_when_it_wakes_however_late_tha
     node = await joined(world)
     view = await world.install(name="other")
     await world.dispatcher.step()
-    await world.wish("delete", name="other")
+    await world.request("delete", name="other")
     for _ in range(2):  # nobody answers
         await pass_time(world, node, LOST_AFTER_BUDGETS * PATIENCE.install_seconds + 1)
         await world.poller.step()
@@ -227,7 +227,7 @@ async def test_what_ran_on_a_worker_that_went_away_goes_on_there(world: World) -
     await world.set_health(node.id, "offline")
     await world.dispatcher.step()
     assert (await world.intent_now(older)).reason == "node_away"
-    await world.wish("delete", name="other")
+    await world.request("delete", name="other")
     await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
     assert await sent(world, wire.DELETE) == []
     await says(world, older, b'{"success":true,"address":"h:1"}')

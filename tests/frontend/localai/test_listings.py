@@ -12,14 +12,17 @@ from tests.frontend.world import Published, World
 from enginehouse.core import wire
 from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import Outcome
+from enginehouse.core.operation import BackendRequest
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
 from enginehouse.frontend.localai import listings as listings_file
-from enginehouse.frontend.operations.request import BackendWish, Operations, Request
+from enginehouse.frontend.operations.acceptance import Requester
+from enginehouse.frontend.operations.request import Operations
 from enginehouse.frontend.operations.targets import UNKNOWN
 from enginehouse.ports import Message
 
 IMAGE = "registry.example/image:latest"
+ME = Requester(author="me")
 Says = Callable[[str], wire.BackendListReply | None]
 
 
@@ -44,8 +47,8 @@ def answering(world: World, monkeypatch: pytest.MonkeyPatch, says: Says, running
     monkeypatch.setattr(world.bus, "publish", publish_and_hear)
 
 
-def wish(kind: str, name: str, *nodes: str) -> BackendWish:
-    return BackendWish(kind=kind, name=name, author="me", nodes=nodes or None)  # type: ignore[arg-type]
+def request(kind: str, name: str, *nodes: str) -> BackendRequest:
+    return BackendRequest(kind=kind, name=name, nodes=nodes or None)  # type: ignore[arg-type]
 
 
 async def test_an_upgrade_reaches_what_was_installed_a_moment_ago(
@@ -56,7 +59,7 @@ async def test_an_upgrade_reaches_what_was_installed_a_moment_ago(
     await joined(world)
     await answer_polls(world, listed())
     answering(world, monkeypatch, lambda _: listed(("image", "sha256:old")))
-    view = await world.board.view(await asking(world).request(wish("upgrade", "image")))
+    view = await world.board.view(await asking(world).request(request("upgrade", "image"), ME))
     assert isinstance(view.nodes, list)
     assert [row.node_name for row in view.nodes] == ["go"]
 
@@ -65,7 +68,7 @@ async def test_a_delete_takes_a_pointer_along_that_has_just_come(world: World, m
     await joined(world)
     await answer_polls(world, listed())
     answering(world, monkeypatch, lambda _: pointing("stranger", ("mine", "sha256:x")))
-    view = await world.board.view(await asking(world).request(wish("delete", "stranger")))
+    view = await world.board.view(await asking(world).request(request("delete", "stranger"), ME))
     await world.dispatcher.step()
     (sent,) = [one for one in world.bus.take() if one.subject.endswith(wire.DELETE)]
     assert wire.decode(sent.payload, wire.BackendDeleteRequest, "it").backend == "stranger"
@@ -80,11 +83,11 @@ async def test_a_worker_that_does_not_answer_is_left_out_as_unknown_and_holds_no
     first, second = [await world.join(name, is_foreign=True) for name in ("go", "silent")]
     answering(world, monkeypatch, lambda node: listed(("image", "sha256:old")) if node == first.id else None)
     async with asyncio.timeout(5):
-        view = await world.board.view(await asking(world).request(wish("upgrade", "image")))
+        view = await world.board.view(await asking(world).request(request("upgrade", "image"), ME))
     assert view.targets == (first.id,)
     assert [(one.node_id, one.code) for one in view.excluded] == [(second.id, UNKNOWN)]
     with pytest.raises(Unavailable, match="nobody knows who has it"):
-        await asking(world).request(wish("upgrade", "image", "silent"))
+        await asking(world).request(request("upgrade", "image", "silent"), ME)
 
 
 @pytest.mark.parametrize("kind", ["upgrade", "delete"])
@@ -94,12 +97,12 @@ async def test_a_name_that_only_a_silent_worker_may_know_is_no_mistake(
     monkeypatch.setattr(listings_file, "FRESH_SECONDS", 0.05)
     await joined(world)
     with pytest.raises(Unavailable, match="nobody knows who has it"):
-        await asking(world).request(wish(kind, "installed-by-uri"))
+        await asking(world).request(request(kind, "installed-by-uri"), ME)
     with pytest.raises(NotFound):
-        await asking(world).request(wish("install", "installed-by-uri"))
+        await asking(world).request(request("install", "installed-by-uri"), ME)
     answering(world, monkeypatch, lambda _: listed())
     with pytest.raises(NotFound):
-        await asking(world).request(wish(kind, "installed-by-uri"))
+        await asking(world).request(request(kind, "installed-by-uri"), ME)
 
 
 async def test_of_a_worker_that_is_away_the_last_listing_counts(world: World) -> None:
@@ -193,7 +196,7 @@ async def test_so_is_one_under_the_name_of_a_pointer_that_no_listing_has(world: 
 async def test_a_drain_takes_it_along(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await joined(world)
     answering(world, monkeypatch, lambda _: listed(("other", "")), running("other"))
-    await asking(world).request_drain("go", Request(author="me"))
+    await asking(world).request_drain("go", Requester(author="me"))
     assert [one.payload for one in world.bus.take() if one.subject.endswith(wire.STOP)] == [b'{"backend":"other#0"}']
 
 

@@ -14,9 +14,10 @@ from enginehouse.core import wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.gallery import Entry, Gallery
 from enginehouse.core.intent import Intent, Outcome
+from enginehouse.core.operation import BackendRequest
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.operations.acceptance import Requester
 from enginehouse.frontend.operations.plan import UNKNOWN_NOTE
-from enginehouse.frontend.operations.targets import BackendWish
 from enginehouse.frontend.operations.upgrades import drift_of
 from enginehouse.frontend.watching.views import OperationView
 from enginehouse.ports import Message
@@ -26,7 +27,7 @@ from enginehouse.ports import Message
 
 async def deleted(world: World, name: str) -> tuple[OperationView, str]:
     """Ask for it; the name that went to the worker."""
-    view = await world.wish("delete", name=name)
+    view = await world.request("delete", name=name)
     world.bus.take()
     await world.dispatcher.step()
     (sent,) = world.bus.take()
@@ -89,7 +90,7 @@ async def test_an_upgrade_by_the_name_of_a_pointer_reaches_the_build_behind_it(w
     await joined(world)
     engine = ("engine", "sha256:old")
     await answer_polls(world, pointing("llama-cpp", engine) if is_listed else listed(engine))
-    view = await world.wish("upgrade", name="llama-cpp")
+    view = await world.request("upgrade", name="llama-cpp")
     await world.dispatcher.step()
     message = wire.decode(world.bus.take()[-1].payload, wire.BackendUpgradeRequest, "it")
     assert message.backend == "engine"
@@ -113,10 +114,10 @@ async def test_a_version_without_a_digest_is_unknown_and_upgraded_when_asked(wor
     assert not found.is_certain
     assert isinstance(found.node_drift, list)
     assert [(row.node_name, row.unknown) for row in found.node_drift] == [("go", True), ("other-go", True)]
-    wish = BackendWish(kind="upgrade", name="image", author="me")
-    planned = await world.planner.plan(wish)
+    request = BackendRequest(kind="upgrade", name="image")
+    planned = await world.planner.plan(request)
     assert [(row.does, row.note) for row in planned.nodes] == [("upgrade", UNKNOWN_NOTE)] * 2
-    view = await world.wish("upgrade", name="image")
+    view = await world.request("upgrade", name="image")
     assert isinstance(view.nodes, list)
     assert [row.node_name for row in view.nodes] == ["go", "other-go"]
 
@@ -164,10 +165,8 @@ async def test_an_error_as_long_as_the_output_of_an_engine_is_an_error(world: Wo
 async def test_what_is_sent_again_is_all_of_what_was_asked_for(world: World) -> None:
     """S12: LocalAI keeps neither address nor name, and sends an empty request instead."""
     await joined(world)
-    wish = BackendWish(
-        kind="install", name="mine", author="me", uri="registry.example/mine:1", alias="own", nodes=("go",)
-    )
-    view = await world.board.view(await world.operations.request(wish))
+    request = BackendRequest(kind="install", name="mine", uri="registry.example/mine:1", alias="own", nodes=("go",))
+    view = await world.board.view(await world.operations.request(request, Requester(author="me")))
     messages = []
     for _ in range(2):
         await world.dispatcher.step()
@@ -194,7 +193,7 @@ async def test_workers_are_asked_all_at_once_and_one_that_does_not_answer_holds_
     assert found == [0, 1, 1]
 
 
-async def test_the_same_backend_on_another_node_is_another_wish(world: World) -> None:
+async def test_the_same_backend_on_another_node_is_another_request(world: World) -> None:
     """S23: LocalAI takes it for the one that is under way elsewhere, and says that it is done."""
     for name in ("a", "b"):
         await world.join(name, is_foreign=True)

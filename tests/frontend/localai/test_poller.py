@@ -24,7 +24,7 @@ async def upgrade(world: World) -> tuple[Node, OperationView, Intent]:
     world.registry.digests[IMAGE] = "sha256:new"
     node = await world.join("go", is_foreign=True)
     await answer_polls(world, listed(("image", "sha256:old")))
-    view = await world.wish("upgrade", name="image")
+    view = await world.request("upgrade", name="image")
     await world.dispatcher.step()
     return node, view, await world.intent(view)
 
@@ -102,7 +102,7 @@ async def test_a_listing_ends_an_upgrade_only_with_the_wanted_digest(world: Worl
 async def test_a_listing_ends_a_delete_only_by_absence(world: World) -> None:
     await joined(world)
     await answer_polls(world, listed(("other", "sha256:x")))
-    view = await world.wish("delete", name="other")
+    view = await world.request("delete", name="other")
     await world.dispatcher.step()
     await answer_polls(world, listed(("other", "sha256:x")))
     assert (await world.intent(view)).state == "running"
@@ -113,7 +113,7 @@ async def test_a_listing_ends_a_delete_only_by_absence(world: World) -> None:
 async def test_an_answer_with_an_error_proves_nothing(world: World) -> None:
     await joined(world)
     await answer_polls(world, listed(("other", "sha256:x")))
-    view = await world.wish("delete", name="other")
+    view = await world.request("delete", name="other")
     await world.dispatcher.step()
     await answer_polls(world, wire.BackendListReply(backends=None, error="disk"))
     assert (await world.intent(view)).state == "running"
@@ -226,14 +226,14 @@ async def test_what_was_just_installed_can_be_upgraded_at_once(world: World) -> 
     """A reply says that it was done, not what is there now: the node is looked at once more."""
     await joined(world)
     await answer_polls(world, listed())
-    view = await world.wish("install", name="image")
+    view = await world.request("install", name="image")
     await world.dispatcher.step()
     assert await answer_polls(world, listed())  # while it is under way
     await world.reply(await world.intent(view), Outcome())
     world.bus.take()
     assert await answer_polls(world, listed(("image", "sha256:old")))
     world.registry.digests[IMAGE] = "sha256:new"
-    assert (await world.wish("upgrade", name="image")).status == "queued"
+    assert (await world.request("upgrade", name="image")).status == "queued"
 
 
 async def test_its_first_word_counts_although_it_comes_before_the_row_was_looked_at_again(

@@ -1,4 +1,4 @@
-"""Changing one's mind: cancelling, trying again, dismissing, and what becomes of wishes whose node is gone."""
+"""Changing one's mind: cancelling, trying again, dismissing, and what becomes of requests whose node is gone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
-from enginehouse.frontend.operations.acceptance import Request
+from enginehouse.frontend.operations.acceptance import Requester
 from enginehouse.frontend.watching.views import NodeRow, OperationView
 from enginehouse.store import nodes, schema
 from enginehouse.store.db import Connection
-from enginehouse.store.wishes import add_intent
+from enginehouse.store.requests import add_intent
 
-ME = Request(author="me")
+ME = Requester(author="me")
 FAILED = Outcome(code="not_found", message="no such thing")
 
 
@@ -78,7 +78,7 @@ async def test_one_node_is_cancelled_and_the_other_goes_on(world: World) -> None
     assert (await world.board.view(view.jobID)).status == "partial"
 
 
-async def test_a_wish_that_somebody_else_has_too_goes_on_for_them(world: World) -> None:
+async def test_a_request_that_somebody_else_has_too_goes_on_for_them(world: World) -> None:
     await world.join("first")
     mine, theirs = await world.install(), await world.install()
     assert rows(mine)[0].intent == rows(theirs)[0].intent
@@ -133,7 +133,7 @@ async def test_a_worker_that_did_not_hear_of_it_is_told_with_its_heartbeat(world
     await world.dispatcher.step()
     intent = await world.intent(view)
     await world.endings.cancel(view.jobID, None, "me")
-    newer = await world.wish("delete")
+    newer = await world.request("delete")
     running = (intent.id, rows(newer)[0].intent, "unknown")
     done = await world.collector.report(node.id, _report(await world.now(), running))
     assert done == (intent.id,), "only what ended, and never what is not known here"
@@ -145,7 +145,7 @@ def _report(mark: float, running: tuple[str, ...]) -> Report:
 
 async def test_what_failed_is_done_again_from_the_first_attempt(world: World) -> None:
     await world.join_many("first", "second")
-    view = await world.wish("install", name="other")
+    view = await world.request("install", name="other")
     await world.dispatcher.step()
     for position, outcome in enumerate((FAILED, Outcome())):
         await world.reply(await world.intent(view, position), outcome)
@@ -290,7 +290,7 @@ async def test_an_upgrade_that_stopped_processes_takes_their_routes_away(world: 
     await world.router.step()
     assert [route.model for route in world.router.routes()] == ["tiny"]
     await world.report(node.id, sequence=3, backends=(installed("engine", "sha256:old"),))
-    view = await world.wish("upgrade", name="engine")
+    view = await world.request("upgrade", name="engine")
     await world.dispatcher.step()
     await world.reply(await world.intent(view), Outcome(digest="d", stopped=("tiny#0",)))
     await world.router.step()

@@ -85,7 +85,7 @@ async def test_a_pointer_is_brought_also_where_the_reply_was_lost_and_only_a_rep
     await world.report(node.id, sequence=3, backends=(installed(BUILD, digest), pointer(META, BUILD)))
     assert await status(world, second) == "succeeded"
     # From now on the meta name can be upgraded.
-    upgrade = await world.wish("upgrade", name=META)
+    upgrade = await world.request("upgrade", name=META)
     assert await status(world, upgrade) == "queued"
 
 
@@ -146,8 +146,8 @@ async def test_a_load_that_waits_for_the_meta_name_goes_on_when_somebody_asks_fo
 async def test_a_delete_joins_an_open_delete_of_the_same_directory(world: World) -> None:
     node = await world.join("first")
     await world.report(node.id, backends=(installed(BUILD, "sha256:1"), pointer(META, BUILD)))
-    first = await world.wish("delete", name=META)
-    second = await world.wish("delete", name=BUILD)
+    first = await world.request("delete", name=META)
+    second = await world.request("delete", name=BUILD)
     assert (await world.intent(first)).id == (await world.intent(second)).id
     assert isinstance((await world.intent(first)).action, RemoveBackend)
 

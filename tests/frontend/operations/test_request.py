@@ -1,4 +1,4 @@
-"""Wishes to many nodes: who gets them, how many at once, under which key, and which version."""
+"""Requests to many nodes: who gets them, how many at once, under which key, and which version."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node import Node
-from enginehouse.frontend.operations.acceptance import Request
-from enginehouse.frontend.operations.request import BackendWish
+from enginehouse.core.operation import BackendRequest
+from enginehouse.frontend.operations.acceptance import Requester
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.frontend.watching.views import NodeRow, OperationView
 
-ME = Request(author="me")
+ME = Requester(author="me")
 IMAGE = "registry.example/image:latest"
 
 
@@ -28,8 +28,8 @@ def rows(view: OperationView) -> list[NodeRow]:
     return view.nodes
 
 
-def wish(kind: str, name: str, **fields: object) -> BackendWish:
-    return BackendWish(kind=kind, name=name, author="me", **fields)  # type: ignore[arg-type]
+def request(kind: str, name: str, **fields: object) -> BackendRequest:
+    return BackendRequest(kind=kind, name=name, **fields)  # type: ignore[arg-type]
 
 
 async def having(world: World, *names: str, backend: str = "image", digest: str = "sha256:old") -> list[Node]:
@@ -45,7 +45,7 @@ async def having(world: World, *names: str, backend: str = "image", digest: str 
 async def test_an_upgrade_runs_on_a_quarter_of_the_fleet_at_a_time(world: World) -> None:
     world.registry.digests[IMAGE] = "sha256:new"
     await having(world, *(f"node-{number}" for number in range(8)))
-    view = await world.wish("upgrade", name="image")
+    view = await world.request("upgrade", name="image")
     sent: list[str] = []
     for _ in range(4):
         await world.dispatcher.step()
@@ -65,7 +65,7 @@ async def test_an_install_goes_to_all_at_once_unless_somebody_says_how_many(worl
     await world.install()
     await world.dispatcher.step()
     assert len(world.bus.take()) == 6
-    await world.operations.request(wish("install", "other", max_parallel=2))
+    await world.operations.request(request("install", "other", max_parallel=2), ME)
     await world.dispatcher.step()
     assert len(world.bus.take()) == 2
 
@@ -74,7 +74,7 @@ async def test_a_node_that_is_away_holds_no_place_in_the_lane(world: World) -> N
     world.registry.digests[IMAGE] = "sha256:new"
     first, *_ = await having(world, "first", "second", "third", "fourth")
     await world.set_health(first.id, "offline")
-    view = await world.wish("upgrade", name="image")
+    view = await world.request("upgrade", name="image")
     await world.dispatcher.step()
     (sent,) = world.bus.take()
     second_id = sent.subject.split(".")[1]
@@ -90,45 +90,52 @@ async def test_a_node_that_is_away_holds_no_place_in_the_lane(world: World) -> N
 
 async def test_the_same_key_is_the_same_operation(world: World) -> None:
     await world.join("first")
-    asked = wish("install", "llama-cpp")
-    made = [await world.operations.request(asked, "key-1") for _ in range(3)]
+    asked = request("install", "llama-cpp")
+    made = [await world.operations.request(asked, Requester(author="me", key="key-1")) for _ in range(3)]
     assert len(set(made)) == 1
-    assert await world.operations.request(asked, "key-2") not in made
+    assert await world.operations.request(asked, Requester(author="me", key="key-2")) not in made
     assert len(await world.board.page(9)) == 2
 
 
 async def test_two_that_ask_at_once_under_one_key_get_one_operation(world: World) -> None:
     await world.join("first")
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(world.operations.request(wish("install", "llama-cpp"), "key-1")) for _ in range(10)]
+        asked = [
+            group.create_task(
+                world.operations.request(request("install", "llama-cpp"), Requester(author="me", key="key-1"))
+            )
+            for _ in range(10)
+        ]
     assert len({task.result() for task in asked}) == 1
     assert len(await world.board.page(9)) == 1
 
 
 async def test_a_key_is_for_one_request_and_one_caller(world: World) -> None:
     await world.join("first")
-    mine = await world.operations.request(wish("install", "llama-cpp"), "key-1")
+    mine = await world.operations.request(request("install", "llama-cpp"), Requester(author="me", key="key-1"))
     with pytest.raises(Invalid) as refused:
-        await world.operations.request(wish("install", "other"), "key-1")
+        await world.operations.request(request("install", "other"), Requester(author="me", key="key-1"))
     assert refused.value.code == "idempotency_mismatch"
-    other = BackendWish(kind="install", name="llama-cpp", author="somebody else")
-    assert await world.operations.request(other, "key-1") != mine
+    other = Requester(author="somebody else", key="key-1")
+    assert await world.operations.request(request("install", "llama-cpp"), other) != mine
     with pytest.raises(Invalid):
-        await world.operations.request(wish("install", "llama-cpp"), "k" * 256)
+        await world.operations.request(request("install", "llama-cpp"), Requester(author="me", key="k" * 256))
 
 
 async def test_a_key_is_forgotten_after_a_day(world: World) -> None:
     await world.join("first")
-    before = await world.operations.request(wish("install", "llama-cpp"), "key-1")
+    before = await world.operations.request(request("install", "llama-cpp"), Requester(author="me", key="key-1"))
     world.time.passed += 24 * 3600 + 1
-    assert await world.operations.request(wish("install", "llama-cpp"), "key-1") != before
+    assert (
+        await world.operations.request(request("install", "llama-cpp"), Requester(author="me", key="key-1")) != before
+    )
 
 
 async def test_a_retry_under_a_key_is_one_retry(world: World) -> None:
     await world.join("first")
     view = await world.install()
     await world.endings.cancel(view.jobID, None, "me")
-    under_key = Request(author="me", key="again")
+    under_key = Requester(author="me", key="again")
     assert await world.endings.retry(view.jobID, None, under_key) == await world.endings.retry(
         view.jobID, None, under_key
     )
@@ -156,12 +163,12 @@ async def test_an_upgrade_goes_only_where_the_backend_is(world: World) -> None:
     world.registry.digests[IMAGE] = "sha256:new"
     await having(world, "has-it")
     await world.join("has-it-not")
-    view = await world.wish("upgrade", name="image")
+    view = await world.request("upgrade", name="image")
     assert [row.node_name for row in rows(view)] == ["has-it"]
     assert {one.node_name: one.reason for one in view.excluded} == {"has-it-not": "image is not installed there"}
     for unknown in ("other", "nobody-knows-it"):
         with pytest.raises(NotFound):
-            await world.wish("upgrade", name=unknown)
+            await world.request("upgrade", name=unknown)
     assert len(await world.board.page(9)) == 1
 
 
@@ -174,17 +181,17 @@ async def test_a_frontend_that_has_not_read_a_gallery_yet_asks_for_patience_inst
     await having(world, "has-it")
     new = World(world.store, time, owner="new", galleries=(GALLERY, UNREAD))
     with pytest.raises(Unavailable) as caught:
-        await new.wish(kind, name="image")
+        await new.request(kind, name="image")
     assert (caught.value.code, caught.value.retry_after_seconds) == ("gallery_loading", 2.0)
     with pytest.raises(NotFound):
-        await new.wish(kind, name="builtin@nothing")
+        await new.request(kind, name="builtin@nothing")
     assert await world.board.page(9) == []
 
 
-async def test_a_wish_for_an_address_keeps_all_of_it(world: World) -> None:
+async def test_a_request_for_an_address_keeps_all_of_it(world: World) -> None:
     await world.join("first")
-    asked = wish("install", "mine", uri="registry.example/mine:1", alias="short", sha256="")
-    operation_id = await world.operations.request(asked)
+    asked = request("install", "mine", uri="registry.example/mine:1", alias="short", sha256="")
+    operation_id = await world.operations.request(asked, ME)
     view = await world.board.view(operation_id)
     assert (view.asked.uri, view.asked.alias) == ("registry.example/mine:1", "short")
     await world.dispatcher.step()
@@ -204,20 +211,22 @@ async def test_a_wish_for_an_address_keeps_all_of_it(world: World) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        wish("install", "mine", uri="file:///etc"),
-        wish("install", "mine", uri="/some/where"),
-        wish("install", "gallery@mine", uri="registry.example/mine:1"),
-        wish("upgrade", "mine", uri="registry.example/mine:1"),
-        wish("install", "../mine", uri="registry.example/mine:1"),
-        wish("install", "mine", uri="registry.example/" + "m" * 3000),
-        wish("install", "mine", alias="short"),
-        wish("install", "mine", max_parallel=-1),
+        request("install", "mine", uri="file:///etc"),
+        request("install", "mine", uri="/some/where"),
+        request("install", "gallery@mine", uri="registry.example/mine:1"),
+        request("upgrade", "mine", uri="registry.example/mine:1"),
+        request("install", "../mine", uri="registry.example/mine:1"),
+        request("install", "mine", uri="registry.example/" + "m" * 3000),
+        request("install", "mine", alias="short"),
+        request("install", "mine", max_parallel=-1),
     ],
 )
-async def test_an_address_that_is_none_is_refused_before_anything_is_stored(world: World, asked: BackendWish) -> None:
+async def test_an_address_that_is_none_is_refused_before_anything_is_stored(
+    world: World, asked: BackendRequest
+) -> None:
     await world.join("first")
     with pytest.raises(Invalid):
-        await world.operations.request(asked)
+        await world.operations.request(asked, ME)
     assert await world.board.page(9) == []
 
 
@@ -276,7 +285,7 @@ async def test_an_upgrade_means_what_is_there_now_however_short_ago_somebody_ask
     await world.install("empty", name="image")
     await having(world, "first", digest="sha256:one")
     world.registry.digests[IMAGE] = "sha256:two"
-    view = await world.wish("upgrade", name="image")
+    view = await world.request("upgrade", name="image")
     action = (await world.intent(view)).action
     assert isinstance(action, InstallBackend)
     assert action.resolved.digest == "sha256:two"
@@ -321,7 +330,7 @@ async def test_of_two_questions_under_way_the_later_one_counts() -> None:
 async def test_an_upgrade_closes_only_on_the_wanted_digest(world: World) -> None:
     world.registry.digests[IMAGE] = "sha256:new"
     (node,) = await having(world, "first")
-    view = await world.wish("upgrade", name="image")
+    view = await world.request("upgrade", name="image")
     await world.report(node.id, sequence=2, backends=(installed("image", "sha256:old"),))
     assert (await world.intent(view)).is_open
     await world.report(node.id, sequence=3, backends=(installed("image", "sha256:new"),))
@@ -355,11 +364,11 @@ async def test_a_plan_says_what_each_node_would_do_and_does_nothing(world: World
     await having(world, "old")
     await having(world, "current", digest="sha256:new")
     await world.join("none")
-    planned = await world.planner.plan(wish("upgrade", "image"))
+    planned = await world.planner.plan(request("upgrade", "image"))
     assert [(row.node_name, row.does) for row in planned.nodes] == [("current", "nothing"), ("old", "upgrade")]
     assert planned.nodes[1].download_bytes == 1000
     assert [one.node_name for one in planned.excluded] == ["none"]
-    installs = await world.planner.plan(wish("install", "image"))
+    installs = await world.planner.plan(request("install", "image"))
     assert [(row.node_name, row.does) for row in installs.nodes] == [
         ("current", "nothing"),
         ("none", "install"),
@@ -367,7 +376,7 @@ async def test_a_plan_says_what_each_node_would_do_and_does_nothing(world: World
     ]
     assert await world.board.page(9) == []
     with pytest.raises(NotFound):
-        await world.planner.plan(wish("install", "nobody-knows-it"))
+        await world.planner.plan(request("install", "nobody-knows-it"))
 
 
 # Draining ----------------------------------------------------------------------------------------
@@ -425,7 +434,7 @@ async def test_an_install_after_a_delete_brings_what_the_tag_means_now(world: Wo
     await having(world, "first")
     await world.install(name="image")  # so that this frontend has asked a moment ago
     world.registry.digests[IMAGE] = "sha256:new"
-    deleted = await world.wish("delete", name="image")
+    deleted = await world.request("delete", name="image")
     if is_done:
         await ended(world, deleted, Outcome())
     action = await wanted(world, await world.install(name="image"))
@@ -447,7 +456,7 @@ async def test_a_rollback_on_a_node_that_is_away_is_not_undone_by_an_install(wor
 async def test_an_install_joins_an_upgrade_that_is_under_way(world: World) -> None:
     world.registry.digests[IMAGE] = "sha256:new"
     await having(world, "first")
-    upgrade = await world.wish("upgrade", name="image")
+    upgrade = await world.request("upgrade", name="image")
     install = await world.install(name="image")
     assert (await world.intent(install)).id == (await world.intent(upgrade)).id
 
@@ -457,29 +466,29 @@ async def test_an_upgrade_behind_an_install_from_an_address_is_of_that_address(w
     known = InstalledBackend(name="mine", is_system=False, is_meta=False, digest="sha256:old", uri="r.example/old:1")
     await world.report(node.id, sequence=2, backends=(known,))
     world.registry.digests |= {"r.example/old:1": "sha256:older", "r.example/new:1": "sha256:newer"}
-    asked = wish("install", "mine", uri="r.example/new:1")
-    await world.operations.request(asked)
-    view = await world.wish("upgrade", name="mine")
+    asked = request("install", "mine", uri="r.example/new:1")
+    await world.operations.request(asked, ME)
+    view = await world.request("upgrade", name="mine")
     action = await wanted(world, view)
     assert (action.resolved.uri, action.resolved.digest) == ("r.example/new:1", "sha256:newer")
 
 
 async def test_what_was_deleted_cannot_be_upgraded_and_can_be_deleted_again(world: World) -> None:
     await having(world, "first")
-    deleted = await world.wish("delete", name="image")
-    again = await world.wish("delete", name="image")
+    deleted = await world.request("delete", name="image")
+    again = await world.request("delete", name="image")
     assert (await world.intent(again)).id == (await world.intent(deleted)).id
     await ended(world, deleted, Outcome())
     with pytest.raises(NotFound):
-        await world.wish("upgrade", name="image")
-    assert (await world.board.view((await world.wish("delete", name="image")).jobID)).status == "queued"
+        await world.request("upgrade", name="image")
+    assert (await world.board.view((await world.request("delete", name="image")).jobID)).status == "queued"
 
 
 async def test_an_upgrade_replaces_a_delete_that_has_not_happened_yet(world: World) -> None:
     world.registry.digests[IMAGE] = "sha256:new"
     await having(world, "first")
-    deleted = await world.wish("delete", name="image")
-    upgrade = await world.wish("upgrade", name="image")
+    deleted = await world.request("delete", name="image")
+    upgrade = await world.request("upgrade", name="image")
     assert (await world.intent(deleted)).state == "superseded"
     assert (await wanted(world, upgrade)).resolved.digest == "sha256:new"
 

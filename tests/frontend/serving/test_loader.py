@@ -15,10 +15,11 @@ from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.replica import Replica
 from enginehouse.core.routing import Route
-from enginehouse.frontend.operations.acceptance import Request
+from enginehouse.frontend.operations.acceptance import Requester
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.watching.events import Event, Watcher
-from enginehouse.store import db, models, operations, replicas, wishes
+from enginehouse.store import db, models, operations, replicas
+from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection
 
 GONE = Outcome(code="backend_exited", message="cannot start: it exited")
@@ -137,7 +138,7 @@ async def test_a_superseded_load_is_told_to_those_who_wait_and_the_next_request_
     await world.join("first")
     first = await world.loader.ensure("tiny", ())
     await world.loader.step()
-    await world.wish("delete", name="llama-cpp")
+    await world.request("delete", name="llama-cpp")
     await world.dispatcher.step()
     (removal,) = await world.open_intents((await world.nodes.get("first"))[0].id)
     await world.reply(removal, Outcome())
@@ -196,7 +197,7 @@ async def test_an_engine_that_was_deleted_since_the_last_report_is_installed_aga
     await add_model(world)
     node = await world.join("first")
     await world.report(node.id, backends=(installed("engine", "sha256:1"),))
-    await world.wish("delete", name="engine")
+    await world.request("delete", name="engine")
     await world.dispatcher.step()
     (removal,) = await world.open_intents(node.id)
     await world.loader.ensure("tiny", ())
@@ -249,9 +250,9 @@ async def test_what_is_deleted_while_it_is_loaded_is_not_started_any_more(world:
     world.bus.take()
     (start,) = await world.open_intents(node.id)
     assert isinstance(start.action, StartReplica)
-    pulled = await world.store.transaction(lambda c: wishes.generation_at(c, node.id, "model:tiny"))
+    pulled = await world.store.transaction(lambda c: requests.generation_at(c, node.id, "model:tiny"))
     assert start.action.files == pulled > 0
-    await world.operations.request_model_delete("tiny", Request(author="someone"))
+    await world.operations.request_model_delete("tiny", Requester(author="someone"))
     (removal,) = await world.open_intents(node.id)
     assert isinstance(removal.action, RemoveModel)
     assert removal.generation > pulled

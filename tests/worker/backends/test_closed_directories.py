@@ -21,7 +21,7 @@ from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.host import disk, hardware
 from enginehouse.worker.backends.assembly import InstallerOptions
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.local import Local
 
 NOBODY = 65534
@@ -63,19 +63,19 @@ def local(place: Path) -> Local:
     return Local(InstallerOptions(backends=place / "backends"), os.environ, doing="test")
 
 
-def wish(uri: str, name: str = "odd") -> InstallWish:
-    return InstallWish(resolved=Resolved(directory=name, uri=uri, digest=""), upgrade=True)
+def request(uri: str, name: str = "odd") -> InstallRequest:
+    return InstallRequest(resolved=Resolved(directory=name, uri=uri, digest=""), upgrade=True)
 
 
 async def test_versions_with_closed_directories_come_and_go(plain: Path) -> None:
     first, second = image(plain / "one", "one"), image(plain / "two", "two")
     async with local(plain) as here:
-        await here.install(wish(first), silent)
-        await here.install(wish(second), silent)
-        await here.install(wish(first), silent)  # which removes the first of the three
+        await here.install(request(first), silent)
+        await here.install(request(second), silent)
+        await here.install(request(first), silent)  # which removes the first of the three
         await here.roll_back("odd")
         assert [one.name for one in here.list_backends()] == ["odd"]
-        assert (await here.plan(wish(first).resolved)).tree_bytes > 0
+        assert (await here.plan(request(first).resolved)).tree_bytes > 0
         await here.delete("odd")
         await here.collect(0)
     assert not [path for path in (plain / "backends").rglob("*") if "closed-file" in path.name]
@@ -84,7 +84,7 @@ async def test_versions_with_closed_directories_come_and_go(plain: Path) -> None
 
 async def test_modes_of_directories_are_kept(plain: Path) -> None:
     async with local(plain) as here:
-        await here.install(wish(image(plain / "one", "one")), silent)
+        await here.install(request(image(plain / "one", "one")), silent)
     modes = [stat.S_IMODE((plain / "backends/odd" / f"d{mode:o}").stat().st_mode) for mode in CLOSED]
     assert modes == list(CLOSED)
 
@@ -95,7 +95,7 @@ async def test_a_killed_install_with_closed_directories_is_cleaned_up_at_the_nex
     (left / "closed").chmod(0)
     async with local(plain) as here:
         assert not left.exists()
-        await here.install(wish(image(plain / "one", "one")), silent)
+        await here.install(request(image(plain / "one", "one")), silent)
         assert here.metadata_of("odd") is not None
 
 
@@ -113,9 +113,9 @@ async def test_what_cannot_be_removed_stops_nothing_else(tmp_path: Path, caplog:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(disk, "remove_tree", refusing)
         async with local(tmp_path) as here:
-            await here.install(wish(image(tmp_path / "one", "one")), silent)
+            await here.install(request(image(tmp_path / "one", "one")), silent)
             with pytest.raises(EnginehouseError, match="cannot install stuck: Permission denied"):
-                await here.install(wish(image(tmp_path / "one", "one"), "stuck"), silent)
+                await here.install(request(image(tmp_path / "one", "one"), "stuck"), silent)
     assert "staging/stuck" in caplog.text
 
 

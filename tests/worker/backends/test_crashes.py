@@ -25,7 +25,7 @@ from enginehouse.artifact.blobs.partial import PART_BYTES
 from enginehouse.core.backend import Resolved
 from enginehouse.host import hardware
 from enginehouse.worker.backends.assembly import Assembled, assemble
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 
 IS_PROOF = bool(os.environ.get("ENGINEHOUSE_PROOF"))
 CALLS = (
@@ -66,7 +66,7 @@ class Start:
         for name in ("v0", "v1", "v2"):
             place = self._origin if name != "v2" else self._origin.with_name("aside")
             assembled = assemble(options(place), os.environ)
-            await assembled.installer.install(InstallWish(resolved=self.versions[name]), silent, nothing)
+            await assembled.installer.install(InstallRequest(resolved=self.versions[name]), silent, nothing)
             self.trees[name] = tree_of(place / DIRECTORY)
             await assembled.close()
 
@@ -154,7 +154,7 @@ async def test_a_kill_at_any_call_of_an_upgrade_leaves_the_old_or_the_new_versio
         # The meta name belongs to the version that came with it: both or neither.
         assert (start.backends / "named").exists() == (version == "v2")
         found.append(version)
-        await assembled.installer.install(InstallWish(resolved=wanted), silent, nothing)
+        await assembled.installer.install(InstallRequest(resolved=wanted), silent, nothing)
         assert whole(start, assembled) == "v2"
         assert {backend.name: backend.is_broken for backend in assembled.trees.list_installed()} == {
             "engine": False,
@@ -254,7 +254,7 @@ async def test_layers_that_were_verified_before_a_kill_are_not_fetched_again(
     one.again()
     assert not one.tree.exists()
     assert one.assembled.trees.list_installed() == ()
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     for digest in verified:
         assert len(one.proxy.asked(digest)) == 1
     assert said_by(one.tree) == "one"

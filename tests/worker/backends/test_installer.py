@@ -20,7 +20,7 @@ from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invali
 from enginehouse.core.installation import METADATA_FILE, Version
 from enginehouse.host import disk
 from enginehouse.worker.backends.assembly import assemble
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.backends.python_packages import link_libgomp
 from enginehouse.worker.backends.swap import Swap
 from enginehouse.worker.backends.trees import Trees
@@ -56,8 +56,8 @@ def empty(tmp_path: Path) -> World:
 
 async def test_an_install_places_a_complete_tree_and_the_meta_name(empty: World) -> None:
     seen: list[tuple[str, int, int]] = []
-    wish = InstallWish(resolved=xllamacpp(), generation=7)
-    await empty.installer.install(wish, lambda phase, _, done, total: seen.append((phase, done, total)), nothing)
+    request = InstallRequest(resolved=xllamacpp(), generation=7)
+    await empty.installer.install(request, lambda phase, _, done, total: seen.append((phase, done, total)), nothing)
     assert names(empty) == ["llama-cpp", "xllamacpp"]
     backend = find(empty.trees.list_installed(), "llama-cpp")
     assert backend is not None
@@ -73,7 +73,7 @@ async def test_what_is_installed_already_is_not_built_again_but_its_generation_i
 ) -> None:
     inode = world.trees.inode_of("xllamacpp")
     monkeypatch.setenv("UV_OFFLINE", "1")
-    await world.installer.install(InstallWish(resolved=xllamacpp(), generation=9), silent, nothing)
+    await world.installer.install(InstallRequest(resolved=xllamacpp(), generation=9), silent, nothing)
     assert world.trees.inode_of("xllamacpp") == inode
     assert {backend.name: backend.generation for backend in world.trees.list_installed()}["xllamacpp"] == 9
 
@@ -83,7 +83,7 @@ async def test_a_backend_without_its_run_file_is_broken_and_repaired(world: Worl
     (world.place.backends / "xllamacpp" / "run.sh").unlink()
     (broken,) = world.trees.list_installed()
     assert broken.is_broken
-    await world.installer.install(InstallWish(resolved=xllamacpp()), silent, nothing)
+    await world.installer.install(InstallRequest(resolved=xllamacpp()), silent, nothing)
     assert not any(backend.is_broken for backend in world.trees.list_installed())
 
 
@@ -108,7 +108,7 @@ async def test_without_a_network_it_says_so_and_leaves_nothing(tmp_path: Path) -
     world = World(tmp_path)
     installer = assemble(world.place.installer_options, environment).installer
     with pytest.raises(Upstream, match="the package index cannot be reached; check the network") as caught:
-        await installer.install(InstallWish(resolved=xllamacpp()), silent, nothing)
+        await installer.install(InstallRequest(resolved=xllamacpp()), silent, nothing)
     assert caught.value.code == "upstream_error"
     assert names(world) == []
 
@@ -117,7 +117,7 @@ async def test_a_wrong_hash_keeps_the_old_version_in_place(world: World) -> None
     before = world.trees.inode_of("xllamacpp")
     wrong = changed(xllamacpp(), requirements=("pykdtree==1.4.3 --hash=sha256:" + "0" * 64,))
     with pytest.raises(Hopeless) as caught:
-        await world.installer.install(InstallWish(resolved=wrong), silent, nothing)
+        await world.installer.install(InstallRequest(resolved=wrong), silent, nothing)
     assert caught.value.code == "digest_mismatch"
     assert world.trees.inode_of("xllamacpp") == before
     assert names(world) == ["xllamacpp"]
@@ -127,7 +127,7 @@ async def test_a_package_that_cannot_run_here_is_told_before_it_takes_the_place(
     # Without the engine itself, the launcher's check must fail.
     without = changed(xllamacpp(), requirements=(xllamacpp().requirements[1],))
     with pytest.raises(Hopeless, match="cannot use xllamacpp on this machine: No module named") as caught:
-        await world.installer.install(InstallWish(resolved=without), silent, nothing)
+        await world.installer.install(InstallRequest(resolved=without), silent, nothing)
     assert caught.value.code == "unsupported_platform"
     assert names(world) == ["xllamacpp"]
 
@@ -148,7 +148,7 @@ async def test_a_package_that_cannot_run_here_is_told_before_it_takes_the_place(
 )
 async def test_a_description_that_is_not_right_is_refused(empty: World, resolved: Resolved, code: str) -> None:
     with pytest.raises(EnginehouseError) as caught:
-        await empty.installer.install(InstallWish(resolved=resolved), silent, nothing)
+        await empty.installer.install(InstallRequest(resolved=resolved), silent, nothing)
     assert caught.value.code == code
     assert names(empty) == []
 
@@ -156,7 +156,7 @@ async def test_a_description_that_is_not_right_is_refused(empty: World, resolved
 async def test_a_meta_name_never_covers_a_backend(world: World) -> None:
     link_tree(world.place.backends / "xllamacpp", world.place.backends / "llama-cpp")
     with pytest.raises(Conflict):
-        await world.installer.install(InstallWish(resolved=xllamacpp(), force=True), silent, nothing)
+        await world.installer.install(InstallRequest(resolved=xllamacpp(), force=True), silent, nothing)
 
 
 async def test_cancelling_at_any_step_leaves_the_old_version_and_nothing_else(world: World) -> None:
@@ -169,8 +169,8 @@ async def test_cancelling_at_any_step_leaves_the_old_version_and_nothing_else(wo
                 event.set()
 
         async with asyncio.TaskGroup() as group:
-            wish = InstallWish(resolved=xllamacpp("other"), force=True)
-            task = group.create_task(world.installer.install(wish, report, nothing))
+            request = InstallRequest(resolved=xllamacpp("other"), force=True)
+            task = group.create_task(world.installer.install(request, report, nothing))
             await asyncio.wait_for(reached.wait(), 30)
             task.cancel()
         assert world.trees.inode_of("xllamacpp") == before
@@ -180,12 +180,12 @@ async def test_cancelling_at_any_step_leaves_the_old_version_and_nothing_else(wo
 async def test_a_full_disk_is_told_before_anything_is_fetched(empty: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
     with pytest.raises(Unavailable) as caught:
-        await empty.installer.install(InstallWish(resolved=xllamacpp()), silent, nothing)
+        await empty.installer.install(InstallRequest(resolved=xllamacpp()), silent, nothing)
     assert caught.value.code == "insufficient_disk"
 
 
 async def test_removing_takes_the_meta_name_along_and_can_be_repeated(world: World) -> None:
-    await world.installer.install(InstallWish(resolved=xllamacpp()), silent, nothing)
+    await world.installer.install(InstallRequest(resolved=xllamacpp()), silent, nothing)
     assert names(world) == ["llama-cpp", "xllamacpp"]
     await world.installer.remove("xllamacpp")
     await world.installer.remove("xllamacpp")
@@ -198,7 +198,7 @@ async def test_processes_of_the_old_tree_are_dealt_with_while_it_is_still_there(
     async def swapped() -> None:
         beside.extend(path.name for path in (world.place.backends / ".enginehouse" / "replaced").iterdir())
 
-    await world.installer.install(InstallWish(resolved=xllamacpp("2"), force=True), silent, swapped)
+    await world.installer.install(InstallRequest(resolved=xllamacpp("2"), force=True), silent, swapped)
     assert beside == ["xllamacpp"]
     assert names(world) == ["llama-cpp", "xllamacpp"]
 
@@ -346,5 +346,5 @@ def test_a_slim_machine_gets_the_libgomp_of_a_package(tmp_path: Path, installed_
 
 async def test_an_unknown_launcher_name_cannot_leave_the_package(empty: World) -> None:
     with pytest.raises(Invalid):
-        await empty.installer.install(InstallWish(resolved=changed(xllamacpp(), launcher="../x")), silent, nothing)
+        await empty.installer.install(InstallRequest(resolved=changed(xllamacpp(), launcher="../x")), silent, nothing)
     await until(lambda: names(empty) == [])

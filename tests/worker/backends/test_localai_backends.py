@@ -20,7 +20,7 @@ async def test_the_digest_of_an_index_in_metadata_of_localai_is_understood(one: 
     await one.registry.push(image.directory, one.named("engine:1"))
     write_backend(one.tree, "theirs", name=DIRECTORY, uri=one.resolved("engine:1").uri, digest=index.digest)
     assert (await one.plan("engine:1")).is_current
-    installed = await one.install(one.wish("engine:1"))
+    installed = await one.install(one.request("engine:1"))
     assert not installed.changed
     assert said_by(one.tree) == "theirs"
     # From now on by the machine's own digest, so that a rebuild for others is no upgrade.
@@ -79,7 +79,7 @@ async def test_what_has_no_metadata_or_is_only_a_file_gives_way_to_an_install(
     if not can_exchange:
         monkeypatch.setattr(disk, "exchange", lambda first, second: False)
     one.again()
-    await one.install(one.wish("engine:1", directory=name, upgrade=False))
+    await one.install(one.request("engine:1", directory=name, upgrade=False))
     assert said_by(one.backends / name) == "ours"
     assert one.assembled.trees.previous_of(name).exists() == (name == "bare")
     assert not one.residue()
@@ -91,20 +91,20 @@ async def test_a_link_where_a_backend_should_be_is_replaced_and_not_followed(one
     one.backends.mkdir()
     one.tree.symlink_to(elsewhere)
     await one.publish("engine:1", five_layers())
-    await one.install(one.wish("engine:1", force=True))
+    await one.install(one.request("engine:1", force=True))
     assert said_by(one.tree) == "one"
     assert not one.tree.is_symlink()
     assert said_by(elsewhere) == "elsewhere"
     one.tree.rename(one.backends / "aside")
     one.tree.symlink_to(one.directory / "nowhere")
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert said_by(one.tree) == "one"
     assert not one.residue()
 
 
 async def test_a_directory_made_here_is_understood_by_localai(one: Shelf) -> None:
     image = await one.publish("engine:1", five_layers())
-    await one.install(one.wish("engine:1", meta="named", alias="llama", gallery_url="file:///index", version="7"))
+    await one.install(one.request("engine:1", meta="named", alias="llama", gallery_url="file:///index", version="7"))
     written = json.loads((one.tree / METADATA_FILE).read_text())
     assert {
         "name": "engine",

@@ -14,7 +14,7 @@ from tests.worker.world import nothing
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
 from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 
 # Small, pure Python, without dependencies; the second has several console entry points.
 SPEAKER = "cowsay==6.1"
@@ -35,8 +35,8 @@ def assembled(tmp_path: Path) -> Assembled:
 
 async def install(assembled: Assembled, resolved: Resolved) -> Path:
     phases: list[str] = []
-    wish = InstallWish(resolved=resolved)
-    await assembled.installer.install(wish, lambda phase, *_: phases.append(phase), nothing)
+    request = InstallRequest(resolved=resolved)
+    await assembled.installer.install(request, lambda phase, *_: phases.append(phase), nothing)
     assert list(dict.fromkeys(phases)) == ["resolving", "downloading", "extracting"]
     return assembled.trees.path_of(resolved.directory)
 
@@ -83,9 +83,9 @@ async def test_a_hash_is_honoured_and_a_wrong_one_refused(assembled: Assembled, 
     tree = await install(assembled, package(f"pypi:{SPEAKER}", sha256=SPEAKER_SHA256))
     inode = assembled.trees.inode_of("speaker")
     assert "hashed" in run(tree, "--text", "hashed")
-    wish = InstallWish(resolved=package(f"pypi:{SPEAKER}", sha256="0" * 64), force=True)
+    request = InstallRequest(resolved=package(f"pypi:{SPEAKER}", sha256="0" * 64), force=True)
     with pytest.raises(Hopeless) as caught:
-        await assembled.installer.install(wish, lambda *_: None, nothing)
+        await assembled.installer.install(request, lambda *_: None, nothing)
     assert caught.value.code == "digest_mismatch"
     assert assembled.trees.inode_of("speaker") == inode
     assert left(assembled) == []
@@ -146,7 +146,7 @@ async def test_whatever_is_smuggled_into_a_description_is_refused_before_anythin
         case _:
             resolved = package(f"pypi:{SPEAKER}", sha256=text)
     with pytest.raises(Invalid) as caught:
-        await assembled.installer.install(InstallWish(resolved=resolved), lambda *_: None, nothing)
+        await assembled.installer.install(InstallRequest(resolved=resolved), lambda *_: None, nothing)
     assert caught.value.code in ("invalid_uri", "invalid_name", "unsupported", "uri_not_allowed")
     assert started == []
     assert not (tmp_path / "owned").exists()

@@ -23,7 +23,7 @@ from enginehouse.core.backend import Resolved
 from enginehouse.core.installation import METADATA_FILE, InstallRecord, Version
 from enginehouse.host import disk
 from enginehouse.worker.backends.assembly import assemble
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.backends.swap import Swap
 from enginehouse.worker.backends.trees import Trees
 
@@ -277,7 +277,7 @@ async def test_an_install_settles_the_one_before_it_even_where_nothing_is_left_t
     assembled = assemble(options(start.backends), os.environ)
     record = assembled.trees.record(DIRECTORY)
     assembled.trees.write_record(DIRECTORY, msgspec.structs.replace(record, boot_id=boot_id or record.boot_id))
-    installed = await assembled.installer.install(InstallWish(resolved=wanted), silent, nothing)
+    installed = await assembled.installer.install(InstallRequest(resolved=wanted), silent, nothing)
     assert installed.changed == (boot_id == "another")
     assert whole(start, assembled) == "v2"
     assert assembled.trees.record(DIRECTORY).step == "cleaned"
@@ -350,10 +350,10 @@ async def test_another_backend_shares_no_file_with_a_tree_that_is_not_synced(one
 
     async def swapped() -> None:
         for name in ("other", "another"):
-            wish = one.wish("other:1", directory=name)
-            shared.append((await one.assembled.installer.install(wish, one.report, nothing)).shared_bytes)
+            request = one.request("other:1", directory=name)
+            shared.append((await one.assembled.installer.install(request, one.report, nothing)).shared_bytes)
 
-    await one.assembled.installer.install(one.wish("engine:1"), one.report, swapped)
+    await one.assembled.installer.install(one.request("engine:1"), one.report, swapped)
     # Nothing of the tree that is being synced; all of the one beside it, which is.
     assert shared == [0, 2_050_000]
     assert not os.path.samefile(one.tree / "lib" / "large.so", one.backends / "other" / "lib" / "large.so")

@@ -32,10 +32,10 @@ from enginehouse.worker.local import Local
 
 async def test_a_forced_install_makes_the_tree_anew_without_fetching_a_byte(one: Shelf) -> None:
     image = await one.publish("engine:1", five_layers())
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     before = one.assembled.trees.inode_of(DIRECTORY)
     one.again()
-    installed = await one.install(one.wish("engine:1", force=True))
+    installed = await one.install(one.request("engine:1", force=True))
     assert (installed.fetched_bytes, installed.reused_bytes) == (0, sum(layer.size_bytes for layer in image.layers))
     assert one.assembled.trees.inode_of(DIRECTORY) != before
     for layer in image.layers:
@@ -45,10 +45,10 @@ async def test_a_forced_install_makes_the_tree_anew_without_fetching_a_byte(one:
 
 async def test_an_upgrade_of_one_layer_of_five_fetches_that_layer(one: Shelf) -> None:
     await one.publish("engine:1", five_layers())
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     sent = one.proxy.bytes_sent()
     image = await one.publish("engine:2", five_layers(changed=2))
-    installed = await one.install(one.wish("engine:2"))
+    installed = await one.install(one.request("engine:2"))
     changed = image.layers[2].size_bytes
     assert installed.fetched_bytes == changed
     documents = len(image.document) + image.config.size_bytes
@@ -62,8 +62,8 @@ async def test_two_versions_share_the_files_they_have_in_common(one: Shelf) -> N
 
     await one.publish("engine:1", [whole(-1)])
     await one.publish("engine:2", [whole(2)])
-    await one.install(one.wish("engine:1"))
-    installed = await one.install(one.wish("engine:2"))
+    await one.install(one.request("engine:1"))
+    installed = await one.install(one.request("engine:2"))
     assert installed.shared_bytes == 4 * 60_000
     assert installed.written_bytes == 60_000 + len(launcher("one"))
     assert tree_of(one.assembled.trees.previous_of(DIRECTORY))["lib/2.so"][1] == noise(60_000, 2)
@@ -71,22 +71,22 @@ async def test_two_versions_share_the_files_they_have_in_common(one: Shelf) -> N
 
 async def test_the_same_tag_is_upgraded_when_it_has_moved_and_only_then(one: Shelf) -> None:
     await one.publish("engine:latest", five_layers())
-    await one.install(one.wish("engine:latest"))
-    assert not (await one.install(one.wish("engine:latest"))).changed
+    await one.install(one.request("engine:latest"))
+    assert not (await one.install(one.request("engine:latest"))).changed
     image = await one.publish("engine:latest", five_layers(text="two"))
     # An install that is no upgrade is content with what is there.
-    assert not (await one.install(one.wish("engine:latest", upgrade=False))).changed
+    assert not (await one.install(one.request("engine:latest", upgrade=False))).changed
     assert said_by(one.tree) == "one"
-    installed = await one.install(one.wish("engine:latest"))
+    installed = await one.install(one.request("engine:latest"))
     assert (installed.changed, installed.digest) == (True, image.digest)
     assert said_by(one.tree) == "two"
 
 
 async def test_an_install_that_keeps_what_is_there_brings_another_version_only_where_there_is_none(one: Shelf) -> None:
     await one.publish("engine:latest", five_layers())
-    await one.install(one.wish("engine:latest"))
+    await one.install(one.request("engine:latest"))
     image = await one.publish("engine:latest", five_layers(text="two"))
-    exact = one.wish("engine:latest", upgrade=False, digest=image.digest, meta="the-engine", version="2")
+    exact = one.request("engine:latest", upgrade=False, digest=image.digest, meta="the-engine", version="2")
     newest = msgspec.structs.replace(exact, keep=True)
     assert not (await one.install(newest)).changed
     assert said_by(one.tree) == "one"
@@ -105,7 +105,7 @@ async def test_an_index_rebuilt_for_another_machine_is_no_upgrade(one: Shelf) ->
         other = write_image(place, [{"run.sh": launcher(text)}], platform="linux/s390x")
         index = write_index(place, [other, mine])
         await one.registry.push(place, one.named("engine:latest"))
-        installed = await one.install(one.wish("engine:latest"))
+        installed = await one.install(one.request("engine:latest"))
         assert installed.changed == (text == "first")
         assert installed.digest == mine.digest
         assert one.metadata().index_digest == index.digest
@@ -116,19 +116,19 @@ async def test_an_archive_with_another_sha256_is_another_version(one: Shelf) -> 
     for text in ("one", "two"):
         tar = tar_of({"run.sh": launcher(text)})
         one.proxy.files["/engine.tar"] = tar
-        wish = one.wish("", upgrade=False, uri=uri, sha256=digest_of(tar).removeprefix("sha256:"))
-        assert (await one.install(wish)).changed
-        assert not (await one.install(wish)).changed
+        request = one.request("", upgrade=False, uri=uri, sha256=digest_of(tar).removeprefix("sha256:"))
+        assert (await one.install(request)).changed
+        assert not (await one.install(request)).changed
         assert said_by(one.tree) == text
 
 
 async def test_a_local_directory_is_installed_again_when_anything_in_it_changed(one: Shelf) -> None:
     source = one.directory / "source"
     write_backend(source, "one")
-    wish = one.wish("", uri=str(source))
-    first = await one.install(wish)
+    request = one.request("", uri=str(source))
+    first = await one.install(request)
     (source / "lib").mkdir()
-    second = await one.install(wish)
+    second = await one.install(request)
     assert first.digest != second.digest
     assert said_by(one.tree) == "one"
     assert (one.tree / "lib").is_dir()
@@ -138,7 +138,7 @@ async def two_versions(one: Shelf) -> tuple[Tree, Tree]:
     trees = []
     for number, text in enumerate(("one", "two")):
         await one.publish(f"engine:{number}", five_layers(text=text))
-        await one.install(one.wish(f"engine:{number}", meta="named", version=text))
+        await one.install(one.request(f"engine:{number}", meta="named", version=text))
         trees.append(tree_of(one.tree))
     return trees[0], trees[1]
 
@@ -167,7 +167,7 @@ async def test_rolling_back_needs_no_network_and_can_be_undone(
 
 async def test_a_backend_without_a_previous_version_cannot_be_rolled_back(one: Shelf) -> None:
     await one.publish("engine:1", five_layers())
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     with pytest.raises(NotFound, match="no previous version"):
         await one.assembled.installer.roll_back(DIRECTORY, nothing)
     assert said_by(one.tree) == "one"
@@ -203,7 +203,7 @@ async def test_backends_of_the_system_are_listed_and_never_deleted(one: Shelf) -
     assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "system", "other": "system"}
     one.again(system=system)
     await one.publish("engine:1", five_layers())
-    await one.install(one.wish("engine:1"))
+    await one.install(one.request("engine:1"))
     assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "installed", "other": "system"}
     with pytest.raises(Invalid, match="belongs to the system"):
         await one.assembled.installer.remove("other")
@@ -232,13 +232,13 @@ def _directory_as_launcher(tree: Path) -> None:
 @pytest.mark.parametrize("spoil", [_empty_launcher, _closed_launcher, _no_launcher, _directory_as_launcher])
 async def test_a_backend_that_cannot_be_started_is_broken_until_it_is_installed(one: Shelf, spoil: object) -> None:
     await one.publish("engine:0", five_layers(text="older"))
-    await one.install(one.wish("engine:0"))
+    await one.install(one.request("engine:0"))
     await one.publish("engine:1", five_layers())
-    await one.install(one.wish("engine:1", meta="named"))
+    await one.install(one.request("engine:1", meta="named"))
     assert callable(spoil)
     spoil(one.tree)
     assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "broken", "named": "broken"}
-    installed = await one.install(one.wish("engine:1", upgrade=False))
+    installed = await one.install(one.request("engine:1", upgrade=False))
     assert (installed.changed, installed.fetched_bytes) == (True, 0)
     assert {name: line.kind for name, line in (await listed(one)).items()} == {"engine": "installed", "named": "meta"}
     assert said_by(one.tree) == "one"
@@ -255,10 +255,10 @@ async def test_an_install_finishes_what_an_earlier_one_left_beside(one: Shelf) -
 
     await one.publish("engine:2", five_layers(text="three"))
     with pytest.raises(Exception, match="could not be stopped"):
-        await one.assembled.installer.install(one.wish("engine:2"), one.report, fails)
+        await one.assembled.installer.install(one.request("engine:2"), one.report, fails)
     assert said_by(one.tree) == "three"
     assert said_by(one.assembled.trees.previous_of(DIRECTORY)) == "two"
     assert not one.residue()
     shutil.rmtree(one.tree)
-    await one.install(one.wish("engine:0"))
+    await one.install(one.request("engine:0"))
     assert tree_of(one.tree) == old

@@ -17,7 +17,7 @@ from enginehouse.artifact.images import sharing as sharing_module
 from enginehouse.core.backend import Resolved
 from enginehouse.host import hardware
 from enginehouse.worker.backends.assembly import InstallerOptions
-from enginehouse.worker.backends.installer import Installed, InstallWish
+from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.local import Local
 
 LIBRARY = random.Random(3).randbytes(50_000)
@@ -46,7 +46,7 @@ async def install(here: Local, place: Path, text: str) -> Installed:
     ]
     write_image(place / text, [tar(*entries)], platform=hardware.platform())
     resolved = Resolved(directory="engine", uri=f"ocifile://{place / text}", digest="")
-    return await here.install(InstallWish(resolved=resolved, upgrade=True), silent)
+    return await here.install(InstallRequest(resolved=resolved, upgrade=True), silent)
 
 
 def contents(tree: Path) -> dict[bytes, tuple[str, int, str]]:

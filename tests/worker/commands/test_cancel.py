@@ -1,4 +1,4 @@
-"""Ending a command before its end: cancelled, or overtaken by a newer wish; and from where on it is too late."""
+"""Ending a command before its end: cancelled, or overtaken by a newer request; and from where on it is too late."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from tests.worker.world import KEY, World, link_tree, running_world, silent, tin
 from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBackend, StartReplica
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import ModelFile, holds
+from enginehouse.core.progress import ReportProgress
 from enginehouse.core.wire import Command
 from enginehouse.host import processes
-from enginehouse.worker.backends.installer import Installed, Installer, InstallWish, Report, Swapped
+from enginehouse.worker.backends.installer import Installed, Installer, InstallRequest, Swapped
 from enginehouse.worker.models import files as pull
 from enginehouse.worker.protocol.decode import Work
 
@@ -146,7 +147,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(world: World) -> None
     assert world.supervisor.find("tiny-chat#0") is None
 
 
-async def test_a_newer_wish_stops_an_older_one_that_is_running(node: World, one: Shelf, image: Image) -> None:
+async def test_a_newer_request_stops_an_older_one_that_is_running(node: World, one: Shelf, image: Image) -> None:
     async with asyncio.TaskGroup() as group:
         older = await begin(node, one, image, group)
         newer = group.create_task(
@@ -162,7 +163,7 @@ async def test_a_newer_wish_stops_an_older_one_that_is_running(node: World, one:
     assert node.trees.list_installed() == ()
 
 
-async def test_a_wish_for_another_subject_stops_nothing(node: World, one: Shelf, image: Image) -> None:
+async def test_a_request_for_another_subject_stops_nothing(node: World, one: Shelf, image: Image) -> None:
     async with asyncio.TaskGroup() as group:
         task = await begin(node, one, image, group)
         other = work(RemoveBackend(backend="other", directory="other"), "other", generation=9)
@@ -180,14 +181,14 @@ class Hooked:
         self._in_switch = in_switch
         self._then = then
 
-    async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> Installed:
+    async def install(self, request: InstallRequest, report: ReportProgress, swapped: Swapped) -> Installed:
         async def told() -> None:
             self._in_switch()
             await swapped()
             self._then()
             await asyncio.sleep(0)
 
-        return await self._installer.install(wish, report, told)
+        return await self._installer.install(request, report, told)
 
     def remove(self, directory: str) -> Awaitable[None]:
         return self._installer.remove(directory)

@@ -19,7 +19,7 @@ from enginehouse.host import confinement, processes
 from enginehouse.host.confinement import Confinement
 from enginehouse.worker.engines import enclosures
 from enginehouse.worker.engines.enclosures import Enclosures
-from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.engines.process_table import StartRequest
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 WORKS = (
@@ -34,8 +34,8 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
 
 
-def wish() -> StartWish:
-    return StartWish(model=tiny_chat(), slot=0, directory="probe", key=KEY, generation=1)
+def request() -> StartRequest:
+    return StartRequest(model=tiny_chat(), slot=0, directory="probe", key=KEY, generation=1)
 
 
 def secrets_in(data: Path) -> dict[str, str]:
@@ -63,7 +63,7 @@ async def tried(world: World, *, python: str = "", outside: Path | None = None) 
     targets = Targets(read=read, write=write, list={"data": str(data), "models": str(data / "models")})
     write_probe(probe, targets, **({"python": python} if python else {}))
     await world.models.pull(tiny_chat(), 1, silent)
-    started = await world.supervisor.start(wish())
+    started = await world.supervisor.start(request())
     return await asyncio.to_thread(findings, started.address)
 
 
@@ -181,7 +181,7 @@ async def test_a_start_that_fails_for_want_of_a_file_says_that_the_engine_is_con
         write_probe(world.place.backends / "probe", Targets(), needs=str(outside))
         await world.models.pull(tiny_chat(), 1, silent)
         with pytest.raises(Hopeless, match=r"Permission denied.*confined.*--engine-confinement off") as caught:
-            await world.supervisor.start(wish())
+            await world.supervisor.start(request())
         assert str(outside) in caught.value.message
 
 
@@ -246,4 +246,4 @@ async def test_an_engine_that_cannot_be_confined_does_not_start(
         write_probe(world.place.backends / "probe", Targets())
         await world.models.pull(tiny_chat(), 1, silent)
         with pytest.raises(Hopeless, match="code 126: it could not be confined"):
-            await world.supervisor.start(wish())
+            await world.supervisor.start(request())

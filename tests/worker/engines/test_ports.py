@@ -12,7 +12,7 @@ from tests.worker.world import KEY, World, link_tree, running_world, silent, tin
 
 from enginehouse.core.errors import Unavailable
 from enginehouse.worker.engines.ports import PORTS, REST_SECONDS, UNCHECKED_REST_SECONDS, Ports
-from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.engines.process_table import StartRequest
 
 
 def is_free(_port: int) -> bool:
@@ -81,9 +81,9 @@ def test_where_every_port_rests_the_reason_is_told() -> None:
         ports.take("b#0", is_free)
 
 
-def wish(model: str, directory: str) -> StartWish:
+def request(model: str, directory: str) -> StartRequest:
     made = msgspec.structs.replace(tiny_chat(), name=model, backend=directory)
-    return StartWish(model=made, slot=0, directory=directory, key=KEY)
+    return StartRequest(model=made, slot=0, directory=directory, key=KEY)
 
 
 async def made_ready(world: World, model: str) -> None:
@@ -94,12 +94,12 @@ async def test_an_engine_is_asked_whether_it_checks_its_key_and_is_marked(world:
     write_probe(world.place.backends / "probe", Targets())
     await made_ready(world, "open")
     await made_ready(world, "closed")
-    opened = await world.supervisor.start(wish("open", "probe"))
-    closed = await world.supervisor.start(wish("closed", "xllamacpp"))
+    opened = await world.supervisor.start(request("open", "probe"))
+    closed = await world.supervisor.start(request("closed", "xllamacpp"))
     assert (opened.checks_key, closed.checks_key) == (False, True)
     marked = {one.model_id: one.checks_key for one in world.supervisor.running()}
     assert marked == {"open": False, "closed": True}
-    assert (await world.supervisor.start(wish("open", "probe"))) == opened
+    assert (await world.supervisor.start(request("open", "probe"))) == opened
 
 
 async def test_no_other_model_gets_the_port_of_an_unchecked_engine_after_a_restart_of_the_worker(
@@ -111,7 +111,7 @@ async def test_no_other_model_gets_the_port_of_an_unchecked_engine_after_a_resta
                 write_probe(world.place.backends / "probe", Targets())
                 link_tree(installed_tree, world.place.backends / "xllamacpp")
             await made_ready(world, model)
-            return (await world.supervisor.start(wish(model, directory))).address
+            return (await world.supervisor.start(request(model, directory))).address
 
     first = await start("one", "probe")
     others = [await start("two", "probe"), await start("three", "xllamacpp")]

@@ -31,15 +31,15 @@ from tests.worker.world import (
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.model import ModelOptions
 from enginehouse.host import processes, threads
-from enginehouse.worker.backends.installer import InstallWish
+from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.engines.ports import Ports
-from enginehouse.worker.engines.process_table import StartWish, Stopped
+from enginehouse.worker.engines.process_table import StartRequest, Stopped
 from enginehouse.worker.engines.supervisor import LOG_BYTES
 
 
-def wish(generation: int = 1, key: str = KEY, context_size: int = 512) -> StartWish:
+def request(generation: int = 1, key: str = KEY, context_size: int = 512) -> StartRequest:
     model = msgspec.structs.replace(tiny_chat(), options=ModelOptions(context_size=context_size))
-    return StartWish(model=model, slot=0, directory="xllamacpp", key=key, generation=generation)
+    return StartRequest(model=model, slot=0, directory="xllamacpp", key=key, generation=generation)
 
 
 def wait_for_input(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -55,7 +55,7 @@ def pid_of(world: World) -> int:
 
 
 async def test_the_engine_answers_with_its_key_and_with_no_other(world: World) -> None:
-    started = await world.supervisor.start(wish())
+    started = await world.supervisor.start(request())
     assert await asyncio.to_thread(ask, started.address, "What is the capital of France?") == (
         "The capital of France is Paris."
     )
@@ -64,52 +64,52 @@ async def test_the_engine_answers_with_its_key_and_with_no_other(world: World) -
 
 
 async def test_a_second_start_of_the_same_gives_the_same_process_and_a_new_generation(world: World) -> None:
-    first = await world.supervisor.start(wish(generation=1))
-    assert await world.supervisor.start(wish(generation=2)) == first
+    first = await world.supervisor.start(request(generation=1))
+    assert await world.supervisor.start(request(generation=2)) == first
     (replica,) = world.supervisor.running()
     assert (replica.generation, replica.nonce, replica.address) == (2, first.nonce, first.address)
 
 
 async def test_another_key_or_revision_replaces_the_process(world: World) -> None:
-    first = await world.supervisor.start(wish())
-    second = await world.supervisor.start(wish(key="another"))
+    first = await world.supervisor.start(request())
+    second = await world.supervisor.start(request(key="another"))
     assert second.nonce != first.nonce
     assert not await asyncio.to_thread(is_reachable, first.address)
-    third = await world.supervisor.start(wish(key="another", context_size=256))
+    third = await world.supervisor.start(request(key="another", context_size=256))
     assert third.nonce != second.nonce
     assert len(world.supervisor.running()) == 1
 
 
 async def test_a_replaced_tree_replaces_the_process(world: World, installed_tree: Path) -> None:
-    first = await world.supervisor.start(wish())
+    first = await world.supervisor.start(request())
     directory = world.place.backends / "xllamacpp"
     directory.rename(world.place.backends / "old")
     link_tree(installed_tree, directory)
-    second = await world.supervisor.start(wish())
+    second = await world.supervisor.start(request())
     assert second.nonce != first.nonce
 
 
 async def test_a_process_that_dies_is_noticed_within_a_second_and_can_be_started_again(world: World) -> None:
-    first = await world.supervisor.start(wish())
+    first = await world.supervisor.start(request())
     before = world.changes
     os.kill(pid_of(world), signal.SIGKILL)
     await until(lambda: world.supervisor.running() == () and world.changes > before, limit_seconds=1.0)
-    second = await world.supervisor.start(wish())
+    second = await world.supervisor.start(request())
     assert second.nonce != first.nonce
     assert await asyncio.to_thread(is_reachable, second.address)
 
 
 async def test_a_process_that_does_not_answer_is_not_taken_for_running(world: World) -> None:
-    first = await world.supervisor.start(wish())
+    first = await world.supervisor.start(request())
     stopped = psutil.Process(pid_of(world))
     stopped.suspend()
     await until(lambda: stopped.status() == psutil.STATUS_STOPPED)
-    second = await world.supervisor.start(wish())
+    second = await world.supervisor.start(request())
     assert second.nonce != first.nonce
 
 
 async def test_stopping_leaves_no_process_and_no_file(world: World) -> None:
-    started = await world.supervisor.start(wish())
+    started = await world.supervisor.start(request())
     pid = pid_of(world)
     assert await world.supervisor.stop("tiny-chat#0")
     assert not psutil.pid_exists(pid)
@@ -119,7 +119,7 @@ async def test_stopping_leaves_no_process_and_no_file(world: World) -> None:
 
 
 async def test_the_key_is_in_no_command_line_and_its_file_is_gone_when_the_engine_is_ready(world: World) -> None:
-    await world.supervisor.start(wish())
+    await world.supervisor.start(request())
     process = psutil.Process(pid_of(world))
     assert KEY not in " ".join(process.cmdline())
     assert KEY not in " ".join(process.environ().values())
@@ -134,7 +134,7 @@ async def test_the_engine_knows_no_secret_of_the_worker_and_inherits_no_descript
     readable, writable = os.pipe()
     os.set_inheritable(writable, True)
     try:
-        await world.supervisor.start(wish())
+        await world.supervisor.start(request())
         process = psutil.Process(pid_of(world))
         assert "ENGINEHOUSE_TOKEN" not in process.environ()
         descriptors = [os.readlink(link.path) for link in os.scandir(f"/proc/{process.pid}/fd")]
@@ -148,7 +148,7 @@ async def test_a_cut_off_model_file_is_refused_with_its_sizes_before_anything_st
     file = world.models.path_of(tiny_chat()) / "tiny-chat-2m-q8_0.gguf"
     os.truncate(file, 1000)
     with pytest.raises(Hopeless, match="1000 bytes instead of 2159040") as caught:
-        await world.supervisor.start(wish())
+        await world.supervisor.start(request())
     assert caught.value.code == "digest_mismatch"
 
 
@@ -157,17 +157,17 @@ async def test_an_engine_that_ends_before_it_is_ready_tells_its_last_line(world:
     with file.open("r+b") as damaged:
         damaged.write(b"JUNK")
     with pytest.raises(Hopeless, match="it is not a GGUF file") as caught:
-        await world.supervisor.start(wish())
+        await world.supervisor.start(request())
     assert caught.value.code == "backend_exited"
     assert world.supervisor.running() == ()
 
 
 async def test_a_missing_backend_or_file_is_told_plainly(world: World) -> None:
     with pytest.raises(EnginehouseError, match="the backend other is not installed"):
-        await world.supervisor.start(msgspec.structs.replace(wish(), directory="other"))
+        await world.supervisor.start(msgspec.structs.replace(request(), directory="other"))
     (world.models.path_of(tiny_chat()) / "tiny-chat-2m-q8_0.gguf").unlink()
     with pytest.raises(Hopeless, match=r"tiny-chat-2m-q8_0\.gguf is not on this node"):
-        await world.supervisor.start(wish())
+        await world.supervisor.start(request())
 
 
 async def test_a_port_that_is_taken_in_the_last_moment_is_left_for_the_next(
@@ -188,7 +188,7 @@ async def test_a_port_that_is_taken_in_the_last_moment_is_left_for_the_next(
             await second.models.pull(tiny_chat(), 1, silent)
             monkeypatch.setattr("enginehouse.host.hardware.is_port_free", lambda host, port: True)
             second.supervisor._ports = Ports(place.base_port, asyncio.get_running_loop().time)
-            started = await second.supervisor.start(wish())
+            started = await second.supervisor.start(request())
             # The next one, or a later one where somebody else's connection has that.
             assert taken < int(started.address.rpartition(":")[2]) < taken + 10
 
@@ -208,7 +208,7 @@ async def test_an_engine_starts_with_a_smaller_share_where_all_cores_are_promise
             link_tree(installed_tree, world.place.backends / "xllamacpp")
             await world.models.pull(tiny_chat(), 1, silent)
             for slot in range(3):
-                started = await world.supervisor.start(msgspec.structs.replace(wish(), slot=slot))
+                started = await world.supervisor.start(msgspec.structs.replace(request(), slot=slot))
                 assert threads_of(started.nonce) == "1"
                 assert await asyncio.to_thread(ask, started.address, "What is the capital of France?") == (
                     "The capital of France is Paris."
@@ -228,16 +228,16 @@ async def test_a_model_that_does_not_fit_into_memory_is_refused_with_both_figure
         pytest.skip(f"no such file can be made here: {error}")
     model = msgspec.structs.replace(model, files=(msgspec.structs.replace(file, size_bytes=2**40),))
     with pytest.raises(Unavailable, match=r"its files are 1\.\d TiB and .* of memory are free") as caught:
-        await world.supervisor.start(msgspec.structs.replace(wish(), model=model))
+        await world.supervisor.start(msgspec.structs.replace(request(), model=model))
     assert caught.value.code == "insufficient_capacity"
     assert not any(world.place.processes.iterdir())
 
 
 async def test_an_upgrade_stops_only_the_processes_of_the_old_tree(world: World) -> None:
-    await world.supervisor.start(wish())
+    await world.supervisor.start(request())
     inode = world.trees.inode_of("xllamacpp")
     assert await world.supervisor.stop_from("xllamacpp", but_inode=inode) == Stopped()
-    await world.installer.install(InstallWish(resolved=xllamacpp("2"), generation=2), silent, nothing)
+    await world.installer.install(InstallRequest(resolved=xllamacpp("2"), generation=2), silent, nothing)
     after = world.trees.inode_of("xllamacpp")
     assert await world.supervisor.stop_from("xllamacpp", but_inode=after) == Stopped(("tiny-chat#0",))
 
@@ -255,12 +255,12 @@ def start_other_worker(script: str, environment: Mapping[str, str]) -> subproces
 WORKER = """
     import asyncio, sys
     from pathlib import Path
-    from tests.worker.engines.test_supervisor import wish
+    from tests.worker.engines.test_supervisor import request
     from tests.worker.world import running_world
 
     async def main() -> None:
         async with running_world(Path(sys.argv[1] if len(sys.argv) > 1 else {directory!r})) as world:
-            started = await world.supervisor.start(wish())
+            started = await world.supervisor.start(request())
             print(started.address, started.nonce, flush=True)
             await asyncio.Event().wait()
 
@@ -303,7 +303,7 @@ async def test_what_a_killed_worker_left_is_killed_by_its_nonce_at_the_next_star
 async def test_an_engine_that_prints_without_an_end_fills_no_disk_although_nobody_hears_the_worker(
     world: World,
 ) -> None:
-    await world.supervisor.start(wish())
+    await world.supervisor.start(request())
     (log,) = (world.place.directory / "logs" / "engines").iterdir()
     with log.open("ab") as printed:  # as the engine has it open
         printed.write(b"x" * (LOG_BYTES + 1))

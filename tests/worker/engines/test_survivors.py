@@ -18,7 +18,7 @@ from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
 from enginehouse.core.wire import Command
 from enginehouse.host import processes
-from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.engines.process_table import StartRequest
 from enginehouse.worker.protocol.decode import Work, encode_reply
 from enginehouse.worker.protocol.stops import unload
 
@@ -55,7 +55,7 @@ def make_immortal(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Imm
 async def start_both(world: World) -> None:
     await world.models.pull(second(), 1, silent)
     for model in (tiny_chat(), second()):
-        await world.supervisor.start(StartWish(model=model, slot=0, directory="xllamacpp", key=KEY))
+        await world.supervisor.start(StartRequest(model=model, slot=0, directory="xllamacpp", key=KEY))
 
 
 async def test_a_delete_fails_keeps_the_directory_and_tells_what_it_stopped(
@@ -126,8 +126,8 @@ async def test_a_worker_leaves_all_the_same_and_the_next_one_ends_what_was_left(
         async with running_world(tmp_path) as world:
             link_tree(installed_tree, world.place.backends / "xllamacpp")
             await world.models.pull(tiny_chat(), 1, silent)
-            wish = StartWish(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
-            nonce = (await world.supervisor.start(wish)).nonce
+            request = StartRequest(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
+            nonce = (await world.supervisor.start(request)).nonce
             monkeypatch.setattr(processes, "stop_group", refuse)
         assert list(processes.carriers(nonce))
         monkeypatch.undo()

@@ -13,7 +13,7 @@ from tests.worker.world import KEY, World, running_world, silent, tiny_chat, unt
 
 from enginehouse.core.installation import METADATA_FILE, Metadata, encode_metadata
 from enginehouse.worker.engines import writable_trees as stand_ins
-from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.engines.process_table import StartRequest
 
 _RUN = """#!/bin/bash
 set -e
@@ -59,12 +59,12 @@ def snapshot(tree: Path) -> dict[str, tuple[float, str]]:
     }
 
 
-def wish(slot: int) -> StartWish:
-    return StartWish(model=tiny_chat(), slot=slot, directory="python-engine", key=KEY)
+def request(slot: int) -> StartRequest:
+    return StartRequest(model=tiny_chat(), slot=slot, directory="python-engine", key=KEY)
 
 
 async def started(world: World, slot: int) -> str:
-    return (await world.supervisor.start(wish(slot))).address
+    return (await world.supervisor.start(request(slot))).address
 
 
 async def test_such_an_engine_starts_and_its_tree_stays_as_it_was_installed(tmp_path: Path) -> None:

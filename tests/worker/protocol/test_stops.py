@@ -19,7 +19,7 @@ from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
 from enginehouse.core.replica import process_key
 from enginehouse.core.wire import Command
-from enginehouse.worker.engines.process_table import StartWish
+from enginehouse.worker.engines.process_table import StartRequest
 from enginehouse.worker.protocol.decode import Work
 from enginehouse.worker.protocol.stops import stop_backend, unload
 
@@ -33,7 +33,7 @@ def second() -> Model:
 async def start_all(world: World) -> None:
     await world.models.pull(second(), 1, silent)
     for model, slot in ((tiny_chat(), 0), (tiny_chat(), 1), (second(), 0)):
-        await world.supervisor.start(StartWish(model=model, slot=slot, directory="xllamacpp", key=KEY))
+        await world.supervisor.start(StartRequest(model=model, slot=slot, directory="xllamacpp", key=KEY))
 
 
 def keys(world: World) -> set[str]:
@@ -129,7 +129,7 @@ async def test_a_model_that_is_being_started_is_stopped_before_its_files_go(worl
 
 
 async def test_a_start_that_comes_after_the_removal_it_does_not_know_of_brings_nothing_back(world: World) -> None:
-    """Late on the bus, or sent again because nobody heard of the first: the newer wish wins."""
+    """Late on the bus, or sent again because nobody heard of the first: the newer request wins."""
     assert (await world.actions.perform(remove("tiny-chat", "remove", 2), silent)).succeeded
     world.journal.load()  # as after a restart
     for generation, files, code in ((1, 1, "superseded"), (2, 2, ""), (3, None, "")):

@@ -181,14 +181,14 @@ class Blobs:
             freed += size
         return Collected(removed=removed, freed_bytes=freed, kept_bytes=total - freed)
 
-    def make_room(self, wanted_bytes: int, wishes: Sequence[Iterable[str]]) -> None:
+    def make_room(self, wanted_bytes: int, requests: Sequence[Iterable[str]]) -> None:
         """Give back at least so many bytes, if there are as many. Blocks.
 
-        Each of `wishes` is what would rather be kept, the last one what must be: it is used in a moment.
+        Each of `requests` is what would rather be kept, the last one what must be: it is used in a moment.
         """
         held = sum(size for _, size, _ in self._entries())
         goal = max(0, held - wanted_bytes)
-        for protected in wishes:
+        for protected in requests:
             if self.collect(protected, goal).kept_bytes <= goal:
                 return
 

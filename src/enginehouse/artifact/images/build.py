@@ -25,13 +25,11 @@ from enginehouse.artifact.images.zip import unzip
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
-from enginehouse.core.progress import Phase
+from enginehouse.core.progress import Phase, ReportProgress
 from enginehouse.fetch.http.patience import Patience
 from enginehouse.fetch.origins import Origin
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_own_thread, in_thread
-
-Report = Callable[[Phase, str, int, int], None]  # phase, file, bytes done, bytes in all
 
 
 class Built(Struct, frozen=True, kw_only=True):
@@ -54,7 +52,7 @@ class Builder:
         self._patience = patience
 
     async def build(
-        self, artifact: Artifact, origins: Sequence[Origin], tree: Path, sharing: Sharing, report: Report
+        self, artifact: Artifact, origins: Sequence[Origin], tree: Path, sharing: Sharing, report: ReportProgress
     ) -> Built:
         """Fill the empty directory `tree`. Of several origins, one that sends something else gives way to the next."""
         told = _steady(report)
@@ -74,7 +72,7 @@ class Builder:
                         raise
                 await in_thread(_empty, tree)
 
-    async def _attempt(self, pull: _Pull, report: Report) -> Built:
+    async def _attempt(self, pull: _Pull, report: ReportProgress) -> Built:
         async with contextlib.AsyncExitStack() as opened:
             await in_thread(self._open, pull, opened)
             return await self._pull(pull, report)
@@ -111,7 +109,7 @@ class Builder:
         pull.kept.add(layer.digest)
         return self._blobs.path_of(layer.digest), 0
 
-    async def _pull(self, pull: _Pull, report: Report) -> Built:
+    async def _pull(self, pull: _Pull, report: ReportProgress) -> Built:
         uri, total = pull.artifact.uri, pull.artifact.size_bytes
         partials = [target.partial for target in pull.targets.values()]
         held = total - sum(partial.size_bytes for partial in partials)
@@ -215,7 +213,7 @@ class _Pull(Struct, kw_only=True):
     spoilt: str = ""  # the blob that turned out to be something else
 
 
-def _steady(report: Report) -> Report:
+def _steady(report: ReportProgress) -> ReportProgress:
     """Numbers that never fall and phases that never go back, also when a blob has to be fetched once more."""
     most, is_over = 0, False
 

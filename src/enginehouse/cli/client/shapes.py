@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.operation import RequestOptions
 from enginehouse.core.replica import RunningReplica
 
 
@@ -45,10 +46,6 @@ class Excluded(Struct, frozen=True, kw_only=True):
     code: str = ""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
-    nodes: tuple[str, ...] | None = None
-
-
 class Operation(Struct, frozen=True, kw_only=True):
     id: str = field(name="jobID")
     name: str = ""
@@ -62,7 +59,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     error: str = ""
     nodes: tuple[Row, ...] | None = None
     excluded: tuple[Excluded, ...] | None = None
-    asked: Asked = Asked()
+    asked: RequestOptions = RequestOptions()
 
     @property
     def leaves_out(self) -> bool:

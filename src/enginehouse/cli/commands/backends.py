@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from enginehouse.cli.commands.plan import CHECK_SECONDS, plan, versions, wish_of
+from enginehouse.cli.commands.plan import CHECK_SECONDS, plan, request_from, versions
 from enginehouse.cli.options.names import checked_nodes
 from enginehouse.cli.options.shared import command, group, wants_json
 from enginehouse.cli.terminal import output
@@ -176,9 +176,9 @@ def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
     answers, ends = [], []
     for name, upgrade in found.items():
         output.remark(f"upgrading {name} on {', '.join(node.node_name for node in upgrade.nodes)}")
-        wish = wish_of("upgrade", name, [node.node_id for node in upgrade.nodes], more)
+        request = request_from("upgrade", name, [node.node_id for node in upgrade.nodes], more)
         try:
-            answers.append(frontend.request("POST", "/api/operations", wish))
+            answers.append(frontend.request("POST", "/api/operations", request))
         except (Conflict, NotFound) as error:
             # Its nodes changed since the check; that is no reason to leave the others behind.
             output.remark(error.message)
@@ -245,7 +245,7 @@ def _request(kind: str, name: str, nodes: list[str], more: dict[str, Any], no_fo
     from enginehouse.cli.commands.ops import finish
 
     frontend = connect()
-    answer = frontend.request("POST", "/api/operations", wish_of(kind, name, nodes, more))
+    answer = frontend.request("POST", "/api/operations", request_from(kind, name, nodes, more))
     return finish(frontend, answer, no_follow=no_follow)
 
 

@@ -30,7 +30,7 @@ from enginehouse.core.reference import parse_uri
 from enginehouse.host import confinement, hardware
 from enginehouse.settings.file import read_credentials
 from enginehouse.worker.backends.assembly import InstallerOptions
-from enginehouse.worker.backends.installer import Installed, InstallWish
+from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.plan import Plan
 from enginehouse.worker.local import Local, resolved_from
 
@@ -59,8 +59,8 @@ def chosen(
 
 def install(resolved: Resolved, flags: dict[str, Any], *, force: bool) -> None:
     async def work(local: Local) -> None:
-        wish = InstallWish(resolved=resolved, force=force)
-        installed = await _shown("install", resolved, lambda report: local.install(wish, report))
+        request = InstallRequest(resolved=resolved, force=force)
+        installed = await _shown("install", resolved, lambda report: local.install(request, report))
         if wants_json():
             output.emit_json({"directory": resolved.directory, **_as_dict(installed)})
         else:

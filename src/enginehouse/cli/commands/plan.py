@@ -1,6 +1,6 @@
-"""`enginehouse backends plan`: what a wish would do, on the fleet or on this machine; and how a wish is sent.
+"""`enginehouse backends plan`: what a request would do, on the fleet or on this machine; and how a request is sent.
 
-A plan goes out as exactly the wish it is a plan of. Nothing is changed here.
+A plan goes out as exactly the request it is a plan of. Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enginehouse.cli.terminal import output
 CHECK_SECONDS = 60.0  # registries are asked; a slow one has ten seconds
 
 
-def wish_of(kind: str, name: str, nodes: list[str], more: dict[str, Any]) -> dict[str, object]:
+def request_from(kind: str, name: str, nodes: list[str], more: dict[str, Any]) -> dict[str, object]:
     body: dict[str, object] = {"kind": kind, "name": checked_backend(name)}
     if nodes:
         body["nodes"] = nodes
@@ -62,14 +62,14 @@ def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **
         resolved, reasons = working.chosen(name, directory, flags, sha256=sha256)
         local.emit_plan(resolved, reasons, flags)
     else:
-        _plan_fleet(wish_of("upgrade" if is_upgrade else "install", name, checked_nodes(nodes), {}))
+        _plan_fleet(request_from("upgrade" if is_upgrade else "install", name, checked_nodes(nodes), {}))
 
 
-def _plan_fleet(wish: dict[str, object]) -> None:
+def _plan_fleet(request: dict[str, object]) -> None:
     from enginehouse.cli.client.connect import connect, read
     from enginehouse.cli.client.shapes import Plan
 
-    answer = connect().post("/api/operations/plan", wish, timeout_seconds=CHECK_SECONDS)
+    answer = connect().post("/api/operations/plan", request, timeout_seconds=CHECK_SECONDS)
     if wants_json():
         output.emit_json(answer)
         return

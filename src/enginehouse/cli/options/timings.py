@@ -11,7 +11,7 @@ _TIMINGS = {
     "heartbeat_seconds": "How often workers say that they live (10s).",
     "stale_seconds": "Silence after which a node is unhealthy (30s); offline after twice that.",
     "lease_seconds": "How long a frontend owns what it dispatched (30s).",
-    "reconcile_seconds": "How often wishes and reports are compared (5s).",
+    "reconcile_seconds": "How often requests and reports are compared (5s).",
     "stall_seconds": "Silence after which a running action is shown as silent (2m).",
     "backend_install_timeout_seconds": "The same for an install that never spoke (15m).",
     "backend_upgrade_timeout_seconds": "The same for an upgrade that never spoke (15m).",

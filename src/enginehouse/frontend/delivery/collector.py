@@ -34,7 +34,8 @@ from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
 from enginehouse.frontend.localai.lingering import RESTARTED, ended_as, note_over, note_shown, shadows
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus, Clock, Message
-from enginehouse.store import db, intents, lingering, nodes, operations, wishes
+from enginehouse.store import db, intents, lingering, nodes, operations
+from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -357,7 +358,7 @@ def _applied(connection: Connection, intent: Intent, change: Change) -> list[Int
 
 def _point(connection: Connection, settled: Sequence[Intent], now: float) -> None:
     """Other names that lead to what was installed are written next, for those who asked for them."""
-    for intent in wishes.add_pointers(connection, settled, lambda: str(uuid.uuid4()), now):
+    for intent in requests.add_pointers(connection, settled, lambda: str(uuid.uuid4()), now):
         log.info("intent.pointer intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
 
 

@@ -1,4 +1,4 @@
-"""How a wish becomes rows: one operation and its intents in one transaction, once for one idempotency key.
+"""How a request becomes rows: one operation and its intents in one transaction, once for one idempotency key.
 
 Nobody is answered before the commit, and nothing is kept in memory until then: whoever does not hear the answer asks
 again with the same key and gets the same operation.
@@ -17,12 +17,12 @@ from msgspec import Struct
 from enginehouse.core.action import Action
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.intent import Intent
-from enginehouse.core.operation import Asked, Excluded, Operation, OperationKind, unknown_operation
+from enginehouse.core.operation import Excluded, Operation, OperationKind, RequestOptions, unknown_operation
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.watching.board import Board
 from enginehouse.store import db, idempotency, operations
 from enginehouse.store.db import Connection, Store
-from enginehouse.store.wishes import Wanted, add_intents
+from enginehouse.store.requests import Wanted, add_intents
 
 MAX_KEY = 255
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Actions = Sequence[tuple[str, Action]]  # the id of a node, and what it is to do
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class Requester(Struct, frozen=True, kw_only=True):
     """Who asks, and under which key ("" for none)."""
 
     author: str
@@ -43,19 +43,19 @@ class Acceptance:
         self.board = board
         self.wake = wake
 
-    async def accept(self, work: Callable[[Connection], str], request: Request, body: object) -> str:
+    async def accept(self, work: Callable[[Connection], str], requester: Requester, body: object) -> str:
         """Store what `work` makes of the request, once for one key; `body` is what a second request is compared by."""
-        operation_id = await self.store.transaction(once(work, request, body))
+        operation_id = await self.store.transaction(once(work, requester, body))
         self.wake()
         await self.board.operations_changed([operation_id])
         return operation_id
 
 
-def once(work: Callable[[Connection], str | T], request: Request, body: object) -> Callable[[Connection], str | T]:
+def once(work: Callable[[Connection], str | T], requester: Requester, body: object) -> Callable[[Connection], str | T]:
     """`work`, unless the key has been used: then the operation that came of it. What is no operation is not kept."""
-    if not request.key:
+    if not requester.key:
         return work
-    if len(request.key) > MAX_KEY or not request.key.isprintable():
+    if len(requester.key) > MAX_KEY or not requester.key.isprintable():
         raise Invalid(
             f"cannot use this Idempotency-Key: it must be at most {MAX_KEY} printable characters",
             code="invalid_name",
@@ -65,12 +65,12 @@ def once(work: Callable[[Connection], str | T], request: Request, body: object) 
 
     def known_or_new(connection: Connection) -> str | T:
         now = db.now(connection)
-        known = idempotency.known(connection, request.author, request.key, body_hash, now)
+        known = idempotency.known(connection, requester.author, requester.key, body_hash, now)
         if known is not None:
             return known
         made = work(connection)
         if isinstance(made, str):
-            idempotency.remember(connection, request.author, request.key, body_hash, made, now)
+            idempotency.remember(connection, requester.author, requester.key, body_hash, made, now)
         return made
 
     return known_or_new
@@ -81,7 +81,7 @@ class Kept(Struct, frozen=True, kw_only=True):
 
     targets: tuple[str, ...]
     excluded: tuple[Excluded, ...] = ()
-    asked: Asked = Asked()
+    asked: RequestOptions = RequestOptions()
     retry_of: str = ""
 
 

@@ -17,7 +17,7 @@ from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.operations.acceptance import (
     Acceptance,
     Kept,
-    Request,
+    Requester,
     insert_operation,
     new_operation,
     with_intents,
@@ -96,7 +96,7 @@ class Endings:
         await self._board.operations_changed([operation_id])
         log.info("operation.cancelled operation=%s node=%s by=%s", operation_id, node or "-", author)
 
-    async def retry(self, operation_id: str, node: str | None, request: Request) -> str:
+    async def retry(self, operation_id: str, node: str | None, requester: Requester) -> str:
         """Do again what failed or was cancelled of an operation: a new operation with the same actions, which begins
         with its first attempt. What a tag means is asked anew: the version of the first try may be gone."""
         first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
@@ -106,7 +106,7 @@ class Endings:
         def work(connection: Connection) -> str:
             before, again = _retried(connection, operation_id, node)
             kept = Kept(targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id)
-            operation = new_operation(connection, before.kind, before.name, request.author, kept)
+            operation = new_operation(connection, before.kind, before.name, requester.author, kept)
             if not _left_behind(connection, before.id, {intent.id for intent in again}):
                 operations.dismiss(connection, before.id, db.now(connection))
             fleet = sum(one.is_target for one in nodes.every(connection))
@@ -114,7 +114,7 @@ class Endings:
             actions = self._targets.again(connection, [(intent.node_id, intent.action) for intent in again])
             return insert_operation(connection, operation, actions, width)
 
-        accepted = await self._acceptance.accept(work, request, ["retry", operation_id, node])
+        accepted = await self._acceptance.accept(work, requester, ["retry", operation_id, node])
         await self._board.operations_changed([operation_id])
         return accepted
 

@@ -5,49 +5,49 @@ from __future__ import annotations
 from enginehouse.core.errors import Invalid
 from enginehouse.core.installation import check_directory
 from enginehouse.core.name import check_name
+from enginehouse.core.operation import BackendRequest
 from enginehouse.core.reference import parse_uri, shown_uri
-from enginehouse.frontend.operations.targets import BackendWish
 
 MAX_URI = 2048
 MAX_PARALLEL = 10_000
 
 
-def check_wish(wish: BackendWish) -> None:
-    gallery, at, plain = wish.name.rpartition("@")
+def check_backend_request(request: BackendRequest) -> None:
+    gallery, at, plain = request.name.rpartition("@")
     check_name(plain, "backend")
     if at:
         check_name(gallery, "gallery")
-    if not 0 <= wish.max_parallel <= MAX_PARALLEL:
+    if not 0 <= request.max_parallel <= MAX_PARALLEL:
         raise Invalid(
-            f"cannot run {wish.max_parallel} at once: max_parallel is a number from 1 to {MAX_PARALLEL}",
+            f"cannot run {request.max_parallel} at once: max_parallel is a number from 1 to {MAX_PARALLEL}",
             code="invalid_name",
             param="max_parallel",
         )
-    if wish.uri:
-        _check_uri(wish)
-    elif wish.alias or wish.sha256:
+    if request.uri:
+        _check_uri(request)
+    elif request.alias or request.sha256:
         raise Invalid(
-            f"cannot {wish.kind} {wish.name}: an alias and a sha256 are for an install from a URI",
+            f"cannot {request.kind} {request.name}: an alias and a sha256 are for an install from a URI",
             code="unsupported",
             param="uri",
         )
 
 
-def _check_uri(wish: BackendWish) -> None:
-    if wish.kind != "install" or "@" in wish.name:
+def _check_uri(request: BackendRequest) -> None:
+    if request.kind != "install" or "@" in request.name:
         raise Invalid(
-            f"cannot {wish.kind} {wish.name} from a URI: only an install under a name of your own takes one",
+            f"cannot {request.kind} {request.name} from a URI: only an install under a name of your own takes one",
             code="unsupported",
             param="uri",
         )
-    if len(wish.uri) > MAX_URI:
+    if len(request.uri) > MAX_URI:
         raise Invalid(f"cannot use a URI of more than {MAX_URI} characters", code="invalid_uri", param="uri")
-    check_directory(wish.name)
-    if wish.alias:
-        check_name(wish.alias, "backend")
-    if parse_uri(wish.uri).kind in ("directory", "ocifile"):
+    check_directory(request.name)
+    if request.alias:
+        check_name(request.alias, "backend")
+    if parse_uri(request.uri).kind in ("directory", "ocifile"):
         raise Invalid(
-            f"cannot install from {shown_uri(wish.uri)} on a fleet: files of one machine are installed there with "
+            f"cannot install from {shown_uri(request.uri)} on a fleet: files of one machine are installed there with "
             "`enginehouse local install`",
             code="uri_not_allowed",
             param="uri",

@@ -1,6 +1,6 @@
-"""What a wish would do, node by node, without doing it.
+"""What a request would do, node by node, without doing it.
 
-The same choice as that of the wish itself, with what is known of sizes and of the disks. Nothing is written; LocalAI's
+The same choice as that of the request itself, with what is known of sizes and of the disks. Nothing is written; LocalAI's
 workers, which report nothing, are asked what they have.
 """
 
@@ -11,10 +11,10 @@ from msgspec import UNSET, Struct, UnsetType
 from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Excluded, width_of
+from enginehouse.core.operation import BackendRequest, Excluded, width_of
 from enginehouse.frontend.fresh import Freshen, as_known
-from enginehouse.frontend.operations.checks import check_wish
-from enginehouse.frontend.operations.targets import BackendWish, Targets
+from enginehouse.frontend.operations.checks import check_backend_request
+from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store.db import Store
 
@@ -56,25 +56,27 @@ class Planner:
         self._versions = versions
         self._freshen = freshen
 
-    async def plan(self, wish: BackendWish) -> Plan:
-        check_wish(wish)
-        unknown = await self._freshen(wish.nodes)
-        if wish.kind != "delete":
-            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
-            await self._versions.look(builds, insist=wish.insists)
-        chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, wish, unknown))
-        rows = [self._row(wish, node, action) for node, action in chosen.actions]
+    async def plan(self, request: BackendRequest) -> Plan:
+        check_backend_request(request)
+        unknown = await self._freshen(request.nodes)
+        if request.kind != "delete":
+            builds = await self._store.transaction(
+                lambda connection: self._targets.builds(connection, request, unknown)
+            )
+            await self._versions.look(builds, insist=request.insists)
+        chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, request, unknown))
+        rows = [self._row(request, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)
         return Plan(
-            kind=wish.kind,
-            name=wish.name,
+            kind=request.kind,
+            name=request.name,
             nodes=rows,
             excluded=chosen.excluded,
-            max_parallel=width_of(wish.kind, wish.max_parallel, chosen.fleet),
+            max_parallel=width_of(request.kind, request.max_parallel, chosen.fleet),
             download_bytes=sum(row.download_bytes for row in rows if row.download_bytes),
         )
 
-    def _row(self, wish: BackendWish, node: Node, action: Action) -> PlanRow:
+    def _row(self, request: BackendRequest, node: Node, action: Action) -> PlanRow:
         row = PlanRow(
             node_id=node.id,
             node_name=node.name,
@@ -97,7 +99,7 @@ class Planner:
             # A digest that is not recorded is equal to nothing, not even to another that is not known.
             is_same = bool(installed.digest) and installed.digest in (build.digest, build.index_digest)
             if action.keep or is_same:
-                row.does = "reinstall" if wish.force else "nothing"
+                row.does = "reinstall" if request.force else "nothing"
             elif not installed.digest:
                 row.note = UNKNOWN_NOTE
         known = self._versions.known(build) if row.does != "nothing" else None

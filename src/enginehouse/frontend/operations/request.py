@@ -1,4 +1,4 @@
-"""Wishes become rows here: one Operation and one Intent per target node, in one transaction, before anybody is
+"""Requests become rows here: one Operation and one Intent per target node, in one transaction, before anybody is
 answered.
 
 Targets are fixed at this moment and shown (`targets`). Under an idempotency key the same request is the same operation,
@@ -13,27 +13,25 @@ from enginehouse.core.errors import NotFound
 from enginehouse.core.intent import Intent
 from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
-from enginehouse.core.operation import width_of
+from enginehouse.core.operation import BackendRequest, width_of
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.fresh import Freshen, as_known
 from enginehouse.frontend.operations.acceptance import (
     Acceptance,
     Actions,
     Kept,
-    Request,
+    Requester,
     insert_operation,
     new_operation,
 )
 from enginehouse.frontend.operations.cancel import cancel_all
-from enginehouse.frontend.operations.checks import check_wish
-from enginehouse.frontend.operations.targets import BackendWish, Targets
+from enginehouse.frontend.operations.checks import check_backend_request
+from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
 
 DRAIN_SECONDS = 30.0  # for answers under way on a node that is drained (LocalAI waits as long)
-
-__all__ = ["BackendWish", "Operations", "Request"]
 
 
 class Operations:
@@ -47,28 +45,30 @@ class Operations:
         self._versions = versions
         self._freshen = freshen
 
-    async def request(self, wish: BackendWish, key: str = "") -> str:
-        """Accept a wish and return the operation's id; on return it is stored, whatever happens to this process."""
-        check_wish(wish)
+    async def request(self, request: BackendRequest, requester: Requester) -> str:
+        """Accept a request and return the operation's id; on return it is stored, whatever happens to this process."""
+        check_backend_request(request)
         # Outside of any transaction: workers and registries may take their time.
-        unknown = await self._freshen(wish.nodes)
-        if wish.kind != "delete":
-            builds = await self._store.transaction(lambda connection: self._targets.builds(connection, wish, unknown))
-            await self._versions.look(builds, insist=wish.insists)
+        unknown = await self._freshen(request.nodes)
+        if request.kind != "delete":
+            builds = await self._store.transaction(
+                lambda connection: self._targets.builds(connection, request, unknown)
+            )
+            await self._versions.look(builds, insist=request.insists)
 
         def work(connection: Connection) -> str:
-            chosen = self._targets.choose(connection, wish, unknown)
+            chosen = self._targets.choose(connection, request, unknown)
             targets = tuple(node.id for node, _ in chosen.actions)
-            kept = Kept(targets=targets, excluded=tuple(chosen.excluded), asked=wish.asked)
-            operation = new_operation(connection, wish.kind, wish.name, wish.author, kept)
+            kept = Kept(targets=targets, excluded=tuple(chosen.excluded), asked=request.options)
+            operation = new_operation(connection, request.kind, request.name, requester.author, kept)
             actions = [(node.id, action) for node, action in chosen.actions]
             return insert_operation(
-                connection, operation, actions, width_of(wish.kind, wish.max_parallel, chosen.fleet)
+                connection, operation, actions, width_of(request.kind, request.max_parallel, chosen.fleet)
             )
 
-        return await self._acceptance.accept(work, Request(author=wish.author, key=key), wish)
+        return await self._acceptance.accept(work, requester, request)
 
-    async def request_unload(self, model: str, node: str | None, request: Request) -> str:
+    async def request_unload(self, model: str, node: str | None, requester: Requester) -> str:
         """Stop the replicas of a model, on one node or everywhere."""
 
         def work(connection: Connection) -> str:
@@ -79,12 +79,12 @@ class Operations:
                 raise NotFound(f"cannot unload {model}: no replica of it runs{where}", code="not_found", param="model")
             stops: Actions = [(one.node_id, StopReplica(model=model, slot=one.slot)) for one in found]
             targets = tuple(dict.fromkeys(node_id for node_id, _ in stops))
-            operation = new_operation(connection, "unload", model, request.author, Kept(targets=targets))
+            operation = new_operation(connection, "unload", model, requester.author, Kept(targets=targets))
             return insert_operation(connection, operation, stops)
 
-        return await self._acceptance.accept(work, request, ["unload", model, node])
+        return await self._acceptance.accept(work, requester, ["unload", model, node])
 
-    async def request_model_delete(self, model: str, request: Request) -> str:
+    async def request_model_delete(self, model: str, requester: Requester) -> str:
         """Serve the model no longer, and have no file of it on any node, loaded there or not."""
         check_model_name(model)
 
@@ -97,16 +97,16 @@ class Operations:
                 raise NotFound(f"cannot delete {model}: it is not served, and no node has files of it", param="model")
             removals: Actions = [(node.id, RemoveModel(model=model)) for node in holders]
             targets = tuple(node.id for node in holders)
-            operation = new_operation(connection, "delete_model", model, request.author, Kept(targets=targets))
+            operation = new_operation(connection, "delete_model", model, requester.author, Kept(targets=targets))
             for node in holders:
                 # What has not been sent never is; what comes late is refused by the worker, which knows of the removal.
                 starts = [one for one in operations.open_on(connection, node.id) if _starts(one, model)]
-                cancel_all(connection, starts, "model_deleted", f"{model} was deleted by {request.author}")
+                cancel_all(connection, starts, "model_deleted", f"{model} was deleted by {requester.author}")
             return insert_operation(connection, operation, removals)
 
-        return await self._acceptance.accept(work, request, ["delete_model", model])
+        return await self._acceptance.accept(work, requester, ["delete_model", model])
 
-    async def request_drain(self, name_or_id: str, request: Request) -> str:
+    async def request_drain(self, name_or_id: str, requester: Requester) -> str:
         """Give a node no more work, and stop what serves there; the fact stays until it is resumed."""
 
         def work(connection: Connection) -> str:
@@ -116,10 +116,10 @@ class Operations:
                 (node.id, StopReplica(model=replica.model, slot=replica.slot, drain_seconds=DRAIN_SECONDS))
                 for replica, _ in replicas.on_node(connection, node.id)
             ]
-            operation = new_operation(connection, "drain", node.name, request.author, Kept(targets=(node.id,)))
+            operation = new_operation(connection, "drain", node.name, requester.author, Kept(targets=(node.id,)))
             return insert_operation(connection, operation, stops)
 
-        accepted = await self._acceptance.accept(work, request, ["drain", name_or_id])
+        accepted = await self._acceptance.accept(work, requester, ["drain", name_or_id])
         await self._freshen((name_or_id,))  # which stops what an install has left running on one of LocalAI's
         return accepted
 

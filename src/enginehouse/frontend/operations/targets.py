@@ -1,6 +1,6 @@
-"""Which nodes a wish about a backend goes to, what each is to do, and why the others are left out.
+"""Which nodes a request about a backend goes to, what each is to do, and why the others are left out.
 
-Decided once, from one look at the nodes and the galleries, and shown: being away is no reason to be left out, a wish
+Decided once, from one look at the nodes and the galleries, and shown: being away is no reason to be left out, a request
 waits; waiting for approval, being of another kind, having no build or not having what is to be upgraded are.
 """
 
@@ -21,7 +21,7 @@ from enginehouse.core.installation import directory_behind
 from enginehouse.core.intent import Intent
 from enginehouse.core.listing import installed_at
 from enginehouse.core.node import MAX_WAITING, Node
-from enginehouse.core.operation import Asked, Excluded, OperationKind
+from enginehouse.core.operation import BackendRequest, Excluded
 from enginehouse.core.reference import parse_uri
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.galleries import Galleries
@@ -35,42 +35,8 @@ UNKNOWN = "unknown"  # the code of a node that may have been left out by mistake
 UNKNOWN_REASON = "its worker did not say what it has; ask again when it answers"
 
 
-class BackendWish(Struct, frozen=True, kw_only=True):
-    """What someone wants of a backend. No nodes named means every approved node."""
-
-    kind: OperationKind
-    name: str
-    author: str
-    nodes: tuple[str, ...] | None = None
-    force: bool = False
-    uri: str = ""
-    alias: str = ""
-    sha256: str = ""
-    max_parallel: int = 0
-
-    @property
-    def insists(self) -> bool:
-        """Whether it is about the version that there is now, and waits for a registry that has just failed."""
-        return self.kind == "upgrade" or self.force
-
-    @property
-    def plain_name(self) -> str:
-        return self.name.rpartition("@")[2]
-
-    @property
-    def asked(self) -> Asked:
-        return Asked(
-            nodes=self.nodes,
-            force=self.force,
-            uri=self.uri,
-            alias=self.alias,
-            sha256=self.sha256,
-            max_parallel=self.max_parallel,
-        )
-
-
 class Chosen(Struct, frozen=True):
-    """What a wish comes to."""
+    """What a request comes to."""
 
     actions: list[tuple[Node, Action]]
     excluded: list[Excluded]
@@ -84,26 +50,26 @@ class Targets:
         self._galleries = galleries
         self._versions = versions
 
-    def choose(self, connection: Connection, wish: BackendWish, unknown: Unknown = frozenset()) -> Chosen:
+    def choose(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> Chosen:
         """`unknown` are nodes of which nobody knows now what they have (`Listings.freshen`)."""
         every = nodes.every(connection)
-        targets, reasons = _asked_for(connection, every, wish)
-        changes = self._changing(connection, wish, targets)
+        targets, reasons = _asked_for(connection, every, request)
+        changes = self._changing(connection, request, targets)
         targets = nodes_after(targets, changes)
         try:
-            match wish.kind:
+            match request.kind:
                 case "delete":
-                    actions = self._removals(wish, targets, reasons)
+                    actions = self._removals(request, targets, reasons)
                 case "upgrade":
-                    actions = self._upgrades(wish, targets, reasons)
+                    actions = self._upgrades(request, targets, reasons)
                 case _:
-                    actions = self._installs(wish, targets, reasons)
+                    actions = self._installs(request, targets, reasons)
         except NotFound:
             actions = []
             reasons |= {node.id: UNKNOWN_REASON for node in targets if node.id in unknown}
-            if wish.kind == "install" or not reasons.keys() & set(unknown):
+            if request.kind == "install" or not reasons.keys() & set(unknown):
                 raise
-        is_sure = wish.kind == "install"  # what a node has decides nothing then
+        is_sure = request.kind == "install"  # what a node has decides nothing then
         excluded = [
             Excluded(node.id, node.name, UNKNOWN_REASON, UNKNOWN)
             if node.id in unknown and not is_sure
@@ -112,29 +78,29 @@ class Targets:
             if node.id in reasons
         ]
         if not actions:
-            raise _nothing_to_do(wish, excluded)
+            raise _nothing_to_do(request, excluded)
         actions = [(node, _with_before(action, node)) for node, action in actions]
         return Chosen(actions, excluded, sum(node.is_target for node in every))
 
-    def _changing(self, connection: Connection, wish: BackendWish, targets: Sequence[Node]) -> list[Intent]:
-        """What is open, or was done since their reports, about what the wish may mean on these nodes."""
-        plain = wish.plain_name
+    def _changing(self, connection: Connection, request: BackendRequest, targets: Sequence[Node]) -> list[Intent]:
+        """What is open, or was done since their reports, about what the request may mean on these nodes."""
+        plain = request.plain_name
         directories = {plain, *(directory_behind(node.report.backends, plain) or plain for node in targets)}
         with contextlib.suppress(EnginehouseError):
-            builds, _ = self._galleries.resolve_each(wish.name, targets)
+            builds, _ = self._galleries.resolve_each(request.name, targets)
             directories |= {build.directory for build in builds.values()}
         changes = intents.changing(connection, targets, (f"backend:{one}" for one in directories))
         removals = [one for one in changes if isinstance(one.action, RemoveBackend)]
-        if wish.kind == "delete":
+        if request.kind == "delete":
             # What is being deleted already, or was a moment ago, can be asked to be deleted once more.
             changes = [one for one in changes if one not in removals]
-        elif wish.kind == "upgrade":
+        elif request.kind == "upgrade":
             # A delete that is under way has not happened: the newer request replaces it.
             changes = [one for one in changes if one not in removals or not one.is_open]
         return changes
 
     def again(self, connection: Connection, actions: Sequence[tuple[str, Action]]) -> list[tuple[str, Action]]:
-        """The same once more, as it is wished now: a tag may have moved since, and the node may have what it lacked."""
+        """The same once more, as it is requested now: a tag may have moved since, and the node may have what it lacked."""
         here = {node_id: nodes.get(connection, node_id) for node_id, _ in actions}
         subjects = {subject_of(action) for _, action in actions}
         found = [node for node in here.values() if node is not None]
@@ -152,71 +118,73 @@ class Targets:
         )
         return _with_before(renewed, node)
 
-    def builds(self, connection: Connection, wish: BackendWish, unknown: Unknown = frozenset()) -> list[Resolved]:
-        """The builds that a wish comes to, for looking up their versions; none where it will be refused anyway."""
+    def builds(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> list[Resolved]:
+        """The builds that a request comes to, for looking up their versions; none where it will be refused anyway."""
         try:
-            chosen = self.choose(connection, wish, unknown)
+            chosen = self.choose(connection, request, unknown)
         except EnginehouseError:
             return []
         found = [action.resolved for _, action in chosen.actions if isinstance(action, InstallBackend)]
         return [self._versions.unpinned(build) for build in found]
 
     def _installs(
-        self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]
+        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[str, str]
     ) -> list[tuple[Node, Action]]:
-        if wish.uri:
-            return [(node, self._external(wish, node)) for node in targets]
-        builds, unfit = self._galleries.resolve_each(wish.name, targets)
+        if request.uri:
+            return [(node, self._external(request, node)) for node in targets]
+        builds, unfit = self._galleries.resolve_each(request.name, targets)
         reasons |= unfit
         return [
-            (node, self._install(wish, builds[node.id], upgrade=False, keep=_is_kept(builds[node.id], node)))
+            (node, self._install(request, builds[node.id], upgrade=False, keep=_is_kept(builds[node.id], node)))
             for node in targets
             if node.id in builds
         ]
 
-    def _install(self, wish: BackendWish, build: Resolved, *, upgrade: bool, keep: bool = False) -> InstallBackend:
+    def _install(
+        self, request: BackendRequest, build: Resolved, *, upgrade: bool, keep: bool = False
+    ) -> InstallBackend:
         return InstallBackend(
-            backend=wish.plain_name,
+            backend=request.plain_name,
             resolved=self._versions.pinned(build),
-            force=wish.force,
+            force=request.force,
             upgrade=upgrade,
-            keep=keep and not wish.force,
+            keep=keep and not request.force,
             galleries=self._galleries.encoded,
         )
 
-    def _external(self, wish: BackendWish, node: Node) -> InstallBackend:
-        is_package = parse_uri(wish.uri).kind == "package"
+    def _external(self, request: BackendRequest, node: Node) -> InstallBackend:
+        is_package = parse_uri(request.uri).kind == "package"
         build = Resolved(
-            directory=wish.name,
-            uri=wish.uri,
-            digest=package_digest(wish.uri, (), "", "") if is_package else "",
-            alias=wish.alias,
-            sha256=wish.sha256,
+            directory=request.name,
+            uri=request.uri,
+            digest=package_digest(request.uri, (), "", "") if is_package else "",
+            alias=request.alias,
+            sha256=request.sha256,
             platform=node.platform,
         )
         return InstallBackend(
-            backend=wish.name, resolved=self._versions.pinned(build), force=wish.force, is_external=True
+            backend=request.name, resolved=self._versions.pinned(build), force=request.force, is_external=True
         )
 
     def _upgrades(
-        self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]
+        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[str, str]
     ) -> list[tuple[Node, Action]]:
         """To the nodes that have it, each to the version of its own build."""
         actions: list[tuple[Node, Action]] = []
-        found = [(node, self._held(wish, node)) for node in targets]
+        found = [(node, self._held(request, node)) for node in targets]
         holders = [(node, installed) for node, installed in found if installed is not None]
-        reasons |= {node.id: f"{wish.plain_name} is not installed there" for node, held in found if held is None}
+        reasons |= {node.id: f"{request.plain_name} is not installed there" for node, held in found if held is None}
         if not holders:
-            self._galleries.known(wish.name)  # a name that nobody knows is a mistake
+            self._galleries.known(request.name)  # a name that nobody knows is a mistake
         for node, installed in holders:
             try:
-                build, is_external = self.build_of(wish.name, installed, node)
+                build, is_external = self.build_of(request.name, installed, node)
             except Unavailable:
                 raise  # in a moment it may be known; left out now, this node would stay behind
             except EnginehouseError as error:
                 reasons[node.id] = error.message
                 continue
-            action = self._install(wish, build, upgrade=True)
+            action = self._install(request, build, upgrade=True)
             if node.is_foreign:
                 # Under the name that it lists: such a worker stops the processes of the very name that it is told.
                 # It has its pointers already, and an upgrade writes none.
@@ -229,15 +197,15 @@ class Targets:
             actions.append((node, action))
         return actions
 
-    def _held(self, wish: BackendWish, node: Node) -> InstalledBackend | None:
+    def _held(self, request: BackendRequest, node: Node) -> InstalledBackend | None:
         """What a node has of a backend. One of LocalAI's does not tell where its pointers lead, and lists none that is
         called as the alias of its build: there it is the build that the galleries have for that machine.
         """
-        held = backends.find(node.report.backends, wish.plain_name)
+        held = backends.find(node.report.backends, request.plain_name)
         if held is not None or not node.is_foreign:
             return held
         try:
-            return backends.find(node.report.backends, self._galleries.resolve(wish.name, node).directory)
+            return backends.find(node.report.backends, self._galleries.resolve(request.name, node).directory)
         except (NotFound, Hopeless):
             return None
 
@@ -255,34 +223,34 @@ class Targets:
         return build, False
 
     def _removals(
-        self, wish: BackendWish, targets: Sequence[Node], reasons: dict[str, str]
+        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[str, str]
     ) -> list[tuple[Node, Action]]:
         """To the nodes that report the backend and to those that may have it without having reported it yet (away, or
         an install under way); not to those for which there is no build of it."""
-        plain = wish.plain_name
+        plain = request.plain_name
         if all(directory_behind(node.report.backends, plain) is None for node in targets):
-            self._galleries.known(wish.name)  # a name that nobody knows is a mistake, not an empty success
+            self._galleries.known(request.name)  # a name that nobody knows is a mistake, not an empty success
         actions: list[tuple[Node, Action]] = []
         for node in targets:
             try:
-                actions.append((node, self._removal(wish, node)))
+                actions.append((node, self._removal(request, node)))
             except Hopeless:
                 reasons[node.id] = f"{plain} is not installed there, and there is no build of it for this machine"
         return actions
 
-    def _removal(self, wish: BackendWish, node: Node) -> RemoveBackend:
-        plain, listed = wish.plain_name, node.report.backends
+    def _removal(self, request: BackendRequest, node: Node) -> RemoveBackend:
+        plain, listed = request.plain_name, node.report.backends
         directory = directory_behind(listed, plain)
         if directory:
             return RemoveBackend(backend=plain, directory=directory)
         is_pointer = directory is not None  # which leads nobody knows where
         try:
-            build = self._galleries.resolve(wish.name, node)
+            build = self._galleries.resolve(request.name, node)
         except (NotFound, Hopeless) as error:
             if isinstance(error, NotFound) or is_pointer:
                 return RemoveBackend(backend=plain, directory=plain)
             raise
-        meant = self._galleries.known(wish.name)
+        meant = self._galleries.known(request.name)
         others = {name for entry in meant for name in (entry.name, *entry.capabilities.values())}
         # Its alias, which hides the pointer from the listing, means this build alone where no other one is there.
         is_alias = build.alias == plain and directory_behind(listed, build.directory) is not None
@@ -291,14 +259,16 @@ class Targets:
         return RemoveBackend(backend=plain, directory=build.directory, called=plain if is_told_by_name else "")
 
 
-def _asked_for(connection: Connection, every: Sequence[Node], wish: BackendWish) -> tuple[list[Node], dict[str, str]]:
-    """The nodes that a wish may go to, and why it does not go to the others that were meant."""
-    if wish.nodes is not None:
-        return _named(connection, wish), {}
+def _asked_for(
+    connection: Connection, every: Sequence[Node], request: BackendRequest
+) -> tuple[list[Node], dict[str, str]]:
+    """The nodes that a request may go to, and why it does not go to the others that were meant."""
+    if request.nodes is not None:
+        return _named(connection, request), {}
     found = [node for node in every if node.is_target]
     if not found:
         raise Conflict(
-            f"cannot {wish.kind} {wish.name}: no node is approved; see `enginehouse nodes list`",
+            f"cannot {request.kind} {request.name}: no node is approved; see `enginehouse nodes list`",
             code="node_not_approved",
         )
     return found, _why_no_targets([node for node in every if not node.is_target])
@@ -319,20 +289,22 @@ def _why_no_target(node: Node) -> str:
     return f"an {node.node_type} node takes no backends" if node.node_type != "backend" else WAITS
 
 
-def _named(connection: Connection, wish: BackendWish) -> list[Node]:
-    if not wish.nodes:
-        raise Invalid(f"cannot {wish.kind} {wish.name}: the list of nodes is empty", code="invalid_name", param="nodes")
-    found = [find_node(connection, name) for name in dict.fromkeys(wish.nodes)]
+def _named(connection: Connection, request: BackendRequest) -> list[Node]:
+    if not request.nodes:
+        raise Invalid(
+            f"cannot {request.kind} {request.name}: the list of nodes is empty", code="invalid_name", param="nodes"
+        )
+    found = [find_node(connection, name) for name in dict.fromkeys(request.nodes)]
     for node in found:
         if node.node_type != "backend":
             raise Invalid(
-                f"cannot {wish.kind} {wish.name} on {node.name}: {_why_no_target(node)}",
+                f"cannot {request.kind} {request.name} on {node.name}: {_why_no_target(node)}",
                 code="unsupported",
                 param="nodes",
             )
         if not node.approved:
             raise Conflict(
-                f"cannot {wish.kind} {wish.name} on {node.name}: it waits for approval; "
+                f"cannot {request.kind} {request.name} on {node.name}: it waits for approval; "
                 f"approve it with `enginehouse nodes approve {node.name}`",
                 code="node_not_approved",
             )
@@ -356,14 +328,14 @@ def _with_before(action: Action, node: Node) -> Action:
     return msgspec.structs.replace(action, before=before)
 
 
-def _nothing_to_do(wish: BackendWish, excluded: Sequence[Excluded]) -> EnginehouseError:
+def _nothing_to_do(request: BackendRequest, excluded: Sequence[Excluded]) -> EnginehouseError:
     names: dict[str, list[str]] = {}
     for one in excluded:
         names.setdefault(one.reason, []).append(one.node_name)
     # Once for all nodes that have it: on a large fleet the same sentence a hundred times hides what else there is.
     reasons = "; ".join(f"{', '.join(who)}: {reason}" for reason, who in names.items())
     if any(one.code == UNKNOWN for one in excluded):
-        return Unavailable(f"cannot {wish.kind} {wish.name}: nobody knows who has it ({reasons})", code=UNKNOWN)
-    if wish.kind == "upgrade":
-        return NotFound(f"cannot upgrade {wish.name}: no node has it ({reasons})", code="not_found", param="name")
-    return Conflict(f"cannot {wish.kind} {wish.name}: no node can take it ({reasons})", code="unsupported")
+        return Unavailable(f"cannot {request.kind} {request.name}: nobody knows who has it ({reasons})", code=UNKNOWN)
+    if request.kind == "upgrade":
+        return NotFound(f"cannot upgrade {request.name}: no node has it ({reasons})", code="not_found", param="name")
+    return Conflict(f"cannot {request.kind} {request.name}: no node can take it ({reasons})", code="unsupported")

@@ -1,7 +1,7 @@
 """Which version a build is now: the digest behind a tag, asked of its registry.
 
-Asked once for all nodes of a wish, so that a fleet gets one version even where the tag moves meanwhile, and for every
-wish anew: between two of them somebody may have pushed a new version. A registry
+Asked once for all nodes of a request, so that a fleet gets one version even where the tag moves meanwhile, and for every
+request anew: between two of them somebody may have pushed a new version. A registry
 that cannot be asked from here is no reason to refuse: then every worker resolves for itself, as LocalAI's do.
 """
 
@@ -107,7 +107,7 @@ class Versions:
                 return
         log.info("version.unknown uri=%s platform=%s error=%s", build.uri, build.platform, failure)
         before = self._known.pop(key, None)
-        # What was known is better than nothing to look at, but it is not what a new wish is pinned to.
+        # What was known is better than nothing to look at, but it is not what a new request is pinned to.
         if before is not None and before.digest:
             self._known[key] = msgspec.structs.replace(before, failure=failure, failed_at=self._clock.monotonic())
         else:

@@ -27,12 +27,13 @@ from enginehouse.core.operation import Operation
 from enginehouse.core.replica import Replica, process_key
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.operations.acceptance import Request, once
+from enginehouse.frontend.operations.acceptance import Requester, once
 from enginehouse.frontend.serving.models import reachable
 from enginehouse.frontend.serving.router import model_not_found
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import db, leases, models, nodes, operations, replicas, wishes
+from enginehouse.store import db, leases, models, nodes, operations, replicas
 from enginehouse.store import intents as store_intents
+from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Loader:
             running = [one for one in reachable(connection, wanted.name) if only in ("", one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
 
-        found = await self._store.transaction(once(work, Request(author=author, key=key), ["load", model, node]))
+        found = await self._store.transaction(once(work, Requester(author=author, key=key), ["load", model, node]))
         if isinstance(found, str):
             self._wake()
             await self._board.operations_changed([found])
@@ -194,7 +195,7 @@ class Loader:
                 if models.get(connection, model.name, lock=True) is None:
                     return False  # deleted at this moment: the next look ends this load
                 action = _with_files(connection, step)
-                wishes.add_intent(connection, operation.id, step.node_id, action, str(uuid.uuid4()), now)
+                requests.add_intent(connection, operation.id, step.node_id, action, str(uuid.uuid4()), now)
                 log.info("load.step model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
             case Done():
                 operations.end_steering(connection, operation.id)
@@ -238,7 +239,7 @@ def _with_files(connection: Connection, step: Next) -> Action:
     """A start says what it knows of its files, so that it brings none back that are removed after this."""
     if not isinstance(step.action, StartReplica):
         return step.action
-    newest = wishes.generation_at(connection, step.node_id, subject_of(PullModel(model=step.action.model)))
+    newest = requests.generation_at(connection, step.node_id, subject_of(PullModel(model=step.action.model)))
     return msgspec.structs.replace(step.action, files=newest)
 
 

@@ -15,7 +15,7 @@ from enginehouse.core import operation as operations
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Asked, Excluded, Operation
+from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress, format_bytes, is_newer
 from enginehouse.core.replica import RunningReplica
 
@@ -74,7 +74,7 @@ class OperationView(Struct, kw_only=True):
     createdAt: str
     excluded: tuple[Excluded, ...]
     targets: tuple[str, ...]
-    asked: Asked
+    asked: RequestOptions
     retryOf: str | UnsetType = UNSET
     dismissed: bool
     finishedAt: str | UnsetType = UNSET

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.artifact.blobs.store import DEFAULT_CAP_BYTES, Blobs, Collected
-from enginehouse.artifact.images.build import Builder, Built, Report
+from enginehouse.artifact.images.build import Builder, Built
 from enginehouse.artifact.images.directories import DirectoryEntries
 from enginehouse.artifact.images.layers import SPARE_BYTES, Unpacker
 from enginehouse.artifact.images.sharing import FileRecord, How, Manifests, Sharing
@@ -36,6 +36,7 @@ from enginehouse.core.installation import (
     is_wanted,
     metadata_for,
 )
+from enginehouse.core.progress import ReportProgress
 from enginehouse.core.reference import parse_uri
 from enginehouse.fetch.origins import Origin
 from enginehouse.host import disk
@@ -48,10 +49,9 @@ from enginehouse.worker.backends.unsharing import Separation
 
 log = logging.getLogger(__name__)
 Swapped = Callable[[], Awaitable[None]]  # called when the new tree is in place, not yet synced, the old one still there
-__all__ = ["InstallWish", "Installed", "Installer", "Report", "Swapped"]
 
 
-class InstallWish(Struct, frozen=True, kw_only=True):
+class InstallRequest(Struct, frozen=True, kw_only=True):
     resolved: Resolved
     generation: int = 0
     force: bool = False
@@ -99,17 +99,21 @@ class Installer:
         self._packages = packages
         self._builder = Builder(storage.blobs, storage.limits, suppliers.patience)
 
-    async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> Installed:
-        """Make `wish` true. What is already so costs a look and a note of the generation."""
-        resolved = _checked(wish.resolved)
+    async def install(self, request: InstallRequest, report: ReportProgress, swapped: Swapped) -> Installed:
+        """Make `request` true. What is already so costs a look and a note of the generation."""
+        resolved = _checked(request.resolved)
         try:
             self._trees.pointers.check(resolved)
             # What an earlier install left is not to be built on before it is finished or undone.
             await in_thread(self._swap.settle, resolved.directory)
             known = await in_thread(self._trees.metadata_of, resolved.directory)
-            if known is not None and not wish.force and (wish.keep or is_wanted(known, resolved, wish.upgrade)):
-                return await self._keep(wish, known, known)
-            return await self._replace(wish, known, report, swapped)
+            if (
+                known is not None
+                and not request.force
+                and (request.keep or is_wanted(known, resolved, request.upgrade))
+            ):
+                return await self._keep(request, known, known)
+            return await self._replace(request, known, report, swapped)
         except OSError as error:
             raise disk.storage_error(error, f"install {resolved.directory}") from error
 
@@ -150,33 +154,37 @@ class Installer:
             self._protected(), self._storage.cap_bytes if cap_bytes is None else cap_bytes
         )
 
-    async def _keep(self, wish: InstallWish, known: Metadata, seen: Metadata) -> Installed:
+    async def _keep(self, request: InstallRequest, known: Metadata, seen: Metadata) -> Installed:
         """What is there is what is asked for; what is written about it may be less than what was seen."""
-        fresh = msgspec.structs.replace(seen, generation=max(known.generation, wish.generation))
+        fresh = msgspec.structs.replace(seen, generation=max(known.generation, request.generation))
         if fresh != known:
-            await in_thread(self._trees.note, wish.resolved.directory, fresh)
-        resolved = msgspec.structs.replace(wish.resolved, version=known.version) if wish.keep else wish.resolved
+            await in_thread(self._trees.note, request.resolved.directory, fresh)
+        resolved = (
+            msgspec.structs.replace(request.resolved, version=known.version) if request.keep else request.resolved
+        )
         await in_thread(self._trees.pointers.point, resolved)
         return Installed(digest=fresh.digest, changed=False)
 
-    async def _replace(self, wish: InstallWish, known: Metadata | None, report: Report, swapped: Swapped) -> Installed:
-        resolved, directory = wish.resolved, wish.resolved.directory
+    async def _replace(
+        self, request: InstallRequest, known: Metadata | None, report: ReportProgress, swapped: Swapped
+    ) -> Installed:
+        resolved, directory = request.resolved, request.resolved.directory
         kind = parse_uri(resolved.uri).kind
         report("resolving", "", 0, resolved.size_bytes if kind == "package" else 0)
         await in_thread(self._trees.make_directories)
         try:
             if kind == "package":
-                made = await self._from_package(wish, report)
+                made = await self._from_package(request, report)
             elif kind == "directory":
-                made = await self._from_directory(wish, report)
-                if known is not None and not wish.force and known.digest == made.metadata.digest:
+                made = await self._from_directory(request, report)
+                if known is not None and not request.force and known.digest == made.metadata.digest:
                     # The version before is worth more than a second copy of this one.
-                    return await self._keep(wish, known, msgspec.structs.replace(known, uri=resolved.uri))
+                    return await self._keep(request, known, msgspec.structs.replace(known, uri=resolved.uri))
             else:
                 artifact, origins = await self._suppliers.resolve(resolved)
-                if known is not None and not wish.force and is_same(known, artifact):
-                    return await self._keep(wish, known, described_by(known, artifact))
-                made = await self._from_artifact(wish, artifact, origins, report)
+                if known is not None and not request.force and is_same(known, artifact):
+                    return await self._keep(request, known, described_by(known, artifact))
+                made = await self._from_artifact(request, artifact, origins, report)
             await self._switch(directory, made, resolved, swapped)
         finally:
             await in_thread(self._swap.discard, directory)
@@ -211,9 +219,9 @@ class Installer:
         self._trees.pointers.point(resolved)
 
     async def _from_artifact(
-        self, wish: InstallWish, artifact: Artifact, origins: list[Origin], report: Report
+        self, request: InstallRequest, artifact: Artifact, origins: list[Origin], report: ReportProgress
     ) -> _Made:
-        resolved, directory = wish.resolved, wish.resolved.directory
+        resolved, directory = request.resolved, request.resolved.directory
         own = {layer.digest: layer for layer in artifact.layers}
         missing = sum(
             layer.size_bytes - self._storage.blobs.held_bytes(layer)
@@ -231,29 +239,29 @@ class Installer:
             log.warning("install.attributes_dropped directory=%s: %s", directory, built.dropped)
         await in_thread(self._trees.reach, directory, "verified")
         await in_thread(check_run_file, staging, resolved)
-        metadata = described_by(metadata_for(resolved, wish.generation, now()), artifact)
+        metadata = described_by(metadata_for(resolved, request.generation, now()), artifact)
         places = [_place(uri) for uri in (artifact.uri, *built.sources)]
         elsewhere = next((place for place in reversed(places) if place != _place(resolved.uri)), "")
         return _Made(metadata=msgspec.structs.replace(metadata, fetched_from=elsewhere), blobs=tuple(own), built=built)
 
-    async def _from_package(self, wish: InstallWish, report: Report) -> _Made:
-        directory = wish.resolved.directory
-        await in_thread(self._make_room, directory, wish.resolved.size_bytes, set())
+    async def _from_package(self, request: InstallRequest, report: ReportProgress) -> _Made:
+        directory = request.resolved.directory
+        await in_thread(self._make_room, directory, request.resolved.size_bytes, set())
         await in_thread(self._begin, directory)
-        await self._packages.build(wish.resolved, self._trees.staging_of(directory), report)
-        return _Made(metadata=metadata_for(wish.resolved, wish.generation, now()))
+        await self._packages.build(request.resolved, self._trees.staging_of(directory), report)
+        return _Made(metadata=metadata_for(request.resolved, request.generation, now()))
 
-    async def _from_directory(self, wish: InstallWish, report: Report) -> _Made:
-        directory, staging = wish.resolved.directory, self._trees.staging_of(wish.resolved.directory)
+    async def _from_directory(self, request: InstallRequest, report: ReportProgress) -> _Made:
+        directory, staging = request.resolved.directory, self._trees.staging_of(request.resolved.directory)
         await in_thread(self._begin, directory)
         sharing = await in_thread(self._relatives, directory)
-        report("extracting", wish.resolved.uri, 0, 0)
-        entries = DirectoryEntries(Path(parse_uri(wish.resolved.uri).path), self._storage.limits.total_bytes)
+        report("extracting", request.resolved.uri, 0, 0)
+        entries = DirectoryEntries(Path(parse_uri(request.resolved.uri).path), self._storage.limits.total_bytes)
         records, written = await in_thread(self._copy, entries, staging, sharing)
-        await in_thread(check_run_file, staging, wish.resolved)
-        described = msgspec.structs.replace(wish.resolved, digest=entries.digest())
+        await in_thread(check_run_file, staging, request.resolved)
+        described = msgspec.structs.replace(request.resolved, digest=entries.digest())
         built = Built(records=records, written_bytes=written, shared_bytes=sharing.shared_bytes, sharing=sharing.how)
-        return _Made(metadata=metadata_for(described, wish.generation, now()), built=built)
+        return _Made(metadata=metadata_for(described, request.generation, now()), built=built)
 
     def _copy(self, entries: DirectoryEntries, staging: Path, sharing: Sharing) -> tuple[list[FileRecord], int]:
         with Unpacker(staging, sharing, self._storage.limits) as unpacker:

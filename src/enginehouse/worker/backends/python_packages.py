@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from enginehouse.artifact.images.build import Report
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import Hopeless, Invalid, Unavailable
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.core.name import check_name
+from enginehouse.core.progress import ReportProgress
 from enginehouse.fetch.galleries.sources import builtin_directory
 from enginehouse.fetch.pypi import Python, check_package, check_requirement
 from enginehouse.host import processes
@@ -59,7 +59,7 @@ class Packages:
         self._enclosures = enclosures
         self._environment = processes.engine_environment(environment)
 
-    async def build(self, resolved: Resolved, tree: Path, report: Report) -> None:
+    async def build(self, resolved: Resolved, tree: Path, report: ReportProgress) -> None:
         """Fill the empty directory `tree`: complete, and proven to run."""
         requirements = requirements_of(resolved)
         await self._python.make_environment(tree / "venv")

@@ -94,7 +94,7 @@ class Trees:
         return (decode_metadata(found.metadata or b"{}") or Metadata()) if found.has_run_file else None
 
     def note(self, directory: str, metadata: Metadata) -> None:
-        """A wish found what it wanted, and what is known of it has changed."""
+        """A request found what it wanted, and what is known of it has changed."""
         disk.write_atomic(self.path_of(directory) / METADATA_FILE, encode_metadata(metadata))
 
     def forget_generations(self) -> None:

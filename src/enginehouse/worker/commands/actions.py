@@ -25,11 +25,11 @@ from enginehouse.core.action import (
 )
 from enginehouse.core.errors import Conflict, Invalid, Unavailable
 from enginehouse.core.intent import Outcome
-from enginehouse.core.progress import Phase
+from enginehouse.core.progress import Phase, ReportProgress
 from enginehouse.core.replica import process_key
-from enginehouse.worker.backends.installer import InstallWish, Report
+from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.commands.ports import Parts
-from enginehouse.worker.engines.process_table import StartWish, Stopped, is_at
+from enginehouse.worker.engines.process_table import StartRequest, Stopped, is_at
 from enginehouse.worker.locks import Locks
 from enginehouse.worker.protocol.decode import Work
 
@@ -46,7 +46,7 @@ class UnderWay(Struct, kw_only=True):
     starts: str = ""  # the model that is started, if any is
     generation: int = 0
     attempts: set[int] = field(default_factory=set)
-    reports: list[Report] = field(default_factory=list)  # of every attempt that waits for the same end
+    reports: list[ReportProgress] = field(default_factory=list)  # of every attempt that waits for the same end
     task: asyncio.Task[Outcome] | None = None
     ended_by: str = ""  # `cancelled` or `superseded`, from the moment somebody said so
     is_accepted: bool = False
@@ -119,7 +119,7 @@ class Acting:
             stopped = await self._parts.supervisor.stop_from(directory, but_inode=inode)
             current.stopped = stopped.keys
 
-        wish = InstallWish(
+        request = InstallRequest(
             resolved=action.resolved,
             generation=current.generation,
             force=action.force,
@@ -128,7 +128,7 @@ class Acting:
         )
         before = await self._parts.trees.inode_of(directory)
         try:
-            installed = await self._parts.installer.install(wish, current.report, stop_old)
+            installed = await self._parts.installer.install(request, current.report, stop_old)
         except asyncio.CancelledError:
             # It may have come in the instant between the swap and the end of the call that tells of it.
             if current.ended_by and stopped is None:
@@ -170,7 +170,7 @@ class Acting:
 
     async def _start(self, action: StartReplica, current: UnderWay) -> Outcome:
         current.report("starting", "", 0, 0)
-        wish = StartWish(
+        request = StartRequest(
             model=action.model,
             slot=action.slot,
             directory=action.directory,
@@ -180,7 +180,7 @@ class Acting:
         async with self._locks.hold(subject_of(PullModel(model=action.model))):
             await self._parts.models.restore(action.model, current.report)
         async with self._locks.hold(f"backend:{action.directory}", exclusive=False):
-            started = await self._parts.supervisor.start(wish)
+            started = await self._parts.supervisor.start(request)
         return Outcome(address=started.address, nonce=started.nonce, checks_key=started.checks_key)
 
     async def _stop(self, action: StopReplica, expected_address: str, current: UnderWay) -> Outcome:

@@ -1,7 +1,7 @@
 """Carries out commands: one at a time per subject, each once, refusing what is older than what was seen.
 
 A repeat of a finished attempt is answered from the journal, a repeat of a running intent joins it. Install, upgrade and
-delete of one backend exclude each other and exclude starts from it; starts go side by side. A newer wish for a subject
+delete of one backend exclude each other and exclude starts from it; starts go side by side. A newer request for a subject
 ends an older one that is under way, and a cancelled one ends at once; past its point of no return a command finishes.
 What was ended so, or by the worker's own end, leaves no result in the journal: it was not done, and may be sent again.
 """
@@ -19,10 +19,10 @@ from msgspec import Struct
 from enginehouse.core.action import Action, RemoveModel, StartReplica, phrase, subject_of
 from enginehouse.core.errors import Conflict, EnginehouseError
 from enginehouse.core.intent import Outcome
+from enginehouse.core.progress import ReportProgress
 from enginehouse.core.report import CommandResult
 from enginehouse.core.wire import Command
 from enginehouse.host import disk
-from enginehouse.worker.backends.installer import Report
 from enginehouse.worker.commands.actions import Acting, UnderWay
 from enginehouse.worker.commands.ports import Parts
 from enginehouse.worker.locks import Locks
@@ -66,7 +66,7 @@ class Actions:
         while len(self._cancelled) > KEPT_CANCELS:
             self._cancelled.popitem(last=False)
 
-    async def perform(self, work: Work, report: Report) -> Outcome:
+    async def perform(self, work: Work, report: ReportProgress) -> Outcome:
         """Do it, or say why not. Never raises one of our errors."""
         command = work.command
         if command is None:
@@ -83,7 +83,7 @@ class Actions:
             return await asyncio.shield(found.end)
         return await self._perform_once(work, command, report)
 
-    async def _perform_once(self, work: Work, command: Command, report: Report) -> Outcome:
+    async def _perform_once(self, work: Work, command: Command, report: ReportProgress) -> Outcome:
         current = UnderWay(
             subject=subject_of(work.action),
             starts=work.action.model.name if isinstance(work.action, StartReplica) else "",
@@ -123,11 +123,11 @@ class Actions:
         return await self._attempt(work, current)
 
     def _check_files(self, action: Action) -> None:
-        """A start that comes late, or again, must not bring back what was removed after it had been wished."""
+        """A start that comes late, or again, must not bring back what was removed after it had been requested."""
         if not isinstance(action, StartReplica) or action.files is None:
             return
         if self._parts.journal.generation_of(_removal(action.model.name)) > action.files:
-            raise Conflict(f"cannot {phrase(action)}: its files were removed by a newer wish", code=SUPERSEDED)
+            raise Conflict(f"cannot {phrase(action)}: its files were removed by a newer request", code=SUPERSEDED)
 
     async def _end_of(self, work: Work, current: UnderWay, task: asyncio.Task[Outcome]) -> Outcome:
         if not task.cancelled():
@@ -142,7 +142,9 @@ class Actions:
                 # Asked for once more, it finds in place what it wants.
                 return _failed(error, phrase(work.action), current)
         wanted = phrase(work.action)
-        reason = "it was cancelled" if current.ended_by == CANCELLED else f"a newer wish for {current.subject} has come"
+        reason = (
+            "it was cancelled" if current.ended_by == CANCELLED else f"a newer request for {current.subject} has come"
+        )
         log.info("command.%s action=%r", current.ended_by, wanted)
         return Outcome(code=current.ended_by, message=f"cannot {wanted}: {reason}", stopped=current.stopped)
 

@@ -15,11 +15,12 @@ from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.gallery import Gallery
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
+from enginehouse.core.progress import ReportProgress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import CommandResult
 from enginehouse.core.wire import Command
-from enginehouse.worker.backends.installer import Installed, InstallWish, Report, Swapped
-from enginehouse.worker.engines.process_table import Started, StartWish, Stopped
+from enginehouse.worker.backends.installer import Installed, InstallRequest, Swapped
+from enginehouse.worker.engines.process_table import Started, StartRequest, Stopped
 
 LookUp = Callable[[str], Awaitable[Sequence[Gallery]]]  # the galleries that a message of a Go frontend names
 
@@ -39,7 +40,7 @@ class Looking(Protocol):
 class Installing(Protocol):
     """Changes what is installed. Callers hold the lock of the directory."""
 
-    async def install(self, wish: InstallWish, report: Report, swapped: Swapped) -> Installed:
+    async def install(self, request: InstallRequest, report: ReportProgress, swapped: Swapped) -> Installed:
         """A cancellation before the swap changes nothing; after it, everything is finished before it is heard."""
 
     async def remove(self, directory: str) -> None: ...
@@ -48,9 +49,9 @@ class Installing(Protocol):
 class Placing(Protocol):
     """The files of models. Callers hold the lock of the model."""
 
-    async def pull(self, model: Model, generation: int | None, report: Report) -> None: ...
+    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> None: ...
 
-    async def restore(self, model: Model, report: Report) -> None: ...
+    async def restore(self, model: Model, report: ReportProgress) -> None: ...
 
     async def remove(self, name: str) -> bool:
         """Whether anything was there."""
@@ -63,7 +64,7 @@ class Supervising(Protocol):
 
     def find(self, process_key: str) -> RunningReplica | None: ...
 
-    async def start(self, wish: StartWish) -> Started: ...
+    async def start(self, request: StartRequest) -> Started: ...
 
     async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
         """Wait until nobody is being answered, at most so long; whether that is so."""

@@ -31,7 +31,7 @@ from enginehouse.host.confinement import UNCONFINED_EXIT
 from enginehouse.ports import Engine
 from enginehouse.worker.engines.enclosures import Enclosures, Needs
 from enginehouse.worker.engines.ports import Ports
-from enginehouse.worker.engines.process_table import Record, Records, Running, StartWish
+from enginehouse.worker.engines.process_table import Record, Records, Running, StartRequest
 from enginehouse.worker.options import WorkerPlace
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for millisecond
 class Chosen(Struct, frozen=True, kw_only=True):
     """What was decided about a start before the process is made."""
 
-    wish: StartWish
+    request: StartRequest
     tree: Path
     inode: int
     model_path: Path
@@ -75,10 +75,10 @@ class Starter:
 
     async def spawn(self, chosen: Chosen) -> Running:
         """The process, not ready yet. Whatever fails leaves no file behind."""
-        wish = chosen.wish
+        request = chosen.request
         nonce = secrets.token_hex(16)
-        log = self._place.engine_logs / f"{model_directory(wish.model.name)}-{wish.slot}.log"
-        record = Record(nonce=nonce, process_key=wish.process_key, directory=wish.directory)
+        log = self._place.engine_logs / f"{model_directory(request.model.name)}-{request.slot}.log"
+        record = Record(nonce=nonce, process_key=request.process_key, directory=request.directory)
         async with AsyncExitStack() as unless_spawned:
             unless_spawned.push_async_callback(in_thread, self._records.remove, nonce)
             unless_spawned.push_async_callback(in_thread, self._enclosures.remove, nonce)
@@ -86,10 +86,10 @@ class Starter:
                 await in_thread(self._check_memory, chosen)
                 process = await self._spawn_within_budget(chosen, record, log)
             except OSError as error:
-                raise disk.storage_error(error, f"start {wish.model.name}") from error
+                raise disk.storage_error(error, f"start {request.model.name}") from error
             unless_spawned.pop_all()
         return Running(
-            wish=wish,
+            request=request,
             inode=chosen.inode,
             address=chosen.address,
             port=chosen.port,
@@ -100,7 +100,7 @@ class Starter:
 
     async def _spawn_within_budget(self, chosen: Chosen, record: Record, log: Path) -> asyncio.subprocess.Process:
         async with threads.budget(BUDGET_SECONDS) as promised:
-            given = share(self._place.thread_budget or hardware.cores(), chosen.wish.model.options.threads, promised)
+            given = share(self._place.thread_budget or hardware.cores(), chosen.request.model.options.threads, promised)
             await in_thread(_keep_last, log)
             description = await in_thread(self._records.describe, record.nonce, _description(chosen, given))
             await in_thread(self._records.write, record)
@@ -134,20 +134,20 @@ class Starter:
         moved_at, moved = loop.time(), -1.0
         while current.process.returncode is None:
             # The health answer needs no key, so a stranger on the port could give it too.
-            if await self._engine.is_ready(current.address, current.wish.key) and await in_thread(
+            if await self._engine.is_ready(current.address, current.request.key) and await in_thread(
                 processes.is_listening, current.process.pid, current.port
             ):
                 await in_thread(self._records.forget_description, current.nonce)
                 # Asked once it is ready: before that many refuse everybody.
-                current.checks_key = bool(current.wish.key) and await self._engine.checks_key(current.address)
+                current.checks_key = bool(current.request.key) and await self._engine.checks_key(current.address)
                 if not current.checks_key:
-                    log.warning("engine.ignores_key key=%s pid=%d", current.wish.process_key, current.process.pid)
+                    log.warning("engine.ignores_key key=%s pid=%d", current.request.process_key, current.process.pid)
                 return True
             if (seen := _activity(current.process.pid)) != moved:
                 moved, moved_at = seen, loop.time()
             if loop.time() - moved_at > self._place.stall_seconds:
                 raise Unavailable(
-                    f"cannot start {current.wish.model.name}: "
+                    f"cannot start {current.request.model.name}: "
                     f"its engine has done nothing for {self._place.stall_seconds:.0f} s",
                     code="stalled",
                 )
@@ -158,7 +158,7 @@ class Starter:
 
     def _check_memory(self, chosen: Chosen) -> None:
         """Whether the model's files fit into what is free now; how much more an engine takes, nobody knows before."""
-        model, capacity = chosen.wish.model, hardware.capacity(self._place.models)
+        model, capacity = chosen.request.model, hardware.capacity(self._place.models)
         if not fits(model, capacity):
             running = ", ".join(sorted(chosen.running_models))
             raise Unavailable(
@@ -170,7 +170,7 @@ class Starter:
 
 
 def _is_on_card(chosen: Chosen) -> bool:
-    return is_for_card(chosen.wish.directory, hardware.graphics_vendor())
+    return is_for_card(chosen.request.directory, hardware.graphics_vendor())
 
 
 def choose_port(ports: Ports, key: str, host: str, refused: Collection[int]) -> int:
@@ -180,22 +180,22 @@ def choose_port(ports: Ports, key: str, host: str, refused: Collection[int]) -> 
 def _record_of(current: Running) -> Record:
     return Record(
         nonce=current.nonce,
-        process_key=current.wish.process_key,
-        directory=current.wish.directory,
+        process_key=current.request.process_key,
+        directory=current.request.directory,
         pid=current.process.pid,
         started=processes.start_time(current.process.pid) or 0.0,
     )
 
 
 def _description(chosen: Chosen, given: int) -> dict[str, object]:
-    options = chosen.wish.model.options
+    options = chosen.request.model.options
     return {
         "path": str(chosen.model_path),
-        "name": chosen.wish.model.name,
+        "name": chosen.request.model.name,
         "context": options.context_size,
         "parallel": options.parallel,
         "threads": given,
-        "key": chosen.wish.key,
+        "key": chosen.request.key,
     }
 
 
@@ -217,7 +217,7 @@ def _activity(pid: int) -> float:
 
 def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
     code = current.process.returncode or 0
-    name = current.wish.model.name
+    name = current.request.model.name
     if code < 0:
         # Killed from outside, most likely for want of memory: another try may find more.
         return Unavailable(

@@ -14,7 +14,7 @@ from enginehouse.core.replica import RunningReplica, process_key
 from enginehouse.host import disk
 
 
-class StartWish(Struct, frozen=True, kw_only=True):
+class StartRequest(Struct, frozen=True, kw_only=True):
     model: Model
     slot: int
     directory: str
@@ -42,7 +42,7 @@ class Stopped(Struct, frozen=True):
 class Running(Struct, kw_only=True):
     """One live process. `is_stopping` is set before the first signal, so that its end is no surprise."""
 
-    wish: StartWish
+    request: StartRequest
     inode: int | None  # of the backend's directory at the start: another one means that the tree was replaced
     address: str
     port: int
@@ -57,14 +57,14 @@ class Running(Struct, kw_only=True):
     def is_alive(self) -> bool:
         return self.process.returncode is None and not self.is_stopping
 
-    def serves(self, wish: StartWish, inode: int | None) -> bool:
-        """Whether this very process is what `wish` asks for."""
+    def serves(self, request: StartRequest, inode: int | None) -> bool:
+        """Whether this very process is what `request` asks for."""
         return (
             self.is_alive
             and self.is_ready
             and inode is not None
-            and (self.wish.key, self.wish.model.revision, self.wish.directory, self.inode)
-            == (wish.key, wish.model.revision, wish.directory, inode)
+            and (self.request.key, self.request.model.revision, self.request.directory, self.inode)
+            == (request.key, request.model.revision, request.directory, inode)
         )
 
     @property
@@ -73,13 +73,13 @@ class Running(Struct, kw_only=True):
 
     def report(self) -> RunningReplica:
         return RunningReplica(
-            model_id=self.wish.model.name,
-            replica_index=self.wish.slot,
+            model_id=self.request.model.name,
+            replica_index=self.request.slot,
             address=self.address,
             nonce=self.nonce,
-            backend=self.wish.directory,
-            revision=self.wish.model.revision,
-            generation=self.wish.generation,
+            backend=self.request.directory,
+            revision=self.request.model.revision,
+            generation=self.request.generation,
             checks_key=self.checks_key,
         )
 

@@ -26,7 +26,7 @@ from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.engines.enclosures import Enclosures
 from enginehouse.worker.engines.launch import POLL_SECONDS, Chosen, Starter, choose_port
 from enginehouse.worker.engines.ports import Ports
-from enginehouse.worker.engines.process_table import Records, Running, Started, StartWish, Stopped
+from enginehouse.worker.engines.process_table import Records, Running, Started, StartRequest, Stopped
 from enginehouse.worker.locks import Locks
 from enginehouse.worker.models.files import Models
 from enginehouse.worker.options import WorkerPlace
@@ -64,7 +64,7 @@ class Supervisor:
         self._enclosures = enclosures
         self._starter = Starter(place, engine, self._records, environment, enclosures)
         self._running: dict[str, Running] = {}
-        self._coming: dict[str, StartWish] = {}  # being started, from before there is a process
+        self._coming: dict[str, StartRequest] = {}  # being started, from before there is a process
         self._locks = Locks()
         self._watchers = asyncio.TaskGroup()
         self._watching: set[asyncio.Task[None]] = set()
@@ -98,35 +98,35 @@ class Supervisor:
     def running(self) -> tuple[RunningReplica, ...]:
         return tuple(one.report() for one in self._running.values() if one.is_alive and one.is_ready)
 
-    async def start(self, wish: StartWish) -> Started:
-        """The address of a live process for `wish`: the one that runs, or a new one in its place."""
-        async with self._locks.hold(wish.process_key):
-            self._coming[wish.process_key] = wish
+    async def start(self, request: StartRequest) -> Started:
+        """The address of a live process for `request`: the one that runs, or a new one in its place."""
+        async with self._locks.hold(request.process_key):
+            self._coming[request.process_key] = request
             try:
-                return await self._start_or_find(wish)
+                return await self._start_or_find(request)
             finally:
-                del self._coming[wish.process_key]
+                del self._coming[request.process_key]
 
-    async def _start_or_find(self, wish: StartWish) -> Started:
-        inode = await in_thread(self._trees.inode_of, wish.directory)
-        current = self._running.get(wish.process_key)
-        if current is not None and current.serves(wish, inode) and await self._proves(current):
-            current.wish = wish
+    async def _start_or_find(self, request: StartRequest) -> Started:
+        inode = await in_thread(self._trees.inode_of, request.directory)
+        current = self._running.get(request.process_key)
+        if current is not None and current.serves(request, inode) and await self._proves(current):
+            current.request = request
             return current.started
         if current is not None:
             await self._stop(current)
-        if inode is None or not (self._trees.path_of(wish.directory) / RUN_FILE).is_file():
+        if inode is None or not (self._trees.path_of(request.directory) / RUN_FILE).is_file():
             raise Unavailable(
-                f"cannot start {wish.model.name}: the backend {wish.directory} is not installed on this node",
+                f"cannot start {request.model.name}: the backend {request.directory} is not installed on this node",
                 code="not_found",
             )
         chosen = Chosen(
-            wish=wish,
-            tree=self._trees.path_of(wish.directory),
+            request=request,
+            tree=self._trees.path_of(request.directory),
             inode=inode,
-            model_path=await in_thread(self._models.check_files, wish.model),
+            model_path=await in_thread(self._models.check_files, request.model),
             host=self._host,
-            running_models={one.wish.model.name for one in self._running.values() if one.is_alive},
+            running_models={one.request.model.name for one in self._running.values() if one.is_alive},
         )
         return await self._start(chosen)
 
@@ -158,17 +158,17 @@ class Supervisor:
         matching = [
             key
             for key, one in self._running.items()
-            if one.wish.directory == directory and (but_inode is None or one.inode != but_inode)
+            if one.request.directory == directory and (but_inode is None or one.inode != but_inode)
         ]
         return await self._stop_each(matching)
 
     async def stop_model(self, model: str) -> Stopped:
         """Stop every replica of a model. One that is being started is stopped when it has come up, or has failed to."""
-        wishes = self._coming | {key: one.wish for key, one in self._running.items()}
-        return await self._stop_each([key for key, wish in wishes.items() if wish.model.name == model])
+        requests = self._coming | {key: one.request for key, one in self._running.items()}
+        return await self._stop_each([key for key, request in requests.items() if request.model.name == model])
 
     async def stop_all(self) -> Stopped:
-        return await self._stop_each(list(self._coming | {key: one.wish for key, one in self._running.items()}))
+        return await self._stop_each(list(self._coming | {key: one.request for key, one in self._running.items()}))
 
     def find(self, process_key: str) -> RunningReplica | None:
         """What has this key and has not ended, one that is being stopped or did not stop included."""
@@ -177,11 +177,11 @@ class Supervisor:
 
     def tidy(self) -> None:
         """Keep no home of a backend that is gone. A disk that cannot be read now shows nothing. Blocks."""
-        wishes = [*self._coming.values(), *(one.wish for one in list(self._running.values()))]
+        requests = [*self._coming.values(), *(one.request for one in list(self._running.values()))]
         try:
             self._trees.backends.stat()
             installed = {path.name for path in self._trees.every_tree()}
-            self._enclosures.tidy(installed | {wish.directory for wish in wishes})
+            self._enclosures.tidy(installed | {request.directory for request in requests})
         except OSError as error:
             log.warning("engines.not_tidied error=%s", error)
 
@@ -222,31 +222,31 @@ class Supervisor:
             async with asyncio.timeout(PROOF_SECONDS):
                 while current.is_alive:
                     # Anybody may give the health answer, so who listens there is looked at as well.
-                    if await self._engine.is_ready(current.address, current.wish.key) and await in_thread(
+                    if await self._engine.is_ready(current.address, current.request.key) and await in_thread(
                         processes.is_listening, current.process.pid, current.port
                     ):
                         return True
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            log.warning("engine.silent key=%s address=%s", current.wish.process_key, current.address)
+            log.warning("engine.silent key=%s address=%s", current.request.process_key, current.address)
         return False
 
     async def _start(self, chosen: Chosen) -> Started:
         """Spawn until a port is had; `chosen` has the first one."""
         ports = self._chosen_ports()
-        wish = chosen.wish
+        request = chosen.request
         refused: set[int] = set()
         for _ in range(PORT_TRIES):
-            port = choose_port(ports, wish.process_key, chosen.host, refused)
+            port = choose_port(ports, request.process_key, chosen.host, refused)
             with ExitStack() as unless_spawned:
-                unless_spawned.callback(ports.release, wish.process_key, port, used=False)
+                unless_spawned.callback(ports.release, request.process_key, port, used=False)
                 try:
                     await in_thread(ports.save)
                 except OSError as error:
-                    raise disk.storage_error(error, f"start {wish.model.name}") from error
+                    raise disk.storage_error(error, f"start {request.model.name}") from error
                 current = await self._starter.spawn(msgspec.structs.replace(chosen, port=port))
                 unless_spawned.pop_all()
-            self._running[wish.process_key] = current
+            self._running[request.process_key] = current
             watching = self._watchers.create_task(self._watch(current))
             self._watching.add(watching)
             watching.add_done_callback(self._watching.discard)
@@ -258,13 +258,13 @@ class Supervisor:
                 ports.note(port, checks_key=current.checks_key)
                 await self._note_ports()
                 log.info(
-                    "engine.ready key=%s address=%s pid=%d", wish.process_key, current.address, current.process.pid
+                    "engine.ready key=%s address=%s pid=%d", request.process_key, current.address, current.process.pid
                 )
                 self._changed()
                 return current.started
             refused.add(port)
         raise Unavailable(
-            f"cannot start {wish.model.name}: {PORT_TRIES} ports from {min(refused)} up were taken by others",
+            f"cannot start {request.model.name}: {PORT_TRIES} ports from {min(refused)} up were taken by others",
             code="resource_exhausted",
         )
 
@@ -272,12 +272,12 @@ class Supervisor:
         """Notice the end, wanted or not, and clean up after it."""
         code = await current.process.wait()
         if not current.is_stopping and current.is_ready:
-            log.warning("engine.exited key=%s code=%d", current.wish.process_key, code)
+            log.warning("engine.exited key=%s code=%d", current.request.process_key, code)
         # What it started itself must not outlive it.
         await in_thread(processes.kill_leftovers, current.nonce, self._place.grace_seconds)
-        if self._running.get(current.wish.process_key) is current:
-            del self._running[current.wish.process_key]
-        self._chosen_ports().release(current.wish.process_key, current.port, used=current.is_ready)
+        if self._running.get(current.request.process_key) is current:
+            del self._running[current.request.process_key]
+        self._chosen_ports().release(current.request.process_key, current.port, used=current.is_ready)
         await self._note_ports()
         await in_thread(self._records.remove, current.nonce)
         await in_thread(self._enclosures.remove, current.nonce)
@@ -289,13 +289,13 @@ class Supervisor:
         if current.process.returncode is None:
             # It stays known, so that the next stop tries again and its port and files stay its own.
             raise Unavailable(
-                f"cannot stop {current.wish.process_key}: process {current.process.pid} does not end though it was "
+                f"cannot stop {current.request.process_key}: process {current.process.pid} does not end though it was "
                 "killed; look what it waits for on that machine",
                 code="process_survived",
             )
         # The watcher does the rest; nobody may meet the old entry meanwhile.
-        if self._running.get(current.wish.process_key) is current:
-            del self._running[current.wish.process_key]
+        if self._running.get(current.request.process_key) is current:
+            del self._running[current.request.process_key]
 
     async def _note_ports(self) -> None:
         """Where this cannot be written, what is on disk lets a port rest for longer than it must."""

@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from enginehouse.artifact.images.build import Report
 from enginehouse.core.errors import Hopeless, Invalid
 from enginehouse.core.model import HeldModel, Model, ModelFile
 from enginehouse.core.name import check_model_name, check_name, model_directory, model_in
+from enginehouse.core.progress import ReportProgress
 from enginehouse.fetch.galleries.sources import builtin_directory
 from enginehouse.fetch.pypi import Python
 from enginehouse.host import disk
@@ -56,7 +56,7 @@ class Models:
     def path_of(self, model: Model) -> Path:
         return self._models / model_directory(check_model_name(model.name))
 
-    async def pull(self, model: Model, generation: int | None, report: Report) -> None:
+    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> None:
         """Make every file of `model` be there, verified. What is there already is not fetched again.
 
         `generation` None keeps the one that was last placed.
@@ -84,7 +84,7 @@ class Models:
             for file in missing:
                 await in_thread(disk.remove_tree, _part_of(directory, file))
 
-    async def restore(self, model: Model, report: Report) -> None:
+    async def restore(self, model: Model, report: ReportProgress) -> None:
         """Place again what was cut off or removed since it was placed; where nothing was, this is a look.
 
         A report tells of it too, but a start may come before the next one.
@@ -212,7 +212,7 @@ def _checked(file: ModelFile) -> None:
         )
 
 
-def _shifted(report: Report, name: str, before: int, total: int) -> Callable[[int, int], None]:
+def _shifted(report: ReportProgress, name: str, before: int, total: int) -> Callable[[int, int], None]:
     """Progress of one file as progress of the whole model."""
     loop = asyncio.get_running_loop()
 

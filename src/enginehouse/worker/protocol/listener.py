@@ -16,10 +16,10 @@ from functools import partial
 from enginehouse.core import wire
 from enginehouse.core.errors import EnginehouseError, Malformed, Unavailable
 from enginehouse.core.intent import Outcome
+from enginehouse.core.progress import ReportProgress
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Bus, Message
-from enginehouse.worker.backends.installer import Report
 from enginehouse.worker.commands.actions import VANISHED
 from enginehouse.worker.commands.executor import Actions
 from enginehouse.worker.commands.ports import Parts
@@ -163,7 +163,7 @@ class Listener:
             attempt=command.attempt if command else 0,
         )
 
-    async def _perform(self, verb: str, payload: bytes, report: Report) -> tuple[Outcome, Work | None]:
+    async def _perform(self, verb: str, payload: bytes, report: ReportProgress) -> tuple[Outcome, Work | None]:
         for _ in range(LOOKS):
             try:
                 work = await self._understand(verb, payload)

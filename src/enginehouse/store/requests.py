@@ -1,7 +1,7 @@
-"""How intents come: a wish for a (node, subject) joins the equal one that is open, or supersedes what was.
+"""How intents come: a request for a (node, subject) joins the equal one that is open, or supersedes what was.
 
 Generations are given out under the lock of the subject's row, so of two frontends one comes after the other. However
-many nodes a wish is for, it costs a handful of statements.
+many nodes a request is for, it costs a handful of statements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from enginehouse.core.action import Action, InstallBackend, is_same_wish, pointer_of, pointing, subject_of
+from enginehouse.core.action import Action, InstallBackend, is_same_request, pointer_of, pointing, subject_of
 from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL
 from enginehouse.store import lingering
@@ -22,7 +22,7 @@ from enginehouse.store.operations import apply, note_ended
 from enginehouse.store.rows import intent_columns, intent_of, slices
 from enginehouse.store.schema import intents, operation_intents, subjects
 
-_AT_ONCE = 250  # wishes in one statement; both databases have an upper limit on values
+_AT_ONCE = 250  # requests in one statement; both databases have an upper limit on values
 _SUPERSEDED = "a newer request for the same thing on this node replaced it"
 _Place = tuple[str, str]  # a node and a subject
 _AT = (subjects.c.node_id == bindparam("at_node"), subjects.c.subject == bindparam("about"))
@@ -86,14 +86,14 @@ def add_intent(
 def add_intents(
     connection: Connection, operation_id: str, wanted: Sequence[Wanted], now: float, lane_width: int = 0
 ) -> list[Intent]:
-    """Give the operation an intent for each wish: a new one that supersedes what was open there, or the equal one that
+    """Give the operation an intent for each request: a new one that supersedes what was open there, or the equal one that
     is open. Of those with a `lane_width`, so many of the operation run at once.
     """
     by_place: dict[_Place, Wanted] = {(one.node_id, subject_of(one.action)): one for one in wanted}
     if len(by_place) != len(wanted):
-        raise ValueError("two wishes of one operation for the same thing on the same node")
+        raise ValueError("two requests of one operation for the same thing on the same node")
     chosen: list[Intent] = []
-    # Always in the same order: two wishes for the same nodes must not wait for each other's locks crosswise.
+    # Always in the same order: two requests for the same nodes must not wait for each other's locks crosswise.
     places = sorted(by_place)
     for start in range(0, len(places), _AT_ONCE):
         some = {place: by_place[place] for place in places[start : start + _AT_ONCE]}
@@ -114,7 +114,7 @@ def _add_some(
     held = {(row.node_id, row.subject) for row in lingering.every(connection)}
     for place, one in wanted.items():
         there = open_ones.get(place, [])
-        if there and is_same_wish(one.action, there[0].action):
+        if there and is_same_request(one.action, there[0].action):
             chosen.append(there[0])
             continue
         goes_on = lingering.add(connection, there)
