@@ -1,4 +1,4 @@
-"""Claiming and listing with 10,000 waiting and 100,000 ended intents, over the same in a house that has only the page
+"""Claiming and listing with 10,000 waiting and 100,000 ended intents, over the same in a cluster that has only the page
 of operations that is listed: SQLite and PostgreSQL, medians, interleaved.
 
 Half of what waits is for nodes that are away, half for a later moment; one intent is due each time something is
@@ -30,7 +30,7 @@ from enginehouse.core.operation import Operation
 from enginehouse.core.report import Report
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.events import Events
-from enginehouse.frontend.watching.views import Patience
+from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.store import claims, db, nodes, schema
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.rows import intent_columns, operation_columns
@@ -92,12 +92,12 @@ def an_operation(at: float) -> Operation:
     return Operation(id="", kind="delete", name="x", author="a", created_at=at, targets=())
 
 
-class House:
+class Cluster:
     """A store with a past, and what looks at it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.board = Board(store, Events(), SystemClock(), Patience())
+        self.board = Board(store, Events(), SystemClock(), SilenceLimits())
 
     async def fill(self, waiting: int, ended: int) -> None:
         now = await self.store.transaction(db.now)
@@ -109,7 +109,7 @@ class House:
         await self.store.transaction(join)
         await self._add(ended, "succeeded", now - 7200)
         await self._add(waiting - PAGE * INTENTS_PER_OPERATION, "waiting", now - 3600)
-        # The page: the newest, the same in both houses.
+        # The page: the newest, the same in both clusters.
         await self._add(PAGE * INTENTS_PER_OPERATION, "waiting", now - 60)
         if self.store._engine.dialect.name == "postgresql":
             await self.store.transaction(lambda c: c.exec_driver_sql("analyze"))
@@ -190,13 +190,13 @@ def databases(scratch: Path) -> Iterator[dict[str, Callable[[], str]]]:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, waiting: int, ended: int) -> AsyncIterator[House]:
-    house = House(await Store.open(url))
+async def opened(url: str, waiting: int, ended: int) -> AsyncIterator[Cluster]:
+    cluster = Cluster(await Store.open(url))
     try:
-        await house.fill(waiting, ended)
-        yield house
+        await cluster.fill(waiting, ended)
+        yield cluster
     finally:
-        house.store.close()
+        cluster.store.close()
 
 
 async def compare(make: Callable[[], str], rounds: int) -> dict[str, float]:
@@ -207,8 +207,8 @@ async def compare(make: Callable[[], str], rounds: int) -> dict[str, float]:
         for what in ("claim", "list_open", "list_all"):
             times: dict[str, list[float]] = {"empty": [], "full": []}
             for _ in range(rounds):
-                for name, house in (("empty", empty), ("full", full)):
-                    times[name].append(await getattr(house, what)())
+                for name, cluster in (("empty", empty), ("full", full)):
+                    times[name].append(await getattr(cluster, what)())
             small, large = statistics.median(times["empty"]), statistics.median(times["full"])
             ratios[what] = large / small
             print(f"  {what:10s} {small * 1000:7.2f} ms -> {large * 1000:7.2f} ms ({ratios[what]:.2f})")
@@ -227,7 +227,7 @@ async def main() -> int:
         Path(scratch).chmod(0o755)
         with databases(Path(scratch)) as kinds:
             for kind, make in kinds.items():
-                print(f"{kind}: {WAITING} waiting and {ENDED} ended, over a house with nothing but the page")
+                print(f"{kind}: {WAITING} waiting and {ENDED} ended, over a cluster with nothing but the page")
                 worst = max(worst, *(await compare(make, rounds)).values())
     print(f"backlog: {worst:.2f} (bar {BAR}: claiming and listing with the backlog over without, the worst)")
     return 0 if worst <= BAR else 1

@@ -30,8 +30,8 @@ from enginehouse.worker.backends.assembly import assemble
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.engines.process_table import StartRequest
 from enginehouse.worker.engines.supervisor import Supervisor
-from enginehouse.worker.models.files import Models
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.models.files import ModelFiles
+from enginehouse.worker.options import WorkerOptions
 
 BAR = 1.1
 MODEL = "tiny-chat"
@@ -46,8 +46,8 @@ def model() -> Model:
     return found
 
 
-def place_of(directory: Path, chosen: Confinement) -> WorkerPlace:
-    return WorkerPlace(
+def place_of(directory: Path, chosen: Confinement) -> WorkerOptions:
+    return WorkerOptions(
         directory=directory, name="bench", base_port=30000 + os.getpid() % 20000, thread_budget=1000, confinement=chosen
     )
 
@@ -63,7 +63,7 @@ async def install(directory: Path) -> None:
 
     try:
         await made.installer.install(InstallRequest(resolved=engine, generation=1), lambda *_: None, nothing)
-        await Models(place.models, made.python).pull(model(), 1, lambda *_: None)
+        await ModelFiles(place.models, made.python).pull(model(), 1, lambda *_: None)
     finally:
         await made.close()
 
@@ -75,7 +75,7 @@ async def once(directory: Path, chosen: Confinement, answers: int) -> tuple[floa
     supervisor = Supervisor(
         place,
         made.trees,
-        Models(place.models, made.python),
+        ModelFiles(place.models, made.python),
         engine,
         environment=os.environ,
         enclosures=made.enclosures,

@@ -58,9 +58,9 @@ def seconds_by_hand(place: Path) -> float:
 
 
 def seconds_through_us(place: Path) -> float:
-    house = str(place / "house")
-    with running_house(house, place / "up.log"):
-        command = [PROGRAM, "--data", house, "run", MODEL, "--prompt", QUESTION]
+    cluster = str(place / "cluster")
+    with running_house(cluster, place / "up.log"):
+        command = [PROGRAM, "--data", cluster, "run", MODEL, "--prompt", QUESTION]
         took, said = seconds_to_first_byte(command, dict(os.environ))
     if b"Paris" not in said:
         raise SystemExit(f"`enginehouse run` did not answer: {said.decode()}")
@@ -79,8 +79,8 @@ def seconds_to_first_byte(command: list[str], environment: dict[str, str]) -> tu
 
 
 @contextlib.contextmanager
-def running_house(house: str, log: Path) -> Iterator[None]:
-    command = [PROGRAM, "up", "--data", house, "--name", "bench", "--port", str(free_port())]
+def running_house(cluster: str, log: Path) -> Iterator[None]:
+    command = [PROGRAM, "up", "--data", cluster, "--name", "bench", "--port", str(free_port())]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

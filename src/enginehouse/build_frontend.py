@@ -45,7 +45,7 @@ from enginehouse.core.artifact import Artifact
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.fetch.galleries.sources import Sources, load_builtin
 from enginehouse.fetch.http.client import Client, Rules
-from enginehouse.fetch.http.patience import Patience as RegistryPatience
+from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.origins import open_origin
 from enginehouse.fetch.registry.requests import Registries
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
@@ -58,17 +58,17 @@ from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
 from enginehouse.frontend.localai.listings import Listings
 from enginehouse.frontend.localai.poller import Poller
 from enginehouse.frontend.operations.acceptance import Acceptance
-from enginehouse.frontend.operations.cancel import PRUNE_SECONDS, Endings
+from enginehouse.frontend.operations.cancel import PRUNE_SECONDS, Cancellation
 from enginehouse.frontend.operations.plan import Planner
-from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
-from enginehouse.frontend.operations.versions import LIMIT_SECONDS, Ask, Versions
+from enginehouse.frontend.operations.versions import LIMIT_SECONDS, AskRegistry, Versions
 from enginehouse.frontend.serving.loader import Loader
-from enginehouse.frontend.serving.models import Models
+from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.router import Router
-from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, SilenceLimits
 from enginehouse.frontend.watching.events import Events
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
@@ -93,7 +93,7 @@ class SystemClock:
         return random.random()
 
 
-class House(Struct, frozen=True):
+class Frontend(Struct, frozen=True):
     """The objects of one frontend."""
 
     store: Store
@@ -101,15 +101,15 @@ class House(Struct, frozen=True):
     events: Events
     keys: Keys
     nodes: Nodes
-    operations: Operations
-    models: Models
+    operations: Requests
+    models: ModelViews
     loader: Loader
     router: Router
     collector: Collector
     dispatcher: Dispatcher
     metrics: Metrics
     galleries: Galleries
-    endings: Endings
+    cancellation: Cancellation
     poller: Poller
     proofs: Proofs
     planner: Planner
@@ -135,20 +135,20 @@ async def run(settings: FrontendSettings) -> int:
         bus = await _open_bus(settings, accounts, wakes)
     engine = HttpEngine()
     addresses = await asyncio.to_thread(_address_rules, settings, listener.getsockname()[1])
-    house = make_house(settings, store, bus, wakes, addresses)
-    wakes.on_connected.append(house.bus_credentials.forget_told)
-    await _take_tokens(settings, house.keys)
-    await house.galleries.restore()
-    await house.board.restore()
-    await house.router.step()
-    await house.collector.listen(bus)
-    await house.poller.listen(bus)
-    await house.proofs.listen()
-    wakes.loops = make_loops(settings, house)
+    frontend = make_frontend(settings, store, bus, wakes, addresses)
+    wakes.on_connected.append(frontend.bus_credentials.forget_told)
+    await _take_tokens(settings, frontend.keys)
+    await frontend.galleries.restore()
+    await frontend.board.restore()
+    await frontend.router.step()
+    await frontend.collector.listen(bus)
+    await frontend.poller.listen(bus)
+    await frontend.proofs.listen()
+    wakes.loops = make_loops(settings, frontend)
     app = build(
-        make_entries(settings, house, engine, bus, wakes),
-        house.keys,
-        house.metrics,
+        make_entries(settings, frontend, engine, bus, wakes),
+        frontend.keys,
+        frontend.metrics,
         is_loopback=listen.is_loopback(settings.host),
     )
     try:
@@ -157,13 +157,13 @@ async def run(settings: FrontendSettings) -> int:
             listener,
             wakes.loops,
             on_notice=wakes.note_stop,
-            on_stop=wakes.stop_with(house.events.close),
+            on_stop=wakes.stop_with(frontend.events.close),
             linger_seconds=0.0 if is_inherited else LINGER_SECONDS,
         )
     finally:
         await bus.close()
         await engine.close()
-        await house.galleries.close()
+        await frontend.galleries.close()
         store.close()
     return 0
 
@@ -185,13 +185,13 @@ async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wa
     return await NatsBus.connect(options, limit_seconds=settings.start_wait_seconds)
 
 
-def make_house(
+def make_frontend(
     settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes, addresses: AddressRules = ANYWHERE
-) -> House:
+) -> Frontend:
     clock = SystemClock()
     owner = _owner(settings)
     events = Events()
-    patience = Patience(
+    patience = SilenceLimits(
         settings.stall_seconds, settings.backend_install_timeout_seconds, settings.backend_upgrade_timeout_seconds
     )
     board = Board(store, events, clock, patience)
@@ -232,20 +232,20 @@ def make_house(
     collector.on_ended(poller.note_ended)
     acceptance = Acceptance(store, board, wakes.of("dispatch", "route"))
     targets = Targets(galleries, versions)
-    return House(
+    return Frontend(
         store=store,
         board=board,
         events=events,
         keys=Keys(store),
         nodes=nodes,
-        operations=Operations(acceptance, targets, versions, listings.freshen),
-        endings=Endings(
+        operations=Requests(acceptance, targets, versions, listings.freshen),
+        cancellation=Cancellation(
             acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=settings.lease_seconds
         ),
         poller=poller,
         planner=Planner(store, targets, versions, listings.freshen),
         upgrades=Upgrades(store, targets, versions, listings.freshen),
-        models=Models(store, galleries, events),
+        models=ModelViews(store, galleries, events),
         loader=loader,
         router=router,
         proofs=proofs,
@@ -258,61 +258,63 @@ def make_house(
     )
 
 
-def make_loops(settings: FrontendSettings, house: House) -> dict[str, Loop]:
+def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop]:
     every = settings.reconcile_seconds
     loops = [
         # Also the clock of waits: a due intent is sent at most this much late.
-        Loop("dispatch", house.dispatcher.step, min(1.0, every)),
-        Loop("renew", house.dispatcher.renew_step, settings.lease_seconds / 6),
-        Loop("collect", house.collector.replies_step, 0.0),
-        Loop("late-replies", house.collector.late_step, LATE_SECONDS),
-        Loop("write-progress", house.collector.write_progress_step, PROGRESS_WRITE_SECONDS),
-        Loop("health", house.nodes.step, max(0.2, settings.stale_seconds / 10)),
-        Loop("load", house.loader.step, every),
-        Loop("route", house.router.step, every),
-        Loop("keys", house.keys.step, every),
-        Loop("watch-keys", house.keys.watch_step, WATCH_SECONDS),
-        Loop("revoke", house.bus_credentials.step, REVOKING_SECONDS, is_housekeeping=True),
-        Loop("tell", house.board.step, PUBLISH_SECONDS),
-        Loop("tell-models", house.models.step, CATCH_UP_SECONDS),
-        Loop("catch-up", house.board.catch_up_step, CATCH_UP_SECONDS),
-        Loop("galleries", house.galleries.step, STEP_SECONDS, is_housekeeping=True),
-        Loop("prune", house.endings.prune_step, PRUNE_SECONDS, is_housekeeping=True),
-        Loop("hopeless", house.endings.hopeless_step, HOPELESS_SECONDS, is_housekeeping=True),
-        Loop("poll", house.poller.step, every),
-        Loop("poll-answers", house.poller.answers_step, every),
-        Loop("violations", partial(asyncio.to_thread, house.violation_log.look), LOOK_SECONDS, is_housekeeping=True),
-        Loop("upgrades", house.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS, is_housekeeping=True),
+        Loop("dispatch", frontend.dispatcher.step, min(1.0, every)),
+        Loop("renew", frontend.dispatcher.renew_step, settings.lease_seconds / 6),
+        Loop("collect", frontend.collector.replies_step, 0.0),
+        Loop("late-replies", frontend.collector.late_step, LATE_SECONDS),
+        Loop("write-progress", frontend.collector.write_progress_step, PROGRESS_WRITE_SECONDS),
+        Loop("health", frontend.nodes.step, max(0.2, settings.stale_seconds / 10)),
+        Loop("load", frontend.loader.step, every),
+        Loop("route", frontend.router.step, every),
+        Loop("keys", frontend.keys.step, every),
+        Loop("watch-keys", frontend.keys.watch_step, WATCH_SECONDS),
+        Loop("revoke", frontend.bus_credentials.step, REVOKING_SECONDS, is_housekeeping=True),
+        Loop("tell", frontend.board.step, PUBLISH_SECONDS),
+        Loop("tell-models", frontend.models.step, CATCH_UP_SECONDS),
+        Loop("catch-up", frontend.board.catch_up_step, CATCH_UP_SECONDS),
+        Loop("galleries", frontend.galleries.step, STEP_SECONDS, is_housekeeping=True),
+        Loop("prune", frontend.cancellation.prune_step, PRUNE_SECONDS, is_housekeeping=True),
+        Loop("hopeless", frontend.cancellation.hopeless_step, HOPELESS_SECONDS, is_housekeeping=True),
+        Loop("poll", frontend.poller.step, every),
+        Loop("poll-answers", frontend.poller.answers_step, every),
+        Loop("violations", partial(asyncio.to_thread, frontend.violation_log.look), LOOK_SECONDS, is_housekeeping=True),
+        Loop("upgrades", frontend.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS, is_housekeeping=True),
     ]
     return {loop.name: loop for loop in loops}
 
 
-def make_entries(settings: FrontendSettings, house: House, engine: HttpEngine, bus: Bus, wakes: Wakes) -> list[Entry]:
+def make_entries(
+    settings: FrontendSettings, frontend: Frontend, engine: HttpEngine, bus: Bus, wakes: Wakes
+) -> list[Entry]:
     def unready() -> list[str]:
         reasons = ["this frontend is stopping"] if wakes.is_stopping else []
         # Where nobody has the bus, no other frontend is better off, and warm requests need none.
-        reasons += [] if bus.is_connected or house.nodes.is_bus_away else ["the bus is not connected"]
-        reasons += ["the database does not answer"] if house.store.is_away else []
+        reasons += [] if bus.is_connected or frontend.nodes.is_bus_away else ["the bus is not connected"]
+        reasons += ["the database does not answer"] if frontend.store.is_away else []
         return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.is_stuck]
 
-    system = SystemRoutes(house.metrics, unready)
-    inference = OpenAI(house.router, engine, house.metrics)
+    system = SystemRoutes(frontend.metrics, unready)
+    inference = OpenAI(frontend.router, engine, frontend.metrics)
     entries = [
         *system.entries(),
         *WorkerRoutes(
-            house.nodes,
-            house.collector,
-            house.keys,
-            house.bus_credentials,
+            frontend.nodes,
+            frontend.collector,
+            frontend.keys,
+            frontend.bus_credentials,
             heartbeat_seconds=settings.heartbeat_seconds,
         ).entries(),
-        *NodeRoutes(house.nodes, house.operations, house.endings, house.board).entries(),
-        *OperationRoutes(house.operations, house.endings, house.planner, house.board).entries(),
-        *EventRoutes(house.board, house.models, house.events).entries(),
-        *BackendRoutes(house.nodes, house.galleries, house.upgrades).entries(),
-        *BackendJobRoutes(house.operations, house.galleries, house.board).entries(),
-        *ModelRoutes(house.models, house.loader, house.operations, house.board).entries(),
-        *TokenRoutes(house.keys).entries(),
+        *NodeRoutes(frontend.nodes, frontend.operations, frontend.cancellation, frontend.board).entries(),
+        *OperationRoutes(frontend.operations, frontend.cancellation, frontend.planner, frontend.board).entries(),
+        *EventRoutes(frontend.board, frontend.models, frontend.events).entries(),
+        *BackendRoutes(frontend.nodes, frontend.galleries, frontend.upgrades).entries(),
+        *BackendJobRoutes(frontend.operations, frontend.galleries, frontend.board).entries(),
+        *ModelRoutes(frontend.models, frontend.loader, frontend.operations, frontend.board).entries(),
+        *TokenRoutes(frontend.keys).entries(),
         Entry(
             method="POST",
             path="/v1/chat/completions",
@@ -329,7 +331,7 @@ def make_entries(settings: FrontendSettings, house: House, engine: HttpEngine, b
 
 
 async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:
-    """The tokens of the settings, or those kept in files, are known to the store under fixed names. A house that has
+    """The tokens of the settings, or those kept in files, are known to the store under fixed names. A cluster that has
     none gets its first ones, in files of whichever frontend comes first.
     """
     given: dict[Role, str] = {"admin": settings.admin_token, "join": settings.join_token}
@@ -348,13 +350,13 @@ async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:
     await keys.step()
 
 
-def _ask(client: Client, rules: Rules, settings: FrontendSettings) -> Ask:
+def _ask(client: Client, rules: Rules, settings: FrontendSettings) -> AskRegistry:
     """How registries are asked which version a tag is now."""
     registries = Registries(
         rules,
         environment=os.environ,
         credentials=read_credentials(settings.registry_credentials),
-        patience=RegistryPatience(tries=2, total_seconds=LIMIT_SECONDS),
+        patience=RetryPolicy(tries=2, total_seconds=LIMIT_SECONDS),
     )
 
     async def ask(uri: str, platform: str, sha256: str) -> Artifact:

@@ -17,7 +17,7 @@ from enginehouse.settings.file import read_credentials
 from enginehouse.settings.programs import WorkerSettings
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.backends import assembly
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.options import WorkerOptions
 
 BUS_CONNECT_SECONDS = 30.0  # then the worker registers again: the address may have changed
 FIRST_ENGINE_PORT = 50051
@@ -26,7 +26,7 @@ FIRST_ENGINE_PORT = 50051
 async def run(settings: WorkerSettings) -> int:
     disk.make_usable(settings.data)
     chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
-    place = WorkerPlace(
+    place = WorkerOptions(
         directory=settings.data,
         name=settings.name,
         join_token=settings.token,

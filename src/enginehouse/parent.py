@@ -27,10 +27,10 @@ from msgspec import Struct
 from enginehouse.bus import credentials, embedded
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.host import disk, listen, processes
-from enginehouse.host.children import LOG_LIMIT_BYTES, Child, Ending, Program, keep_short, say
+from enginehouse.host.children import LOG_LIMIT_BYTES, Child, ChildProgram, Ending, keep_short, say
 from enginehouse.link.client import FrontendClient
 from enginehouse.settings.programs import (
-    Installing,
+    InstallSettings,
     RunningServer,
     Timings,
     UpSettings,
@@ -47,7 +47,7 @@ LOOK_SECONDS = 2.0  # for one look at whether all is ready: nothing may keep Ctr
 # Not for the children: a secret, and the bus of somebody else.
 _OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
 _OF_FRONTENDS = ("backend_galleries", "allowed_hosts", "node_networks", "registry_credentials")
-ROLES = ("admin", "join")  # of the tokens that a house is made with
+ROLES = ("admin", "join")  # of the tokens that a cluster is made with
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ async def _keep_running(
     here = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "localhost") else settings.host
     url = f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
     logs = settings.data / "logs"
-    nats = Child(Program("nats-server", server.argv, _environment()), settings.data, logs / "nats.log")
+    nats = Child(ChildProgram("nats-server", server.argv, _environment()), settings.data, logs / "nats.log")
     frontend = Child(_frontend(settings, listener, server), settings.data, logs / "frontend.log")
     worker = Child(_worker(settings, url), settings.data, logs / "worker.log")
     ending = Ending()
@@ -158,7 +158,7 @@ async def _keep_running(
     return 0
 
 
-def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.EmbeddedServer) -> Program:
+def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.EmbeddedServer) -> ChildProgram:
     key = identity.load_identity(settings.data / "node.key").public_key
     argv = [*_self(), "frontend", "--data", str(settings.data), "--host", settings.host]
     argv += ["--nats-url", server.url, "--approve-keys", key]
@@ -172,15 +172,15 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
         # The worker and every command here use those in the files, whatever else this machine was set up for.
         **{f"ENGINEHOUSE_{role.upper()}_TOKEN": _token(settings.data, role) for role in ROLES},
     }
-    return Program("frontend", tuple(argv), environment, (listener.fileno(),))
+    return ChildProgram("frontend", tuple(argv), environment, (listener.fileno(),))
 
 
-def _worker(settings: UpSettings, url: str) -> Program:
+def _worker(settings: UpSettings, url: str) -> ChildProgram:
     argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
-    argv += as_flags(settings, Installing.__struct_fields__)
+    argv += as_flags(settings, InstallSettings.__struct_fields__)
     if settings.base_port is not None:
         argv += ["--base-port", str(settings.base_port)]
-    return Program("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": _token(settings.data, "join")})
+    return ChildProgram("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": _token(settings.data, "join")})
 
 
 def _token(data: Path, role: str) -> str:

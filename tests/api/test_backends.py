@@ -13,7 +13,7 @@ from enginehouse.frontend.galleries import Galleries
 from enginehouse.settings.programs import FrontendSettings
 
 
-async def test_a_house_offers_its_galleries_and_says_of_each_how_fresh_it_is(tmp_path: Path) -> None:
+async def test_a_frontend_offers_its_galleries_and_says_of_each_how_fresh_it_is(tmp_path: Path) -> None:
     async with site(tmp_path) as here:
         token = here.tokens["admin"]
         offered = (await here.ask("GET", "/backends/available", token=token)).json
@@ -36,7 +36,7 @@ async def test_a_house_offers_its_galleries_and_says_of_each_how_fresh_it_is(tmp
             ("enginehouse", "built-in"),
             ("localai", "never loaded"),
         ]
-        await here.house.galleries.close()
+        await here.frontend.galleries.close()
 
 
 async def test_a_source_that_cannot_be_had_fails_no_loop(tmp_path: Path) -> None:

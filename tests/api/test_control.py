@@ -200,7 +200,7 @@ async def test_a_token_is_shown_once_and_never_listed(here: Site) -> None:
 
 
 def _events(here: Site) -> EventRoutes:
-    return EventRoutes(here.house.board, here.house.models, here.house.events)
+    return EventRoutes(here.frontend.board, here.frontend.models, here.frontend.events)
 
 
 async def test_the_stream_begins_with_hello_and_the_operation_that_is_followed(here: Site) -> None:
@@ -211,10 +211,10 @@ async def test_the_stream_begins_with_hello_and_the_operation_that_is_followed(h
     async for chunk in _events(here).stream(job, None):
         streamed.append(chunk)
         if b"event: operation" in chunk:
-            here.house.events.close()
+            here.frontend.events.close()
     assert streamed[0].startswith(b"event: hello")
     assert job.encode() in streamed[1]
-    assert not here.house.events.is_watched
+    assert not here.frontend.events.is_watched
 
 
 async def test_a_stream_that_missed_something_ends(here: Site) -> None:
@@ -222,7 +222,7 @@ async def test_a_stream_that_missed_something_ends(here: Site) -> None:
     async for _ in _events(here).stream("", None):
         if count == 0:
             for _ in range(LOG_LENGTH + 1):
-                here.house.events.publish("node", "n", b"{}")
+                here.frontend.events.publish("node", "n", b"{}")
         count += 1
     assert count < 5
 
@@ -277,10 +277,10 @@ async def test_ready_says_why_not(here: Site) -> None:
     assert (answer.status, answer.json["reasons"]) == (503, ["the bus is not connected"])
     assert (await here.ask("GET", "/healthz")).status == 200
     here.bus.is_connected = True
-    loop = Loop("dispatch", here.house.dispatcher.step, 1.0)
+    loop = Loop("dispatch", here.frontend.dispatcher.step, 1.0)
     loop.failures = 3
     here.wakes.loops = {"dispatch": loop}
     assert (await here.ask("GET", "/readyz")).json["reasons"] == ["the loop dispatch keeps failing"]
     here.wakes.loops = {}
-    here.wakes.stop_with(here.house.events.close)()
+    here.wakes.stop_with(here.frontend.events.close)()
     assert (await here.ask("GET", "/readyz")).json["reasons"] == ["this frontend is stopping"]

@@ -69,7 +69,7 @@ async def test_the_token_of_a_removed_node_counts_for_nothing(here: Site) -> Non
     node = await join(here, "first")
     assert (await beat(here, node, node["node_token"])).status == 200
     assert (await here.ask("DELETE", "/api/nodes/first", token=here.tokens["admin"])).status == 200
-    await here.house.keys.watch_step()
+    await here.frontend.keys.watch_step()
     assert (await beat(here, node, node["node_token"])).status == 401
 
 
@@ -144,7 +144,7 @@ async def test_a_token_that_another_frontend_gave_out_just_now_is_known(here: Si
 
     other = Keys(here.store)
     for number in range(3):
-        await here.house.keys.step()
+        await here.frontend.keys.step()
         token = (await other.create("user", f"new-{number}")).token
         assert (await here.ask("GET", "/version", token=token)).status == 200
 

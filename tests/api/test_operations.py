@@ -35,7 +35,7 @@ async def here(tmp_path: Path) -> AsyncIterator[Site]:
         await admin(made, "POST", "/api/nodes/old/approve")
         await made.ask("POST", f"/api/node/{made.tokens['node id']}/heartbeat", {}, token=made.tokens["node"])
         yield made
-        await made.house.galleries.close()
+        await made.frontend.galleries.close()
 
 
 async def admin(here: Site, method: str, path: str, body: object = None, *, key: str = "") -> Answer:
@@ -54,15 +54,15 @@ async def reply(here: Site, operation: dict[str, Any], outcome: Outcome) -> None
     node = operation["nodes"][0]
     subject = wire.reply_subject(node["node_id"], node["intent"], 1)
     here.bus.deliver(Message(subject, wire.encode(wire.AnyReply(outcome=outcome))))
-    await here.house.collector.replies_step()
+    await here.frontend.collector.replies_step()
 
 
 async def have(here: Site, *names: str, digest: str = "sha256:old") -> None:
     """The node reports these backends."""
     found = tuple(InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest) for name in names)
-    mark = (await here.house.nodes.every())[1]
+    mark = (await here.frontend.nodes.every())[1]
     report = Report(boot_id="b", sequence=1, mark=mark, boot_mark=1.0, backends=found)
-    await here.house.collector.report(here.tokens["node id"], report)
+    await here.frontend.collector.report(here.tokens["node id"], report)
 
 
 async def test_operations_have_localais_keys_and_their_nodes_by_name(here: Site) -> None:
@@ -95,7 +95,7 @@ async def test_cancel_retry_dismiss_and_history(here: Site) -> None:
 
     retried = await admin(here, "POST", f"/api/operations/{operation['jobID']}/retry", {"node": "old"}, key="r")
     assert (retried.status, retried.json["retryOf"]) == (202, operation["jobID"])
-    await here.house.dispatcher.step()
+    await here.frontend.dispatcher.step()
     await reply(here, retried.json, Outcome(code="not_found", message="no such image"))
     failed = retried.json["jobID"]
     assert [one["jobID"] for one in (await admin(here, "GET", "/api/operations")).json["operations"]] == [failed]
@@ -159,7 +159,7 @@ async def test_localais_routes_make_the_same_operations(here: Site) -> None:
     status = (await admin(here, "GET", f"/backends/jobs/{applied.json['id']}")).json
     assert set(status) >= JOB_KEYS
     assert (status["processed"], status["deletion"], status["gallery_element_name"]) == (False, False, "llama-cpp")
-    await here.house.dispatcher.step()
+    await here.frontend.dispatcher.step()
     await reply(here, (await admin(here, "GET", f"/api/operations/{applied.json['id']}")).json, Outcome())
     status = (await admin(here, "GET", f"/backends/jobs/{applied.json['id']}")).json
     assert (status["processed"], status["progress"], status["message"]) == (True, 100.0, "completed")
@@ -272,12 +272,12 @@ async def test_a_model_is_deleted(here: Site) -> None:
 
 
 async def test_a_stream_that_is_resumed_begins_with_what_was_missed(here: Site) -> None:
-    routes = EventRoutes(here.house.board, here.house.models, here.house.events)
-    before = (await here.house.nodes.every())[1]
+    routes = EventRoutes(here.frontend.board, here.frontend.models, here.frontend.events)
+    before = (await here.frontend.nodes.every())[1]
     operation = await install(here)
     await admin(here, "POST", f"/api/operations/{operation['jobID']}/cancel")
     removed = here.tokens["node id"]
-    assert removed in {node.id for node in (await here.house.nodes.every())[0]}
+    assert removed in {node.id for node in (await here.frontend.nodes.every())[0]}
     assert (await admin(here, "DELETE", f"/api/nodes/{removed}")).status == 200
     told: list[bytes] = []
     async for chunk in routes.stream("", before):
@@ -289,7 +289,7 @@ async def test_a_stream_that_is_resumed_begins_with_what_was_missed(here: Site) 
     assert b'"status":"cancelled"' in missed
     assert told[-1].startswith(b"id: ")
     present = json.loads(told[-1].partition(b"data: ")[2])["nodes"]
-    assert present == [node.id for node in (await here.house.nodes.every())[0]]
+    assert present == [node.id for node in (await here.frontend.nodes.every())[0]]
     assert removed not in present
     assert told[0].startswith(b"event: hello")
     assert all(not chunk.startswith(b"id: ") for chunk in told[:-1]), "whoever is cut off in between begins again"

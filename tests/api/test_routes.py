@@ -163,7 +163,7 @@ async def test_a_join_token_does_not_speak_for_a_node_that_has_a_key(here: Site)
     from tests.frontend.world import signed
 
     challenge = (await here.ask("POST", "/api/node/challenge", token=here.tokens["join"])).json["challenge"]
-    registered = await here.house.nodes.register(signed("keyed", SigningKey(b"1" * 32), challenge=challenge))
+    registered = await here.frontend.nodes.register(signed("keyed", SigningKey(b"1" * 32), challenge=challenge))
     answer = await here.ask("POST", f"/api/node/{registered.node.id}/heartbeat", {}, token=here.tokens["join"])
     assert answer.status == 403
     answer = await here.ask("POST", "/api/node/keyed/heartbeat", {}, token=here.tokens["join"])

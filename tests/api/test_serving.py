@@ -24,7 +24,7 @@ async def test_a_watcher_that_does_not_read_is_dropped_after_little(
     monkeypatch.setattr(events, "WRITE_SECONDS", 0.2)
     listener = socket.create_server(("127.0.0.1", 0))
     async with site(tmp_path) as made, asyncio.timeout(30):
-        told = made.house.events
+        told = made.frontend.events
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 serve(made.open, listener, {}, on_notice=lambda: None, on_stop=told.close, linger_seconds=0.0)

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from tests.frontend.world import MemoryBus
 
 from enginehouse.api.app import Entry, build
-from enginehouse.build_frontend import House, make_entries, make_house
+from enginehouse.build_frontend import Frontend, make_entries, make_frontend
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.loop import Wakes
 from enginehouse.settings.programs import FrontendSettings
@@ -45,9 +45,9 @@ class Answer(Struct, frozen=True):
 
 
 class Site:
-    def __init__(self, store: Store, house: House, bus: MemoryBus, wakes: Wakes, entries: list[Entry]) -> None:
+    def __init__(self, store: Store, frontend: Frontend, bus: MemoryBus, wakes: Wakes, entries: list[Entry]) -> None:
         self.store = store
-        self.house = house
+        self.frontend = frontend
         self.bus = bus
         self.wakes = wakes
         self.entries = entries
@@ -55,7 +55,7 @@ class Site:
         self.tokens: dict[str, str] = {"": ""}
 
     def app(self, *, is_loopback: bool, extra: Sequence[Entry] = ()) -> Starlette:
-        return build([*self.entries, *extra], self.house.keys, self.house.metrics, is_loopback=is_loopback)
+        return build([*self.entries, *extra], self.frontend.keys, self.frontend.metrics, is_loopback=is_loopback)
 
     async def ask(
         self,
@@ -113,11 +113,11 @@ async def site(data: Path, database_url: str = "") -> AsyncIterator[Site]:
     settings = FrontendSettings(data=data, nats_url="nats://127.0.0.1:4222", model_load_wait_seconds=0.1)
     store = await Store.open(database_url or f"sqlite:///{data / 'test.db'}")
     bus, wakes, engine = MemoryBus(), Wakes(), HttpEngine()
-    house = make_house(settings, store, bus, wakes)
-    await house.collector.listen(bus)
-    made = Site(store, house, bus, wakes, make_entries(settings, house, engine, bus, wakes))
+    frontend = make_frontend(settings, store, bus, wakes)
+    await frontend.collector.listen(bus)
+    made = Site(store, frontend, bus, wakes, make_entries(settings, frontend, engine, bus, wakes))
     for role in ("admin", "user", "join"):
-        made.tokens[role] = (await house.keys.create(role, "test")).token
+        made.tokens[role] = (await frontend.keys.create(role, "test")).token
     try:
         machine = {"name": "old", "platform": "linux/amd64", "capability": "default"}
         answer = await made.ask("POST", "/api/node/register", machine, token=made.tokens["join"])

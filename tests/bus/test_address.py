@@ -10,7 +10,7 @@ import pytest
 from tests.bus.server import plain_server
 
 from enginehouse.bus import credentials
-from enginehouse.bus.address import Address, parse_address
+from enginehouse.bus.address import BusAddress, parse_address
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import subjects
 from enginehouse.core.errors import Denied, EnginehouseError, Invalid, Unavailable
@@ -23,15 +23,15 @@ WRITTEN = "p%40ss%2Fw%3Ard"
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("nats://host:4222", Address(servers=("nats://host:4222",))),
-        ("host:4222", Address(servers=("nats://host:4222",))),
-        ("tls://[::1]:4222", Address(servers=("tls://[::1]:4222",))),
-        ("nats://u:p%40@host:1", Address(servers=("nats://host:1",), user="u", password="p@")),
-        ("nats://u:p@a:1, nats://u:p@b:2", Address(servers=("nats://a:1", "nats://b:2"), user="u", password="p")),
-        ("nats://t0ken@host:1", Address(servers=("nats://host:1",), token="t0ken")),
+        ("nats://host:4222", BusAddress(servers=("nats://host:4222",))),
+        ("host:4222", BusAddress(servers=("nats://host:4222",))),
+        ("tls://[::1]:4222", BusAddress(servers=("tls://[::1]:4222",))),
+        ("nats://u:p%40@host:1", BusAddress(servers=("nats://host:1",), user="u", password="p@")),
+        ("nats://u:p@a:1, nats://u:p@b:2", BusAddress(servers=("nats://a:1", "nats://b:2"), user="u", password="p")),
+        ("nats://t0ken@host:1", BusAddress(servers=("nats://host:1",), token="t0ken")),
     ],
 )
-def test_an_address_is_read_as_every_nats_client_reads_it(url: str, address: Address) -> None:
+def test_an_address_is_read_as_every_nats_client_reads_it(url: str, address: BusAddress) -> None:
     assert parse_address(url) == address
 
 

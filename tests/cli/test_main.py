@@ -17,7 +17,7 @@ from tests.cli.recorded import WAIT_SECONDS, Answer, Stream, environment, record
 
 from enginehouse import __version__
 from enginehouse.cli.main import COMMANDS, program
-from enginehouse.cli.options.shared import Command, Group
+from enginehouse.cli.options.shared import CliCommand, CliGroup
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -60,7 +60,7 @@ def test_help_offers_only_what_means_something_there() -> None:
 @pytest.mark.parametrize("path", list(ALL), ids=" ".join)
 def test_every_example_is_accepted_by_the_command_it_shows(path: tuple[str, ...]) -> None:
     command = ALL[path]
-    assert isinstance(command, Command | Group)
+    assert isinstance(command, CliCommand | CliGroup)
     import shlex
 
     for example in command.examples:
@@ -136,7 +136,7 @@ def test_without_a_server_one_sentence_says_what_to_do(tmp_path: Path) -> None:
         (["up", "--backend-install-timeout", "-5m"], "--backend-install-timeout"),
         (["frontend", "--heartbeat", "soon"], "--heartbeat"),
         (["frontend", "--nats-url", "nats://h", "--database-url", "mysql://h/d"], "--database-url"),
-        (["frontend", "--nats-url", "nats://h", "--database-url", "house.db"], "--database-url"),
+        (["frontend", "--nats-url", "nats://h", "--database-url", "cluster.db"], "--database-url"),
         (["frontend"], "--nats-url"),
         (["worker", "--url", "server:80"], "--url"),
         (["worker", "--url", "http://h", "--name", "a b"], "--name"),
@@ -208,7 +208,7 @@ def test_the_manual_names_every_command_and_every_setting() -> None:
     kinds = (settings.UpSettings, settings.FrontendSettings, settings.WorkerSettings, settings.LocalSettings)
     for kind in (*kinds, settings.ClientSettings):
         for field in kind.__struct_fields__:
-            # Secrets of a house have no flag: a command line is there for every user of the machine to read.
+            # Secrets of a cluster have no flag: a command line is there for every user of the machine to read.
             if field not in ("admin_token", "join_token"):
                 assert f"`{settings.flag_of(field)}`" in manual, field
             assert f"`ENGINEHOUSE_{settings.setting_name(field).upper()}`" in manual, field

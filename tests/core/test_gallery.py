@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from tests.core.localai import SHARED, localai, needs_index
 
-from enginehouse.core.entry import Entry, Gallery
+from enginehouse.core.entry import Gallery, GalleryEntry
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound
 from enginehouse.core.gallery import Catalogue, explain, find_entry, resolve
 
@@ -29,16 +29,16 @@ CUDA_ONLY = "faster-qwen3-tts"  # its general key leads to a CUDA build
 CPU_ONLY_LACKS = {"vllm-omni", "longcat-video", "rerankers", "transformers", "coqui"}
 
 
-def gallery(name: str, *entries: Entry, **fields: bool | str) -> Gallery:
+def gallery(name: str, *entries: GalleryEntry, **fields: bool | str) -> Gallery:
     return Gallery(name=name, url=f"https://{name}/", backends=entries, **fields)  # type: ignore[arg-type]
 
 
-def build(name: str, **fields: object) -> Entry:
-    return Entry(name=name, **({"uri": f"quay.io/x/y:{name}"} | fields))  # type: ignore[arg-type]
+def build(name: str, **fields: object) -> GalleryEntry:
+    return GalleryEntry(name=name, **({"uri": f"quay.io/x/y:{name}"} | fields))  # type: ignore[arg-type]
 
 
-def meta(name: str, **targets: str) -> Entry:
-    return Entry(name=name, capabilities={key.replace("_", "-"): target for key, target in targets.items()})
+def meta(name: str, **targets: str) -> GalleryEntry:
+    return GalleryEntry(name=name, capabilities={key.replace("_", "-"): target for key, target in targets.items()})
 
 
 def refused(galleries: list[Gallery], name: str, capability: str = "default", platform: str = AMD64) -> Hopeless:
@@ -184,7 +184,7 @@ def test_a_general_key_that_leads_to_a_build_for_other_machines_is_refused_with_
     ],
 )
 def test_general_keys_are_held_against_the_machine(key: str, capability: str, target: str, fits: bool) -> None:
-    one = gallery("one", Entry(name="engine", capabilities={key: target}), build(target))
+    one = gallery("one", GalleryEntry(name="engine", capabilities={key: target}), build(target))
     if fits:
         assert resolve([one], "engine", capability, AMD64).directory == target
         return
@@ -208,7 +208,7 @@ def test_every_key_that_was_tried_is_in_the_refusal() -> None:
         meta("engine", nvidia_cuda_12="gone", nvidia="cuda13-engine", default="odd", cpu="policy"),
         build("cuda13-engine"),
         build("odd", platforms=("linux/s390x",)),
-        Entry(name="policy"),
+        GalleryEntry(name="policy"),
     )
     error = refused([one], "engine", "nvidia-cuda-12")
     for told in (

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from enginehouse.core import intent as intents
 from enginehouse.core.action import RemoveBackend, StartReplica
 from enginehouse.core.errors import Conflict
-from enginehouse.core.intent import MAX_FAILURES, OPEN, TABLE, Change, Intent, Kind, Outcome, State
+from enginehouse.core.intent import MAX_FAILURES, OPEN, TABLE, Change, ChangeKind, Intent, Outcome, State
 from enginehouse.core.model import Model
 
 STATES: tuple[State, ...] = get_args(State)
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
 
 
 def make(state: State = "accepted", **fields: object) -> Intent:
@@ -49,7 +49,7 @@ def test_the_table_has_exactly_the_rows_of_the_design() -> None:
 
 
 @given(st.sampled_from(STATES), st.lists(st.sampled_from(KINDS), max_size=8))
-def test_no_change_leaves_an_ended_state(state: State, kinds: list[Kind]) -> None:
+def test_no_change_leaves_an_ended_state(state: State, kinds: list[ChangeKind]) -> None:
     intent = make(state)
     for kind in kinds:
         try:

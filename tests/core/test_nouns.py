@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 from enginehouse.core import gallery, name, progress
 from enginehouse.core.capability import capability_of, platform_of
 from enginehouse.core.errors import EXIT_CODE, HTTP_STATUS, EnginehouseError, Hopeless, Invalid, NotFound, from_status
-from enginehouse.core.gallery import Entry, Gallery
+from enginehouse.core.gallery import Gallery, GalleryEntry
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import parse_process_key, process_key
 
-HOUSE = Gallery(
-    name="house",
+LOCAL = Gallery(
+    name="local",
     url="builtin:",
     backends=(
-        Entry(name="llama-cpp", capabilities={"default": "cpu-build", "nvidia": "gpu-build"}),
-        Entry(name="cpu-build", uri="pypi:x==1", capabilities={"default": "cpu-build"}, platforms=("linux/amd64",)),
-        Entry(name="gpu-only", capabilities={"nvidia": "gpu-build"}),
-        Entry(name="cpu-build", uri="pypi:second==1"),
+        GalleryEntry(name="llama-cpp", capabilities={"default": "cpu-build", "nvidia": "gpu-build"}),
+        GalleryEntry(
+            name="cpu-build", uri="pypi:x==1", capabilities={"default": "cpu-build"}, platforms=("linux/amd64",)
+        ),
+        GalleryEntry(name="gpu-only", capabilities={"nvidia": "gpu-build"}),
+        GalleryEntry(name="cpu-build", uri="pypi:second==1"),
     ),
 )
 
@@ -92,14 +94,14 @@ def test_a_process_key_splits_at_the_last_sign() -> None:
 
 
 def test_a_meta_entry_resolves_to_the_build_for_the_machine() -> None:
-    resolved = gallery.resolve([HOUSE], "LLAMA-cpp", "vulkan", "linux/amd64")
+    resolved = gallery.resolve([LOCAL], "LLAMA-cpp", "vulkan", "linux/amd64")
     assert (resolved.directory, resolved.meta, resolved.uri) == ("cpu-build", "llama-cpp", "pypi:x==1")
 
 
 def test_a_gallery_can_be_named_and_never_becomes_a_directory() -> None:
-    assert gallery.resolve([HOUSE], "house@llama-cpp", "default", "linux/amd64").directory == "cpu-build"
+    assert gallery.resolve([LOCAL], "local@llama-cpp", "default", "linux/amd64").directory == "cpu-build"
     with pytest.raises(NotFound):
-        gallery.resolve([HOUSE], "other@llama-cpp", "default", "linux/amd64")
+        gallery.resolve([LOCAL], "other@llama-cpp", "default", "linux/amd64")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_a_gallery_can_be_named_and_never_becomes_a_directory() -> None:
 )
 def test_what_does_not_fit_says_what_there_is(wanted: str, platform: str, code: str, told: str) -> None:
     with pytest.raises(Hopeless) as caught:
-        gallery.resolve([HOUSE], wanted, "default", platform)
+        gallery.resolve([LOCAL], wanted, "default", platform)
     assert caught.value.code == code
     assert told in caught.value.message
 

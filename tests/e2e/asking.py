@@ -1,4 +1,4 @@
-"""Asking a house for what it refuses: by command and over HTTP, with the shape of every refusal looked at."""
+"""Asking a cluster for what it refuses: by command and over HTTP, with the shape of every refusal looked at."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 from typing import Any
 
-from tests.e2e.conftest import PROGRAM, House
+from tests.e2e.conftest import PROGRAM, Cluster
 
 
 def sentence(told: str) -> str:
@@ -29,12 +29,12 @@ def started_in_vain(*arguments: str, code: int, environment: dict[str, str] | No
     return sentence(done.stderr.strip().splitlines()[-1])
 
 
-def token_of(house: House, role: str) -> str:
-    return (house.data / f"{role}.token").read_text().strip()
+def token_of(cluster: Cluster, role: str) -> str:
+    return (cluster.data / f"{role}.token").read_text().strip()
 
 
 def ask(
-    house: House,
+    cluster: Cluster,
     method: str,
     path: str,
     body: object = None,
@@ -42,12 +42,12 @@ def ask(
     token: str | None = "admin",
     headers: dict[str, str] | None = None,
 ) -> tuple[int, Any]:
-    """Status and JSON of a plain HTTP request; `token` is a role of the house, a token, or None."""
+    """Status and JSON of a plain HTTP request; `token` is a role of the cluster, a token, or None."""
     sent = dict(headers or {})
     if token is not None:
-        sent["authorization"] = "Bearer " + (token_of(house, token) if token in ("admin", "join") else token)
+        sent["authorization"] = "Bearer " + (token_of(cluster, token) if token in ("admin", "join") else token)
     content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    address = house.url.removeprefix("http://")
+    address = cluster.url.removeprefix("http://")
     connection = http.client.HTTPConnection(address, timeout=20)
     try:
         connection.request(method, path, content, sent)

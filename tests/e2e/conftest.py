@@ -1,4 +1,4 @@
-"""A house of real processes: `enginehouse up` on a data directory of its own, and workers that join it."""
+"""A cluster of real processes: `enginehouse up` on a data directory of its own, and workers that join it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Program:
             return []
 
 
-class House:
+class Cluster:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.data = root / "first"
@@ -161,9 +161,9 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """One house for the tests of a module, already up."""
-    made = House(tmp_path_factory.mktemp("house"))
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for the tests of a module, already up."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         made.up()
         yield made

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.asking import ask, error_of, token_of
-from tests.e2e.conftest import House
+from tests.e2e.conftest import Cluster
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import wire
@@ -20,14 +20,14 @@ from enginehouse.core.wire import RegisterRequest
 from enginehouse.worker.identity import Identity, load_identity
 
 
-def register(house: House, identity: Identity, name: str, **more: Any) -> Any:
+def register(cluster: Cluster, identity: Identity, name: str, **more: Any) -> Any:
     """What a worker with this key would be answered."""
-    token = token_of(house, "join")
-    _, given = ask(house, "POST", "/api/node/challenge", token=token)
+    token = token_of(cluster, "join")
+    _, given = ask(cluster, "POST", "/api/node/challenge", token=token)
     asked = RegisterRequest(name=name, platform="linux/amd64", challenge=given["challenge"], **more)
     signed = identity.signed(asked)
     fields = {field: getattr(signed, field) for field in RegisterRequest.__struct_fields__}
-    return fields, ask(house, "POST", "/api/node/register", fields, token=token)
+    return fields, ask(cluster, "POST", "/api/node/register", fields, token=token)
 
 
 async def connected(answer: dict[str, Any]) -> NatsBus:
@@ -42,37 +42,37 @@ async def until(holds: Callable[[], bool], limit_seconds: float) -> None:
 
 
 @pytest.fixture
-def stranger(house: House, tmp_path: Path) -> tuple[Identity, dict[str, Any]]:
+def stranger(cluster: Cluster, tmp_path: Path) -> tuple[Identity, dict[str, Any]]:
     """An approved node that turned bad, with its credential for the bus."""
     identity = load_identity(tmp_path / "node.key")
-    _, (status, _) = register(house, identity, "bad", address="127.0.0.1:50900")
+    _, (status, _) = register(cluster, identity, "bad", address="127.0.0.1:50900")
     assert status == 201
-    house.cli("nodes", "approve", "bad")
-    _, (_, answer) = register(house, identity, "bad", address="127.0.0.1:50900")
+    cluster.cli("nodes", "approve", "bad")
+    _, (_, answer) = register(cluster, identity, "bad", address="127.0.0.1:50900")
     assert answer["nats_jwt"]
     return identity, answer
 
 
 async def test_a_removed_node_is_cut_off_the_bus_within_five_seconds(
-    house: House, stranger: tuple[Identity, dict[str, Any]]
+    cluster: Cluster, stranger: tuple[Identity, dict[str, Any]]
 ) -> None:
     _, answer = stranger
     bus = await connected(answer)
     assert bus.is_connected
     began = time.monotonic()
-    house.cli("nodes", "remove", "bad")
+    cluster.cli("nodes", "remove", "bad")
     await until(lambda: not bus.is_connected, 5)
     assert time.monotonic() - began < 6
     await bus.close()
     with pytest.raises(Denied):
         await connected(answer)
     # And its token counts for nothing.
-    refused = ask(house, "POST", f"/api/node/{answer['id']}/heartbeat", {}, token=answer["node_token"])
+    refused = ask(cluster, "POST", f"/api/node/{answer['id']}/heartbeat", {}, token=answer["node_token"])
     assert error_of(refused, 401)["code"] == "unauthenticated"
 
 
 async def test_an_approved_worker_neither_reads_nor_forges_the_replies_of_others(
-    house: House, stranger: tuple[Identity, dict[str, Any]]
+    cluster: Cluster, stranger: tuple[Identity, dict[str, Any]]
 ) -> None:
     _, answer = stranger
     bus = await connected(answer)
@@ -80,55 +80,55 @@ async def test_an_approved_worker_neither_reads_nor_forges_the_replies_of_others
         for subject in ("_INBOX.>", "_INBOX.eh.>", "nodes.*.backend.install", ">", "$SYS.>"):
             with pytest.raises(Denied):
                 await bus.subscribe(subject, lambda _: None)
-        (first,) = [node for node in house.json("nodes", "list") if node["name"] == "first"]
-        before = house.operations()
+        (first,) = [node for node in cluster.json("nodes", "list") if node["name"] == "first"]
+        before = cluster.operations()
         await bus.publish(wire.reply_subject(first["id"], "00000000-0000-0000-0000-000000000000", 1), b"{}")
         await bus.publish(wire.node_subject(first["id"], wire.STOP_NODE), b"{}")
-        await until(lambda: violations(house) >= 2, 15)
-        assert house.operations() == before
-        assert [node["status"] for node in house.json("nodes", "list") if node["name"] == "first"] == ["healthy"]
+        await until(lambda: violations(cluster) >= 2, 15)
+        assert cluster.operations() == before
+        assert [node["status"] for node in cluster.json("nodes", "list") if node["name"] == "first"] == ["healthy"]
     finally:
         await bus.close()
-        house.cli("nodes", "remove", "bad")
+        cluster.cli("nodes", "remove", "bad")
 
 
-def violations(house: House) -> float:
-    request = urllib.request.Request(f"{house.url}/metrics")
-    request.add_header("authorization", f"Bearer {token_of(house, 'admin')}")
+def violations(cluster: Cluster) -> float:
+    request = urllib.request.Request(f"{cluster.url}/metrics")
+    request.add_header("authorization", f"Bearer {token_of(cluster, 'admin')}")
     with urllib.request.urlopen(request, timeout=10) as answer:
         text = answer.read().decode()
     found = [line for line in text.splitlines() if line.startswith('enginehouse_bus_violations_total{kind="publish"}')]
     return float(found[0].split()[-1])
 
 
-def test_a_recorded_registration_is_worth_nothing(house: House, tmp_path: Path) -> None:
+def test_a_recorded_registration_is_worth_nothing(cluster: Cluster, tmp_path: Path) -> None:
     identity = load_identity(tmp_path / "node.key")
-    recorded, (status, answer) = register(house, identity, "recorded", address="127.0.0.1:50900")
+    recorded, (status, answer) = register(cluster, identity, "recorded", address="127.0.0.1:50900")
     assert status == 201
-    token = token_of(house, "join")
+    token = token_of(cluster, "join")
     for changed in ({}, {"address": "127.0.0.1:50901"}, {"challenge": ""}):
-        status, said = ask(house, "POST", "/api/node/register", {**recorded, **changed}, token=token)
+        status, said = ask(cluster, "POST", "/api/node/register", {**recorded, **changed}, token=token)
         assert status in (403, 409), said
-    assert ask(house, "POST", f"/api/node/{answer['id']}/heartbeat", {}, token=answer["node_token"])[0] == 200
-    house.cli("nodes", "remove", "recorded")
+    assert ask(cluster, "POST", f"/api/node/{answer['id']}/heartbeat", {}, token=answer["node_token"])[0] == 200
+    cluster.cli("nodes", "remove", "recorded")
 
 
-def test_a_revoked_token_counts_for_nothing_within_a_second(house: House) -> None:
-    made = house.cli("keys", "create", "--name", "app").stdout.strip()
-    assert ask(house, "GET", "/v1/models", token=made)[0] == 200
-    house.cli("keys", "revoke", "app")
-    assert ask(house, "GET", "/v1/models", token=made)[0] == 401
+def test_a_revoked_token_counts_for_nothing_within_a_second(cluster: Cluster) -> None:
+    made = cluster.cli("keys", "create", "--name", "app").stdout.strip()
+    assert ask(cluster, "GET", "/v1/models", token=made)[0] == 200
+    cluster.cli("keys", "revoke", "app")
+    assert ask(cluster, "GET", "/v1/models", token=made)[0] == 401
 
 
-def test_a_passworded_address_is_refused_before_it_is_kept(house: House) -> None:
+def test_a_passworded_address_is_refused_before_it_is_kept(cluster: Cluster) -> None:
     body = {
         "kind": "install",
         "name": "secret",
         "uri": "https://user:hunter2@host.example/x.tar.gz",
         "sha256": "0" * 64,
     }
-    said = error_of(ask(house, "POST", "/api/operations", body), 422)
+    said = error_of(ask(cluster, "POST", "/api/operations", body), 422)
     assert said["code"] == "uri_not_allowed"
     assert "hunter2" not in said["message"]
-    for path in house.data.rglob("enginehouse.db*"):
+    for path in cluster.data.rglob("enginehouse.db*"):
         assert b"hunter2" not in path.read_bytes()

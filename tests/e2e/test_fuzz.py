@@ -9,25 +9,25 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.asking import ask, token_of
-from tests.e2e.conftest import House
+from tests.e2e.conftest import Cluster
 
 SCHEMATHESIS = Path(sys.executable).with_name("st")
 EXAMPLES = 15  # of each route and kind of fault; the coverage of boundaries comes on top
 
 
 @pytest.mark.parametrize("role", ["admin", "join", "user"])
-def test_no_request_makes_a_frontend_answer_with_its_own_fault(house: House, tmp_path: Path, role: str) -> None:
-    status, described = ask(house, "GET", "/openapi.json")
+def test_no_request_makes_a_frontend_answer_with_its_own_fault(cluster: Cluster, tmp_path: Path, role: str) -> None:
+    status, described = ask(cluster, "GET", "/openapi.json")
     assert status == 200
     schema = tmp_path / "openapi.json"
     schema.write_text(json.dumps(described))
-    token = house.cli("keys", "create").stdout.strip() if role == "user" else token_of(house, role)
+    token = cluster.cli("keys", "create").stdout.strip() if role == "user" else token_of(cluster, role)
     done = subprocess.run(
         [
             str(SCHEMATHESIS),
             "run",
             str(schema),
-            *("--url", house.url),
+            *("--url", cluster.url),
             *("--header", f"Authorization: Bearer {token}"),
             *("--checks", "not_a_server_error"),
             *("--phases", "coverage,fuzzing"),
@@ -46,6 +46,6 @@ def test_no_request_makes_a_frontend_answer_with_its_own_fault(house: House, tmp
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert "No issues found" in done.stdout
-    assert "request.failed" not in (house.data / "logs" / "frontend.log").read_text()
-    _, nodes = ask(house, "GET", "/api/nodes")
+    assert "request.failed" not in (cluster.data / "logs" / "frontend.log").read_text()
+    _, nodes = ask(cluster, "GET", "/api/nodes")
     assert [node["status"] for node in nodes if node["approved"]] == ["healthy"]

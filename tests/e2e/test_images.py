@@ -1,4 +1,4 @@
-"""Engines from images through a whole house: a gallery, a registry, workers that are killed on the way."""
+"""Engines from images through a whole cluster: a gallery, a registry, workers that are killed on the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import House, Program, wait_for
+from tests.e2e.conftest import Cluster, Program, wait_for
 from tests.fetch.faulty import Faulty, faulty
 from tests.fetch.images import Image, write_image
 from tests.fetch.real_registry import running_registry
@@ -23,7 +23,7 @@ MEGABYTE = 1_000_000
 
 @asynccontextmanager
 async def published(root: Path) -> AsyncIterator[tuple[Faulty, Image, dict[str, str]]]:
-    """An image behind a proxy, and the environment of a house whose gallery names it."""
+    """An image behind a proxy, and the environment of a cluster whose gallery names it."""
     async with running_registry(root) as registry, faulty(registry.address) as proxy:
         layers = [{"first.so": noise(3 * MEGABYTE, 1)}, {"second.so": noise(12 * MEGABYTE, 2)}]
         image = write_image(root / "layout", [*layers, {"run.sh": launcher("one")}], platform=hardware.platform())
@@ -42,46 +42,46 @@ async def published(root: Path) -> AsyncIterator[tuple[Faulty, Image, dict[str, 
 
 
 def residue(backends: Path) -> list[str]:
-    house = backends / ".enginehouse"
-    return [path.name for place in ("staging", "replaced") for path in house.glob(f"{place}/*")]
+    cluster = backends / ".enginehouse"
+    return [path.name for place in ("staging", "replaced") for path in cluster.glob(f"{place}/*")]
 
 
 async def test_a_worker_killed_in_the_middle_of_a_download_goes_on_where_it_was(tmp_path: Path) -> None:
     """F-001."""
     async with published(tmp_path) as (proxy, image, environment):
-        house = House(tmp_path)
+        cluster = Cluster(tmp_path)
         try:
-            await asyncio.to_thread(house.up, environment=environment)
-            await asyncio.to_thread(kill_in_the_middle, house, proxy, image)
+            await asyncio.to_thread(cluster.up, environment=environment)
+            await asyncio.to_thread(kill_in_the_middle, cluster, proxy, image)
         finally:
-            await asyncio.to_thread(house.end)
+            await asyncio.to_thread(cluster.end)
 
 
-def kill_in_the_middle(house: House, proxy: Faulty, image: Image) -> None:
-    backends = house.data / "backends"
+def kill_in_the_middle(cluster: Cluster, proxy: Faulty, image: Image) -> None:
+    backends = cluster.data / "backends"
     first, second = image.layers[0], image.layers[1]
     proxy.bytes_per_second = 2 * MEGABYTE
-    operation = house.json("backends", "install", "engine", "--no-follow")
+    operation = cluster.json("backends", "install", "engine", "--no-follow")
     verified = backends / ".enginehouse" / "blobs" / first.digest.removeprefix("sha256:")
     wait_for("the first layer to be verified", verified.exists)
     wait_for("half of the second layer", lambda: proxy.bytes_sent(second.digest) > second.size_bytes // 2)
-    house.child("worker").send_signal(signal.SIGKILL)
+    cluster.child("worker").send_signal(signal.SIGKILL)
     proxy.bytes_per_second = None
-    taken = house.json("ops", "show", operation["jobID"])
+    taken = cluster.json("ops", "show", operation["jobID"])
     assert taken["status"] in ("queued", "running"), taken
     assert not (backends / "cpu-engine").exists()
 
     done: dict[str, Any] = wait_for(
-        "the install to be done", lambda: ended(house.json("ops", "show", operation["jobID"])), 60
+        "the install to be done", lambda: ended(cluster.json("ops", "show", operation["jobID"])), 60
     )
     assert done["status"] == "succeeded", done
     assert said_by(backends / "cpu-engine") == "one"
-    wait_for("the report", lambda: house.has_backend("first", "cpu-engine"))
+    wait_for("the report", lambda: cluster.has_backend("first", "cpu-engine"))
     # What was here already was not fetched again; sockets may have held a little that nobody had read.
     assert proxy.bytes_sent(first.digest) == first.size_bytes
     assert proxy.bytes_sent(second.digest) < 1.3 * second.size_bytes
     assert not residue(backends)
-    house.cli("backends", "delete", "engine", "--all")
+    cluster.cli("backends", "delete", "engine", "--all")
     assert not (backends / "cpu-engine").exists()
 
 
@@ -91,12 +91,12 @@ def ended(operation: dict[str, Any]) -> dict[str, Any] | None:
 
 async def test_all_nodes_get_the_image_and_an_upgrade_fetches_what_is_new(tmp_path: Path) -> None:
     async with published(tmp_path) as (proxy, _, environment):
-        house = House(tmp_path)
+        cluster = Cluster(tmp_path)
         try:
-            await asyncio.to_thread(house.up, environment=environment)
-            worker = await asyncio.to_thread(house.join, "second", environment)
-            await asyncio.to_thread(approve, house, worker)
-            told = await asyncio.to_thread(house.cli, "backends", "install", "engine", "--all")
+            await asyncio.to_thread(cluster.up, environment=environment)
+            worker = await asyncio.to_thread(cluster.join, "second", environment)
+            await asyncio.to_thread(approve, cluster, worker)
+            told = await asyncio.to_thread(cluster.cli, "backends", "install", "engine", "--all")
             assert "first" in told.stdout
             assert "second" in told.stdout
             layers = [{"first.so": noise(3 * MEGABYTE, 1)}, {"second.so": noise(12 * MEGABYTE, 2)}]
@@ -105,22 +105,22 @@ async def test_all_nodes_get_the_image_and_an_upgrade_fetches_what_is_new(tmp_pa
             )
             sent = proxy.bytes_sent()
             await push(newer, proxy)
-            await asyncio.to_thread(house.cli, "backends", "upgrade", "engine", "--all")
-            for data in (house.data, tmp_path / "second"):
+            await asyncio.to_thread(cluster.cli, "backends", "upgrade", "engine", "--all")
+            for data in (cluster.data, tmp_path / "second"):
                 assert said_by(data / "backends" / "cpu-engine") == "two"
                 assert said_by(data / "backends" / ".enginehouse" / "previous" / "cpu-engine") == "one"
             assert proxy.bytes_sent() - sent < 50_000
-            listed = await asyncio.to_thread(house.json, "backends", "list")
+            listed = await asyncio.to_thread(cluster.json, "backends", "list")
             digests = {node["digest"] for one in listed if one["Name"] == "cpu-engine" for node in one["nodes"]}
             assert digests == {newer.digest}
         finally:
-            await asyncio.to_thread(house.end)
+            await asyncio.to_thread(cluster.end)
 
 
-def approve(house: House, _: Program) -> None:
-    wait_for("second to be known", lambda: house.node("second"))
-    house.cli("nodes", "approve", "second")
-    house.wait_for_status("second", "healthy")
+def approve(cluster: Cluster, _: Program) -> None:
+    wait_for("second to be known", lambda: cluster.node("second"))
+    cluster.cli("nodes", "approve", "second")
+    cluster.wait_for_status("second", "healthy")
 
 
 async def push(image: Image, proxy: Faulty) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.conftest import House, Program, wait_for
+from tests.e2e.conftest import Cluster, Program, wait_for
 
 
 def installers(program: Program) -> list[psutil.Process]:
@@ -32,34 +32,34 @@ def freeze(program: Program) -> psutil.Process:
 
 
 @pytest.fixture(scope="module")
-def cold(house: House) -> dict[str, str]:
+def cold(cluster: Cluster) -> dict[str, str]:
     """A package cache of its own, so that an install takes long enough to be caught."""
-    return {"UV_CACHE_DIR": str(house.root / "cache")}
+    return {"UV_CACHE_DIR": str(cluster.root / "cache")}
 
 
 @pytest.fixture
-def second(house: House, cold: dict[str, str]) -> Program:
+def second(cluster: Cluster, cold: dict[str, str]) -> Program:
     """The second node, joined, approved, without the engine, and without its packages in the cache."""
-    worker = house.workers.get("second") or house.join("second", cold)
-    wait_for("second to be known", lambda: house.node("second"))
-    if not house.node("second")["approved"]:
-        house.cli("nodes", "approve", "second")
-    house.wait_for_status("second", "healthy")
-    if house.has_backend("second"):
-        house.cli("backends", "delete", "llama-cpp", "--node", "second")
-        wait_for("the engine to be gone", lambda: not house.has_backend("second"))
+    worker = cluster.workers.get("second") or cluster.join("second", cold)
+    wait_for("second to be known", lambda: cluster.node("second"))
+    if not cluster.node("second")["approved"]:
+        cluster.cli("nodes", "approve", "second")
+    cluster.wait_for_status("second", "healthy")
+    if cluster.has_backend("second"):
+        cluster.cli("backends", "delete", "llama-cpp", "--node", "second")
+        wait_for("the engine to be gone", lambda: not cluster.has_backend("second"))
     shutil.rmtree(cold["UV_CACHE_DIR"], ignore_errors=True)
     return worker
 
 
-def begin_install(house: House) -> str:
-    operation = house.json("backends", "install", "llama-cpp", "--node", "second", "--no-follow")
+def begin_install(cluster: Cluster) -> str:
+    operation = cluster.json("backends", "install", "llama-cpp", "--node", "second", "--no-follow")
     return str(operation["jobID"])
 
 
-def outcome(house: House, operation_id: str) -> dict[str, object]:
+def outcome(cluster: Cluster, operation_id: str) -> dict[str, object]:
     def ended() -> dict[str, object] | None:
-        shown: dict[str, object] = house.json("ops", "show", operation_id)
+        shown: dict[str, object] = cluster.json("ops", "show", operation_id)
         return shown if shown["status"] not in ("queued", "running") else None
 
     found: dict[str, object] = wait_for("the operation to end", ended, 60)
@@ -74,102 +74,102 @@ def row(operation: dict[str, object]) -> dict[str, object]:
     return first
 
 
-def test_a_frontend_that_is_killed_during_an_install_loses_nothing(house: House, second: Program) -> None:
-    operation_id = begin_install(house)
+def test_a_frontend_that_is_killed_during_an_install_loses_nothing(cluster: Cluster, second: Program) -> None:
+    operation_id = begin_install(cluster)
     installer = freeze(second)
-    old = house.child("frontend").pid
+    old = cluster.child("frontend").pid
     os.kill(old, signal.SIGKILL)
-    wait_for("another frontend", lambda: house.cli("nodes", "list", code=None).returncode == 0)
-    assert house.child("frontend").pid != old
-    shown = house.json("ops", "show", operation_id)
+    wait_for("another frontend", lambda: cluster.cli("nodes", "list", code=None).returncode == 0)
+    assert cluster.child("frontend").pid != old
+    shown = cluster.json("ops", "show", operation_id)
     assert shown["status"] == "running", "the accepted request is still there, and still under way"
     installer.resume()
-    ended = outcome(house, operation_id)
+    ended = outcome(cluster, operation_id)
     assert (ended["status"], row(ended)["attempt"]) == ("succeeded", 1), "the same attempt was recorded, none was sent"
-    assert house.has_backend("second")
+    assert cluster.has_backend("second")
 
 
 def test_a_worker_that_is_killed_during_an_install_does_it_again_after_its_return(
-    house: House, second: Program, cold: dict[str, str]
+    cluster: Cluster, second: Program, cold: dict[str, str]
 ) -> None:
-    operation_id = begin_install(house)
+    operation_id = begin_install(cluster)
     installer = freeze(second)
     os.kill(second.pid, signal.SIGKILL)
     second.end()
     wait_for(
         "the installer to die with its worker", lambda: not installer.is_running() or installer.status() == "zombie"
     )
-    assert house.json("ops", "show", operation_id)["status"] in ("queued", "running")
-    assert not house.has_backend("second")
-    house.join("second", cold)
-    ended = outcome(house, operation_id)
+    assert cluster.json("ops", "show", operation_id)["status"] in ("queued", "running")
+    assert not cluster.has_backend("second")
+    cluster.join("second", cold)
+    ended = outcome(cluster, operation_id)
     assert ended["status"] == "succeeded"
     assert row(ended)["attempt"] == 2
-    wait_for("the node to report the engine", lambda: house.has_backend("second"))
-    backends = house.root / "second" / "backends"
+    wait_for("the node to report the engine", lambda: cluster.has_backend("second"))
+    backends = cluster.root / "second" / "backends"
     assert sorted(path.name for path in backends.iterdir()) == [".enginehouse", "llama-cpp", "xllamacpp"]
     assert not list(backends.glob(".enginehouse/staging/*"))
 
 
-def test_the_local_worker_is_started_again_and_its_engine_dies_with_it(house: House) -> None:
-    assert house.cli("run", "tiny-chat", "--node", "first", "--prompt", "What is the capital of Italy?").stdout
-    worker = house.child("worker")
+def test_the_local_worker_is_started_again_and_its_engine_dies_with_it(cluster: Cluster) -> None:
+    assert cluster.cli("run", "tiny-chat", "--node", "first", "--prompt", "What is the capital of Italy?").stdout
+    worker = cluster.child("worker")
     engines = worker.children(recursive=True)
     assert engines
     os.kill(worker.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(engines, timeout=5)
     assert not alive
-    house.wait_for_status("first", "healthy")
-    done = house.cli("run", "tiny-chat", "--node", "first", "--prompt", "What is the capital of Italy?")
+    cluster.wait_for_status("first", "healthy")
+    done = cluster.cli("run", "tiny-chat", "--node", "first", "--prompt", "What is the capital of Italy?")
     assert done.stdout.strip() == "The capital of Italy is Rome."
 
 
-def test_an_engine_that_is_killed_is_noticed_and_the_next_request_is_answered(house: House) -> None:
-    worker = house.child("worker")
+def test_an_engine_that_is_killed_is_noticed_and_the_next_request_is_answered(cluster: Cluster) -> None:
+    worker = cluster.child("worker")
     for engine in worker.children(recursive=True):
         engine.kill()
-    done = house.cli("run", "tiny-chat", "--prompt", "What is the capital of Italy?")
+    done = cluster.cli("run", "tiny-chat", "--prompt", "What is the capital of Italy?")
     assert done.stdout.strip() == "The capital of Italy is Rome."
 
 
-def test_a_bus_that_is_killed_comes_back_and_requests_go_on(house: House, second: Program) -> None:
-    assert house.parent is not None
-    nats = next(one for one in psutil.Process(house.parent.pid).children() if "nats-server" in one.name())
+def test_a_bus_that_is_killed_comes_back_and_requests_go_on(cluster: Cluster, second: Program) -> None:
+    assert cluster.parent is not None
+    nats = next(one for one in psutil.Process(cluster.parent.pid).children() if "nats-server" in one.name())
     nats.kill()
-    operation_id = begin_install(house)
-    assert outcome(house, operation_id)["status"] == "succeeded"
+    operation_id = begin_install(cluster)
+    assert outcome(cluster, operation_id)["status"] == "succeeded"
 
 
-def test_when_the_parent_is_killed_nothing_is_left(house: House, second: Program) -> None:
-    assert house.parent is not None
-    left = house.parent.descendants()
-    os.kill(house.parent.pid, signal.SIGKILL)
-    house.parent.end()
+def test_when_the_parent_is_killed_nothing_is_left(cluster: Cluster, second: Program) -> None:
+    assert cluster.parent is not None
+    left = cluster.parent.descendants()
+    os.kill(cluster.parent.pid, signal.SIGKILL)
+    cluster.parent.end()
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive
-    house.up()
-    house.wait_for_status("first", "healthy")
-    house.wait_for_status("second", "healthy")
+    cluster.up()
+    cluster.wait_for_status("first", "healthy")
+    cluster.wait_for_status("second", "healthy")
 
 
 def test_a_worker_that_moves_to_a_house_that_does_not_know_it_takes_its_first_requests(
-    house: House, second: Program, tmp_path: Path
+    cluster: Cluster, second: Program, tmp_path: Path
 ) -> None:
     """Here the database is lost: the same worker is a new node, and what it had counted before means nothing."""
-    assert house.parent is not None
+    assert cluster.parent is not None
     for _ in range(2):
-        assert outcome(house, begin_install(house))["status"] == "succeeded"
-        house.cli("backends", "delete", "llama-cpp", "--node", "second")
-    house.parent.end()
-    for left in house.data.glob("enginehouse.db*"):
+        assert outcome(cluster, begin_install(cluster))["status"] == "succeeded"
+        cluster.cli("backends", "delete", "llama-cpp", "--node", "second")
+    cluster.parent.end()
+    for left in cluster.data.glob("enginehouse.db*"):
         left.rename(tmp_path / left.name)
-    house.up()
-    house.wait_for_status("second", "pending")
-    house.cli("nodes", "approve", "second")
-    house.wait_for_status("second", "healthy")
-    ended = outcome(house, begin_install(house))
+    cluster.up()
+    cluster.wait_for_status("second", "pending")
+    cluster.cli("nodes", "approve", "second")
+    cluster.wait_for_status("second", "healthy")
+    ended = outcome(cluster, begin_install(cluster))
     assert ended["status"] == "succeeded", ended
-    forced = house.json("backends", "install", "llama-cpp", "--node", "second", "--force", "--no-follow")
-    before = (house.root / "second" / "backends" / "xllamacpp").stat().st_ino
-    assert outcome(house, str(forced["jobID"]))["status"] == "succeeded"
-    assert (house.root / "second" / "backends" / "xllamacpp").stat().st_ino != before, "it was really done again"
+    forced = cluster.json("backends", "install", "llama-cpp", "--node", "second", "--force", "--no-follow")
+    before = (cluster.root / "second" / "backends" / "xllamacpp").stat().st_ino
+    assert outcome(cluster, str(forced["jobID"]))["status"] == "succeeded"
+    assert (cluster.root / "second" / "backends" / "xllamacpp").stat().st_ino != before, "it was really done again"

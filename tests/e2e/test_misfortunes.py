@@ -13,21 +13,21 @@ from typing import Any
 import psutil
 import pytest
 from tests.e2e.asking import ask, error_of, started_in_vain, token_of
-from tests.e2e.conftest import FAST, House, Program, free_port, wait_for
+from tests.e2e.conftest import FAST, Cluster, Program, free_port, wait_for
 
 from enginehouse.host import disk
 
 # Starting ----------------------------------------------------------------------------------------
 
 
-def test_a_port_that_was_asked_for_and_is_busy_is_an_error(house: House, tmp_path: Path) -> None:
-    said = started_in_vain("up", "--data", str(tmp_path / "other"), "--port", str(house.port), code=1)
-    assert f"127.0.0.1:{house.port}" in said
+def test_a_port_that_was_asked_for_and_is_busy_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
+    said = started_in_vain("up", "--data", str(tmp_path / "other"), "--port", str(cluster.port), code=1)
+    assert f"127.0.0.1:{cluster.port}" in said
     assert "--port" in said
     assert not (tmp_path / "other" / "server.json").exists()
 
 
-def test_a_busy_port_of_the_bus_is_an_error(house: House, tmp_path: Path) -> None:
+def test_a_busy_port_of_the_bus_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         said = started_in_vain(
@@ -38,12 +38,14 @@ def test_a_busy_port_of_the_bus_is_an_error(house: House, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("command", ["up", "join"])
 @pytest.mark.parametrize("what", ["a file", "not writable"])
-def test_a_data_directory_that_cannot_be_used_is_named(house: House, tmp_path: Path, command: str, what: str) -> None:
+def test_a_data_directory_that_cannot_be_used_is_named(
+    cluster: Cluster, tmp_path: Path, command: str, what: str
+) -> None:
     place = Path("/proc/enginehouse")  # not even root can write there
     if what == "a file":
         place = tmp_path / "file"
         place.write_text("mine")
-    arguments = ("up",) if command == "up" else ("join", house.url, "--token", "t")
+    arguments = ("up",) if command == "up" else ("join", cluster.url, "--token", "t")
     said = started_in_vain(*arguments, "--data", str(place), code=1)
     assert f"cannot use {place} as data directory" in said
     assert "--data" in said
@@ -51,22 +53,22 @@ def test_a_data_directory_that_cannot_be_used_is_named(house: House, tmp_path: P
         assert place.read_text() == "mine"
 
 
-def test_a_second_up_on_the_same_data_is_refused(house: House) -> None:
-    assert house.parent is not None
-    said = started_in_vain("up", "--data", str(house.data), "--port", str(free_port()), code=1)
-    assert f"in use by process {house.parent.pid}" in said
-    assert house.json("nodes", "list"), "the first one goes on"
+def test_a_second_up_on_the_same_data_is_refused(cluster: Cluster) -> None:
+    assert cluster.parent is not None
+    said = started_in_vain("up", "--data", str(cluster.data), "--port", str(free_port()), code=1)
+    assert f"in use by process {cluster.parent.pid}" in said
+    assert cluster.json("nodes", "list"), "the first one goes on"
 
 
-def test_a_second_worker_on_the_same_data_is_refused(house: House) -> None:
-    holder = house.child("worker").pid
-    token = {"ENGINEHOUSE_TOKEN": token_of(house, "join")}
-    for command in (("worker", "--url", house.url), ("join", house.url)):
-        said = started_in_vain(*command, "--data", str(house.data), code=1, environment=token)
+def test_a_second_worker_on_the_same_data_is_refused(cluster: Cluster) -> None:
+    holder = cluster.child("worker").pid
+    token = {"ENGINEHOUSE_TOKEN": token_of(cluster, "join")}
+    for command in (("worker", "--url", cluster.url), ("join", cluster.url)):
+        said = started_in_vain(*command, "--data", str(cluster.data), code=1, environment=token)
         assert f"in use by process {holder}" in said
 
 
-def test_a_data_directory_with_something_strange_in_it_is_named(house: House, tmp_path: Path) -> None:
+def test_a_data_directory_with_something_strange_in_it_is_named(cluster: Cluster, tmp_path: Path) -> None:
     for name in ("lock", "logs", "join.token"):
         place = tmp_path / f"with-{name}"
         place.mkdir()
@@ -78,7 +80,7 @@ def test_a_data_directory_with_something_strange_in_it_is_named(house: House, tm
         assert f"cannot use {place} as data directory: {name} in it: " in said
 
 
-def test_up_ends_with_the_reason_of_a_child_that_cannot_start(house: House, tmp_path: Path) -> None:
+def test_up_ends_with_the_reason_of_a_child_that_cannot_start(cluster: Cluster, tmp_path: Path) -> None:
     ports = ("--port", str(free_port()), "--nats-port", str(free_port()))
     (tmp_path / "admin.token").touch()
     assert "admin token" in started_in_vain("up", "--data", str(tmp_path), *ports, code=2)
@@ -99,10 +101,10 @@ def command_line(process: psutil.Process) -> list[str]:
 
 
 def test_a_default_port_moves_on_and_an_open_server_answers_nobody_without_a_credential(
-    house: House, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     host = own_address()
-    open_house = House(tmp_path)
+    open_house = Cluster(tmp_path)
     open_house.data = tmp_path / "with space"
     log = tmp_path / "up.log"
     with socket.create_server((host, 8080)) if is_free(host, 8080) else socket.socket():
@@ -145,58 +147,58 @@ def is_free(host: str, port: int) -> bool:
 # Bad luck ----------------------------------------------------------------------------------------
 
 
-def test_an_install_without_a_network_waits_says_why_and_goes_on_by_itself(house: House) -> None:
-    cache = house.root / "empty-cache"
+def test_an_install_without_a_network_waits_says_why_and_goes_on_by_itself(cluster: Cluster) -> None:
+    cache = cluster.root / "empty-cache"
     offline = {
         "UV_CACHE_DIR": str(cache),
         "UV_DEFAULT_INDEX": f"http://127.0.0.1:{free_port()}/simple",
         "UV_HTTP_RETRIES": "0",
     }
-    house.join("poor", offline)
-    wait_for("poor to be known", lambda: house.node("poor"))
-    house.cli("nodes", "approve", "poor")
-    house.wait_for_status("poor", "healthy")
-    log = house.root / "install.log"
-    watching = Program("--data", str(house.data), "backends", "install", "llama-cpp", "--node", "poor", log=log)
+    cluster.join("poor", offline)
+    wait_for("poor to be known", lambda: cluster.node("poor"))
+    cluster.cli("nodes", "approve", "poor")
+    cluster.wait_for_status("poor", "healthy")
+    log = cluster.root / "install.log"
+    watching = Program("--data", str(cluster.data), "backends", "install", "llama-cpp", "--node", "poor", log=log)
     wait_for("the reason to be shown", lambda: "the package index cannot be reached" in log.read_text())
     assert "check the network" in log.read_text()
 
     # Ctrl-C ends the watching, not the operation.
     assert watching.end(signal.SIGINT) == 130
-    operation_id = house.operations()[0]["jobID"]
+    operation_id = cluster.operations()[0]["jobID"]
     assert f"enginehouse ops follow {operation_id}" in log.read_text()
     assert "Traceback" not in log.read_text()
 
     def is_waiting() -> dict[str, Any] | None:
-        shown: dict[str, Any] = house.json("ops", "show", operation_id)["nodes"][0]
+        shown: dict[str, Any] = cluster.json("ops", "show", operation_id)["nodes"][0]
         return shown if shown["status"] == "queued" else None
 
     row = wait_for("the next try to be waited for", is_waiting)
     assert row["reason"] == "upstream_error"
     assert row["error"].startswith("cannot install xllamacpp==")
     assert row["due_in_seconds"] > 0
-    wait_for("the next try to be told", lambda: "; next try in " in house.cli("ops", "show", operation_id).stdout)
-    assert [path.name for path in (house.root / "poor" / "backends").iterdir()] == [".enginehouse"]
-    assert not list((house.root / "poor" / "backends").glob(".enginehouse/staging/*"))
+    wait_for("the next try to be told", lambda: "; next try in " in cluster.cli("ops", "show", operation_id).stdout)
+    assert [path.name for path in (cluster.root / "poor" / "backends").iterdir()] == [".enginehouse"]
+    assert not list((cluster.root / "poor" / "backends").glob(".enginehouse/staging/*"))
 
-    assert house.workers["poor"].end() == 0
-    house.join("poor")
+    assert cluster.workers["poor"].end() == 0
+    cluster.join("poor")
     wait_for(
         "the same operation to succeed by itself",
-        lambda: house.json("ops", "show", operation_id)["status"] == "succeeded",
+        lambda: cluster.json("ops", "show", operation_id)["status"] == "succeeded",
         60,
     )
-    assert house.has_backend("poor")
+    assert cluster.has_backend("poor")
 
 
-def test_a_model_file_that_was_cut_off_is_placed_again(house: House) -> None:
+def test_a_model_file_that_was_cut_off_is_placed_again(cluster: Cluster) -> None:
     question = ("--prompt", "What is the capital of France?")
-    assert "Paris" in house.cli("run", "tiny-chat", "--node", "first", *question).stdout
-    placed = next((house.data / "models").glob("tiny-chat/*.gguf"))
+    assert "Paris" in cluster.cli("run", "tiny-chat", "--node", "first", *question).stdout
+    placed = next((cluster.data / "models").glob("tiny-chat/*.gguf"))
     whole = placed.read_bytes()
-    house.cli("models", "unload", "tiny-chat")
+    cluster.cli("models", "unload", "tiny-chat")
     os.truncate(placed, 1000)
-    done = house.cli("run", "tiny-chat", "--node", "first", *question)
+    done = cluster.cli("run", "tiny-chat", "--node", "first", *question)
     assert done.stdout.strip() == "The capital of France is Paris."
     assert placed.read_bytes() == whole
     assert not list(placed.parent.glob("*.part"))

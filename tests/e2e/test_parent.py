@@ -1,4 +1,4 @@
-"""What the surroundings of a house do to it: terminals that close, variables of other programs, a second Ctrl-C."""
+"""What the surroundings of a cluster do to it: terminals that close, variables of other programs, a second Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.conftest import FAST, OFFLINE, PROGRAM, House, free_port, wait_for
+from tests.e2e.conftest import FAST, OFFLINE, PROGRAM, Cluster, free_port, wait_for
 
 FOREIGN = "a-token-of-another-program-on-this-machine"
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[House]:
-    """A house that is not up yet."""
-    made = House(tmp_path)
+def own(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster that is not up yet."""
+    made = Cluster(tmp_path)
     try:
         yield made
     finally:
@@ -28,7 +28,7 @@ def own(tmp_path: Path) -> Iterator[House]:
 
 @pytest.mark.parametrize("place", ["the environment", "the settings file"])
 def test_tokens_that_this_machine_was_given_for_other_programs_do_not_keep_a_house_from_starting(
-    own: House, place: str
+    own: Cluster, place: str
 ) -> None:
     variables = dict.fromkeys(("ENGINEHOUSE_ADMIN_TOKEN", "LOCALAI_REGISTRATION_TOKEN"), FOREIGN)
     if place == "the settings file":
@@ -39,7 +39,7 @@ def test_tokens_that_this_machine_was_given_for_other_programs_do_not_keep_a_hou
     assert own.node("first")["status"] == "healthy"
 
 
-def test_the_credentials_of_registries_are_for_the_frontend_too(own: House, tmp_path: Path) -> None:
+def test_the_credentials_of_registries_are_for_the_frontend_too(own: Cluster, tmp_path: Path) -> None:
     """It asks registries which version a tag is."""
     secrets = tmp_path / "registries.toml"
     secrets.write_text('"registry.example.org" = "user:password"\n')
@@ -63,7 +63,7 @@ def test_a_house_outlives_the_terminal_that_it_was_started_from_with_nohup(tmp_p
     )
     os.close(writing)
     try:
-        wait_for("the house to be ready", lambda: (data / "server.json").exists() or process.poll() is not None)
+        wait_for("the cluster to be ready", lambda: (data / "server.json").exists() or process.poll() is not None)
         process.send_signal(signal.SIGHUP)
         worker = the_worker(process.pid)
         assert worker is not None
@@ -87,7 +87,7 @@ def the_worker(parent: int) -> psutil.Process | None:
         return None
 
 
-def test_a_part_that_hangs_is_named_when_it_is_stopped_and_a_second_ctrl_c_ends_it(own: House) -> None:
+def test_a_part_that_hangs_is_named_when_it_is_stopped_and_a_second_ctrl_c_ends_it(own: Cluster) -> None:
     parent = own.up()
     own.child("worker").suspend()
     os.kill(parent.pid, signal.SIGINT)
@@ -98,10 +98,10 @@ def test_a_part_that_hangs_is_named_when_it_is_stopped_and_a_second_ctrl_c_ends_
     assert not (own.data / "server.json").exists()
 
 
-def test_a_worker_whose_terminal_closes_says_goodbye(house: House) -> None:
-    worker = house.join("laptop")
-    wait_for("the node to ask", lambda: house.node("laptop"))
-    house.cli("nodes", "approve", "laptop")
-    house.wait_for_status("laptop", "healthy")
+def test_a_worker_whose_terminal_closes_says_goodbye(cluster: Cluster) -> None:
+    worker = cluster.join("laptop")
+    wait_for("the node to ask", lambda: cluster.node("laptop"))
+    cluster.cli("nodes", "approve", "laptop")
+    cluster.wait_for_status("laptop", "healthy")
     assert worker.end(signal.SIGHUP) == 0
-    assert house.node("laptop")["status"] == "offline", "told, not found out by its silence"
+    assert cluster.node("laptop")["status"] == "offline", "told, not found out by its silence"

@@ -10,30 +10,30 @@ from urllib.parse import quote
 
 import pytest
 from tests.e2e.asking import ask, error_of, sentence, started_in_vain, token_of
-from tests.e2e.conftest import PROGRAM, House
+from tests.e2e.conftest import PROGRAM, Cluster
 
 BAD_NAMES = ("*", ">", "a/b", "..", "a b", "n" * 300)
 
 
-def refused(house: House, *arguments: str, code: int) -> str:
+def refused(cluster: Cluster, *arguments: str, code: int) -> str:
     """A command that was refused without saying or doing anything else."""
-    done = house.cli(*arguments, code=code)
+    done = cluster.cli(*arguments, code=code)
     assert done.stdout == ""
     return sentence(done.stderr)
 
 
 @pytest.fixture
-def untouched(house: House) -> Iterator[House]:
-    """The house, of which no operation, node or model may have come of the test that asked for it."""
-    before = what_is_known(house)
-    yield house
-    assert what_is_known(house) == before
+def untouched(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, of which no operation, node or model may have come of the test that asked for it."""
+    before = what_is_known(cluster)
+    yield cluster
+    assert what_is_known(cluster) == before
 
 
-def what_is_known(house: House) -> tuple[list[str], list[str], list[tuple[str, str]]]:
-    _, operations = ask(house, "GET", "/api/operations?all=true&limit=500")
-    _, nodes = ask(house, "GET", "/api/nodes")
-    _, models = ask(house, "GET", "/api/models")
+def what_is_known(cluster: Cluster) -> tuple[list[str], list[str], list[tuple[str, str]]]:
+    _, operations = ask(cluster, "GET", "/api/operations?all=true&limit=500")
+    _, nodes = ask(cluster, "GET", "/api/nodes")
+    _, models = ask(cluster, "GET", "/api/models")
     return (
         [one["jobID"] for one in operations["operations"]],
         [one["id"] for one in nodes],
@@ -44,7 +44,7 @@ def what_is_known(house: House) -> tuple[list[str], list[str], list[tuple[str, s
 # Tokens ------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_token_is_refused(untouched: House) -> None:
+def test_a_wrong_token_is_refused(untouched: Cluster) -> None:
     said = refused(untouched, "--token", "eh-admin-wrong", "nodes", "list", code=4)
     assert "cannot accept this token" in said
     assert "eh-admin-wrong" not in said
@@ -57,7 +57,7 @@ def test_a_wrong_token_is_refused(untouched: House) -> None:
         assert error_of(ask(untouched, method, path, {}, token="wrong"), 401)["code"] == "unauthenticated"
 
 
-def test_a_missing_token_is_refused(untouched: House, tmp_path: Path) -> None:
+def test_a_missing_token_is_refused(untouched: Cluster, tmp_path: Path) -> None:
     done = subprocess.run(
         [PROGRAM, "--data", str(tmp_path), "--url", untouched.url, "nodes", "list"], capture_output=True, text=True
     )
@@ -68,7 +68,7 @@ def test_a_missing_token_is_refused(untouched: House, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["join", "user"])
-def test_a_token_of_another_role_opens_nothing_more(untouched: House, role: str) -> None:
+def test_a_token_of_another_role_opens_nothing_more(untouched: Cluster, role: str) -> None:
     token = token_of(untouched, "join")
     if role == "user":
         token = ask(untouched, "POST", "/api/tokens", {"role": "user", "name": "small"})[1]["token"]
@@ -77,7 +77,7 @@ def test_a_token_of_another_role_opens_nothing_more(untouched: House, role: str)
     assert refused(untouched, "--token", token, "nodes", "list", code=4)
 
 
-def test_joining_with_a_wrong_token_ends_with_the_reason(untouched: House, tmp_path: Path) -> None:
+def test_joining_with_a_wrong_token_ends_with_the_reason(untouched: Cluster, tmp_path: Path) -> None:
     place = tmp_path / "node"
     said = started_in_vain(
         "join",
@@ -93,7 +93,7 @@ def test_joining_with_a_wrong_token_ends_with_the_reason(untouched: House, tmp_p
     assert [path.name for path in place.glob("backends/*")] == [".enginehouse"]
 
 
-def test_joining_without_a_token_is_refused_at_once(untouched: House, tmp_path: Path) -> None:
+def test_joining_without_a_token_is_refused_at_once(untouched: Cluster, tmp_path: Path) -> None:
     said = started_in_vain("join", untouched.url, "--data", str(tmp_path / "node"), "--name", "stranger", code=2)
     assert "tokens create --role join" in said
     assert not (tmp_path / "node").exists()
@@ -102,7 +102,7 @@ def test_joining_without_a_token_is_refused_at_once(untouched: House, tmp_path: 
 # Names -------------------------------------------------------------------------------------------
 
 
-def test_what_does_not_exist_is_not_found(untouched: House) -> None:
+def test_what_does_not_exist_is_not_found(untouched: Cluster) -> None:
     assert "'nope'" in refused(untouched, "backends", "install", "nope", code=5)
     assert "nope" in refused(untouched, "backends", "delete", "nope", "--all", code=5)
     assert "nope" in refused(untouched, "backends", "install", "llama-cpp", "--node", "nope", code=5)
@@ -115,7 +115,7 @@ def test_what_does_not_exist_is_not_found(untouched: House) -> None:
     assert "nope" in refused(untouched, "ops", "show", "nope", code=5)
 
 
-def test_what_does_not_exist_is_404_over_http(untouched: House) -> None:
+def test_what_does_not_exist_is_404_over_http(untouched: Cluster) -> None:
     request = {"kind": "install", "name": "nope"}
     assert error_of(ask(untouched, "POST", "/api/operations", request), 404)["code"] == "not_found"
     request = {"kind": "install", "name": "llama-cpp", "nodes": ["nope"]}  # type: ignore[dict-item]
@@ -129,7 +129,7 @@ def test_what_does_not_exist_is_404_over_http(untouched: House) -> None:
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_cannot_be_one_is_refused_by_every_command(untouched: House, name: str, tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_one_is_refused_by_every_command(untouched: Cluster, name: str, tmp_path: Path) -> None:
     assert "backend name" in refused(untouched, "backends", "install", name, code=2)
     assert "node name" in refused(untouched, "backends", "install", "llama-cpp", "--node", name, code=2)
     assert "node name" in refused(untouched, "nodes", "approve", name, code=2)
@@ -141,7 +141,7 @@ def test_a_name_that_cannot_be_one_is_refused_by_every_command(untouched: House,
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_cannot_be_one_is_refused_over_http(untouched: House, name: str) -> None:
+def test_a_name_that_cannot_be_one_is_refused_over_http(untouched: Cluster, name: str) -> None:
     for kind in ("install", "upgrade", "delete"):
         request = {"kind": kind, "name": name}
         assert error_of(ask(untouched, "POST", "/api/operations", request), 422)["code"] == "invalid_name"
@@ -150,7 +150,7 @@ def test_a_name_that_cannot_be_one_is_refused_over_http(untouched: House, name: 
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_strange_model_is_not_there_whatever_its_name(untouched: House, name: str) -> None:
+def test_a_strange_model_is_not_there_whatever_its_name(untouched: Cluster, name: str) -> None:
     """Models may be called almost anything, so a strange name is merely unknown."""
     chat = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
     assert error_of(ask(untouched, "POST", "/v1/chat/completions", chat), 404)["code"] == "model_not_found"
@@ -162,7 +162,7 @@ def test_a_strange_model_is_not_there_whatever_its_name(untouched: House, name: 
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_strange_node_is_not_there_whatever_its_name(untouched: House, name: str) -> None:
+def test_a_strange_node_is_not_there_whatever_its_name(untouched: Cluster, name: str) -> None:
     request = {"kind": "install", "name": "llama-cpp", "nodes": [name]}
     assert error_of(ask(untouched, "POST", "/api/operations", request), 404)["code"] == "not_found"
     assert error_of(ask(untouched, "POST", "/api/models/tiny-chat/load", {"node": name}), 404)["code"] == "not_found"
@@ -173,20 +173,20 @@ def test_a_strange_node_is_not_there_whatever_its_name(untouched: House, name: s
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000])
-def test_a_body_that_is_not_what_the_route_takes_is_malformed(untouched: House, body: bytes) -> None:
+def test_a_body_that_is_not_what_the_route_takes_is_malformed(untouched: Cluster, body: bytes) -> None:
     for path in ("/api/operations", "/v1/chat/completions", "/api/models/tiny-chat/load"):
         assert error_of(ask(untouched, "POST", path, body), 400)["code"] == "invalid_json"
     assert error_of(ask(untouched, "POST", "/api/node/register", body, token="join"), 400)["code"] == "invalid_json"
 
 
-def test_a_request_without_a_model_is_told_where_to_find_one(untouched: House) -> None:
+def test_a_request_without_a_model_is_told_where_to_find_one(untouched: Cluster) -> None:
     for path in ("/v1/chat/completions", "/v1/completions"):
         error = error_of(ask(untouched, "POST", path, {"messages": []}), 422)
         assert error["param"] == "model"
         assert "/v1/models" in error["message"]
 
 
-def test_a_body_that_is_too_large_is_refused(untouched: House) -> None:
+def test_a_body_that_is_too_large_is_refused(untouched: Cluster) -> None:
     large = b'{"kind":"install","name":"' + b"n" * 1024 * 1024 + b'"}'
     assert error_of(ask(untouched, "POST", "/api/operations", large), 413)["code"] == "too_large"
     announced = {"content-length": str(33 * 1024 * 1024)}
@@ -194,7 +194,7 @@ def test_a_body_that_is_too_large_is_refused(untouched: House) -> None:
     assert error_of(answer, 413)["code"] == "too_large"
 
 
-def test_a_field_that_nobody_knows_is_refused_from_people(untouched: House) -> None:
+def test_a_field_that_nobody_knows_is_refused_from_people(untouched: Cluster) -> None:
     request = {"kind": "install", "name": "llama-cpp", "node": "first"}
     assert "node" in error_of(ask(untouched, "POST", "/api/operations", request), 400)["message"]
     assert error_of(ask(untouched, "POST", "/api/operations", {"kind": "explode", "name": "x"}), 400)

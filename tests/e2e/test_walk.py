@@ -1,5 +1,5 @@
 """The walk of the README through the real commands, in its order: up, run, join, approve, install on both, chat, away
-and back, down and up again. The tests of this file share one house and build on each other."""
+and back, down and up again. The tests of this file share one cluster and build on each other."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Any
 
 import openai
 import psutil
-from tests.e2e.conftest import PROGRAM, House, wait_for
+from tests.e2e.conftest import PROGRAM, Cluster, wait_for
 
 FRANCE = "What is the capital of France?"
 
 
-def client(house: House) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{house.url}/v1", api_key=user_token(house), max_retries=0, timeout=60)
+def client(cluster: Cluster) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=user_token(cluster), max_retries=0, timeout=60)
 
 
-def user_token(house: House) -> str:
+def user_token(cluster: Cluster) -> str:
     """Made once: a name is one token's."""
-    kept = house.root / "user.token"
+    kept = cluster.root / "user.token"
     if not kept.exists():
-        kept.write_text(str(house.json("tokens", "create", "--role", "user", "--name", "tests")["token"]))
+        kept.write_text(str(cluster.json("tokens", "create", "--role", "user", "--name", "tests")["token"]))
     return kept.read_text()
 
 
-def figure(house: House, name: str, **labels: str) -> float:
+def figure(cluster: Cluster, name: str, **labels: str) -> float:
     """The sum of a metric over the lines that have these labels."""
-    request = urllib.request.Request(f"{house.url}/metrics")
-    request.add_header("authorization", "Bearer " + (house.data / "admin.token").read_text().strip())
+    request = urllib.request.Request(f"{cluster.url}/metrics")
+    request.add_header("authorization", "Bearer " + (cluster.data / "admin.token").read_text().strip())
     with urllib.request.urlopen(request, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
@@ -45,83 +45,83 @@ def figure(house: House, name: str, **labels: str) -> float:
     )
 
 
-def ask(house: House, question: str) -> str:
-    answer = client(house).chat.completions.create(
+def ask(cluster: Cluster, question: str) -> str:
+    answer = client(cluster).chat.completions.create(
         model="tiny-chat", temperature=0, messages=[{"role": "user", "content": question}]
     )
     return answer.choices[0].message.content or ""
 
 
-def test_up_names_the_address_the_token_the_join_line_and_what_to_try(house: House) -> None:
-    assert house.parent is not None
-    said = house.parent.output()
-    assert f"{house.url}/v1" in said
-    assert str(house.data / "admin.token") in said
-    token = (house.data / "join.token").read_text().strip()
-    assert f"enginehouse join {house.url} --token @{house.data / 'join.token'} --name second" in said
+def test_up_names_the_address_the_token_the_join_line_and_what_to_try(cluster: Cluster) -> None:
+    assert cluster.parent is not None
+    said = cluster.parent.output()
+    assert f"{cluster.url}/v1" in said
+    assert str(cluster.data / "admin.token") in said
+    token = (cluster.data / "join.token").read_text().strip()
+    assert f"enginehouse join {cluster.url} --token @{cluster.data / 'join.token'} --name second" in said
     assert token not in said
     assert "run tiny-chat" in said
 
 
-def test_the_secrets_are_for_their_owner_alone(house: House) -> None:
+def test_the_secrets_are_for_their_owner_alone(cluster: Cluster) -> None:
     for name in ("admin.token", "join.token", "node.key", "bus/account.seed", "bus/operator.seed"):
-        assert stat.S_IMODE((house.data / name).stat().st_mode) == 0o600, name
+        assert stat.S_IMODE((cluster.data / name).stat().st_mode) == 0o600, name
 
 
-def test_the_local_node_is_approved_by_itself(house: House) -> None:
-    house.wait_for_status("first", "healthy")
+def test_the_local_node_is_approved_by_itself(cluster: Cluster) -> None:
+    cluster.wait_for_status("first", "healthy")
 
 
-def test_run_installs_the_engine_places_the_model_and_answers(house: House) -> None:
-    done = house.cli("run", "tiny-chat", "--prompt", FRANCE)
+def test_run_installs_the_engine_places_the_model_and_answers(cluster: Cluster) -> None:
+    done = cluster.cli("run", "tiny-chat", "--prompt", FRANCE)
     assert done.stdout.strip() == "The capital of France is Paris."
     for step in ("install llama-cpp", "place the files of tiny-chat", "start tiny-chat"):
         assert f"✓ first: {step}" in done.stderr
 
 
-def test_a_second_run_answers_without_any_step(house: House) -> None:
-    done = house.cli("run", "tiny-chat", "--prompt", FRANCE)
+def test_a_second_run_answers_without_any_step(cluster: Cluster) -> None:
+    done = cluster.cli("run", "tiny-chat", "--prompt", FRANCE)
     assert done.stdout.strip() == "The capital of France is Paris."
     assert "install" not in done.stderr
 
 
-def test_threads_are_never_more_than_cores(house: House) -> None:
-    assert house.parent is not None
-    given = [int(one.environ().get("ENGINEHOUSE_THREADS", 0)) for one in house.parent.descendants()]
+def test_threads_are_never_more_than_cores(cluster: Cluster) -> None:
+    assert cluster.parent is not None
+    given = [int(one.environ().get("ENGINEHOUSE_THREADS", 0)) for one in cluster.parent.descendants()]
     assert 0 < sum(given) <= (psutil.cpu_count() or 1)
 
 
-def test_a_second_machine_is_pending_until_it_is_approved(house: House) -> None:
-    house.join("second")
-    house.wait_for_status("second", "pending")
-    refused = house.cli("backends", "install", "llama-cpp", "--node", "second", code=1)
+def test_a_second_machine_is_pending_until_it_is_approved(cluster: Cluster) -> None:
+    cluster.join("second")
+    cluster.wait_for_status("second", "pending")
+    refused = cluster.cli("backends", "install", "llama-cpp", "--node", "second", code=1)
     assert "it waits for approval; approve it with `enginehouse nodes approve second`" in refused.stderr
-    assert house.cli("nodes", "approve", "second").stdout == "approved second; it has joined\n"
-    assert [node["status"] for node in house.json("nodes", "list")] == ["healthy", "healthy"]
-    house.wait_for_status("second", "healthy")
-    again = house.cli("nodes", "approve", "second", code=1)
+    assert cluster.cli("nodes", "approve", "second").stdout == "approved second; it has joined\n"
+    assert [node["status"] for node in cluster.json("nodes", "list")] == ["healthy", "healthy"]
+    cluster.wait_for_status("second", "healthy")
+    again = cluster.cli("nodes", "approve", "second", code=1)
     assert "it is approved already" in again.stderr
 
 
-def test_an_install_goes_to_both_nodes_and_ops_tell_the_same_story(house: House) -> None:
-    house.cli("backends", "install", "llama-cpp", "--all")
-    newest = house.operations()[0]
-    shown = house.json("ops", "show", newest["jobID"])
+def test_an_install_goes_to_both_nodes_and_ops_tell_the_same_story(cluster: Cluster) -> None:
+    cluster.cli("backends", "install", "llama-cpp", "--all")
+    newest = cluster.operations()[0]
+    shown = cluster.json("ops", "show", newest["jobID"])
     assert (shown["kind"], shown["status"], shown["author"]) == ("install", "succeeded", "admin")
     assert [(row["node_name"], row["status"]) for row in shown["nodes"]] == [
         ("first", "success"),
         ("second", "success"),
     ]
-    followed = house.cli("ops", "follow", newest["jobID"][:8])
+    followed = cluster.cli("ops", "follow", newest["jobID"][:8])
     assert "✓ second: install llama-cpp" in followed.stderr + followed.stdout
-    assert house.has_backend("second")
+    assert cluster.has_backend("second")
 
 
-def test_the_official_client_chats_streams_and_completes(house: House) -> None:
-    api = client(house)
+def test_the_official_client_chats_streams_and_completes(cluster: Cluster) -> None:
+    api = client(cluster)
     assert [model.id for model in api.models.list()] == ["tiny-chat"]
     assert api.models.retrieve("tiny-chat").id == "tiny-chat"
-    assert ask(house, FRANCE) == "The capital of France is Paris."
+    assert ask(cluster, FRANCE) == "The capital of France is Paris."
     stream = api.chat.completions.create(
         model="tiny-chat",
         temperature=0,
@@ -141,23 +141,23 @@ def test_the_official_client_chats_streams_and_completes(house: House) -> None:
     assert completed.usage.completion_tokens == 5
 
 
-def test_either_node_answers(house: House) -> None:
-    house.cli("models", "load", "tiny-chat", "--node", "second")
+def test_either_node_answers(cluster: Cluster) -> None:
+    cluster.cli("models", "load", "tiny-chat", "--node", "second")
     for _ in range(6):
-        assert ask(house, FRANCE) == "The capital of France is Paris."
-    assert figure(house, "enginehouse_requests_total", node="first") > 0
-    assert figure(house, "enginehouse_requests_total", node="second") > 0
+        assert ask(cluster, FRANCE) == "The capital of France is Paris."
+    assert figure(cluster, "enginehouse_requests_total", node="first") > 0
+    assert figure(cluster, "enginehouse_requests_total", node="second") > 0
     shown = {
         one["node_name"]
-        for one in next(m for m in house.json("models", "list") if m["name"] == "tiny-chat")["replicas"]
+        for one in next(m for m in cluster.json("models", "list") if m["name"] == "tiny-chat")["replicas"]
     }
     assert shown == {"first", "second"}
 
 
-def test_a_warm_request_needs_no_database(house: House) -> None:
+def test_a_warm_request_needs_no_database(cluster: Cluster) -> None:
     """The database is locked by somebody else: whoever needs it waits for five seconds and then fails."""
-    api = client(house)
-    other = sqlite3.connect(house.data / "enginehouse.db", isolation_level=None)
+    api = client(cluster)
+    other = sqlite3.connect(cluster.data / "enginehouse.db", isolation_level=None)
     try:
         other.execute("begin immediate")
         began = time.monotonic()
@@ -172,9 +172,9 @@ def test_a_warm_request_needs_no_database(house: House) -> None:
         other.close()
 
 
-def test_a_client_error_of_the_engine_keeps_its_status_and_our_shape(house: House) -> None:
+def test_a_client_error_of_the_engine_keeps_its_status_and_our_shape(cluster: Cluster) -> None:
     try:
-        client(house).chat.completions.create(
+        client(cluster).chat.completions.create(
             model="tiny-chat", messages=[{"role": "user", "content": "word " * 2000}], temperature=0
         )
     except openai.BadRequestError as error:
@@ -185,35 +185,35 @@ def test_a_client_error_of_the_engine_keeps_its_status_and_our_shape(house: Hous
         raise AssertionError("a prompt of two thousand words fits into a context of 512")
 
 
-def test_a_request_for_a_node_that_is_away_is_kept_and_happens_when_it_returns(house: House) -> None:
-    assert house.workers["second"].end() == 0
-    house.wait_for_status("second", "offline")
-    done = house.cli("backends", "delete", "llama-cpp", "--node", "second")
+def test_a_request_for_a_node_that_is_away_is_kept_and_happens_when_it_returns(cluster: Cluster) -> None:
+    assert cluster.workers["second"].end() == 0
+    cluster.wait_for_status("second", "offline")
+    done = cluster.cli("backends", "delete", "llama-cpp", "--node", "second")
     assert "queued" in done.stderr + done.stdout
-    operation = house.operations()[0]
+    operation = cluster.operations()[0]
     assert (operation["status"], operation["nodes"][0]["status"]) == ("queued", "queued")
-    house.join("second")
+    cluster.join("second")
     wait_for(
         "the delete to happen by itself",
-        lambda: house.json("ops", "show", operation["jobID"])["status"] == "succeeded",
+        lambda: cluster.json("ops", "show", operation["jobID"])["status"] == "succeeded",
     )
-    wait_for("the node to report it", lambda: not house.has_backend("second"))
-    assert not (house.root / "second" / "backends" / "xllamacpp").exists()
-    assert not (house.root / "second" / "backends" / "llama-cpp").exists()
+    wait_for("the node to report it", lambda: not cluster.has_backend("second"))
+    assert not (cluster.root / "second" / "backends" / "xllamacpp").exists()
+    assert not (cluster.root / "second" / "backends" / "llama-cpp").exists()
 
 
-def test_a_chat_goes_on_where_the_other_node_is_gone(house: House) -> None:
+def test_a_chat_goes_on_where_the_other_node_is_gone(cluster: Cluster) -> None:
     """The second node's replica went with its worker; the first answers alone, without an error in between."""
     for _ in range(4):
-        assert ask(house, FRANCE) == "The capital of France is Paris."
+        assert ask(cluster, FRANCE) == "The capital of France is Paris."
 
 
-def test_unload_stops_the_process_and_the_next_request_loads_again(house: House) -> None:
-    house.cli("models", "unload", "tiny-chat")
-    assert house.parent is not None
-    parent = house.parent
+def test_unload_stops_the_process_and_the_next_request_loads_again(cluster: Cluster) -> None:
+    cluster.cli("models", "unload", "tiny-chat")
+    assert cluster.parent is not None
+    parent = cluster.parent
     wait_for("no engine to run", lambda: not engines(parent.descendants()))
-    assert ask(house, FRANCE) == "The capital of France is Paris."
+    assert ask(cluster, FRANCE) == "The capital of France is Paris."
     assert len(engines(parent.descendants())) == 1
 
 
@@ -228,40 +228,40 @@ def engines(processes: list[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def test_one_load_however_many_ask_at_once(house: House) -> None:
-    house.cli("models", "unload", "tiny-chat")
-    before = len(house.operations())
+def test_one_load_however_many_ask_at_once(cluster: Cluster) -> None:
+    cluster.cli("models", "unload", "tiny-chat")
+    before = len(cluster.operations())
     body = json.dumps({"model": "tiny-chat", "temperature": 0, "messages": [{"role": "user", "content": FRANCE}]})
     asking = [
         subprocess.Popen(
-            ["curl", "-s", "-m", "60", f"{house.url}/v1/chat/completions", "-d", body], stdout=subprocess.PIPE
+            ["curl", "-s", "-m", "60", f"{cluster.url}/v1/chat/completions", "-d", body], stdout=subprocess.PIPE
         )
         for _ in range(12)
     ]
     answers = [one.communicate(timeout=60)[0].decode() for one in asking]
     assert all("Paris" in answer for answer in answers), answers
-    assert len(house.operations()) == before + 1
+    assert len(cluster.operations()) == before + 1
 
 
-def test_an_answer_says_which_request_it_belongs_to(house: House) -> None:
+def test_an_answer_says_which_request_it_belongs_to(cluster: Cluster) -> None:
     done = subprocess.run(
-        ["curl", "-si", "-H", "x-request-id: my-own", f"{house.url}/v1/models"], capture_output=True, text=True
+        ["curl", "-si", "-H", "x-request-id: my-own", f"{cluster.url}/v1/models"], capture_output=True, text=True
     )
     assert re.search(r"(?i)x-request-id: my-own", done.stdout)
 
 
-def test_everything_ends_in_order_and_a_second_up_goes_on_where_it_was(house: House) -> None:
-    assert house.parent is not None
-    left = house.parent.descendants() + house.workers["second"].descendants()
-    assert house.workers["second"].end() == 0
-    assert house.parent.end() == 0
+def test_everything_ends_in_order_and_a_second_up_goes_on_where_it_was(cluster: Cluster) -> None:
+    assert cluster.parent is not None
+    left = cluster.parent.descendants() + cluster.workers["second"].descendants()
+    assert cluster.workers["second"].end() == 0
+    assert cluster.parent.end() == 0
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive, alive
     before_names = {"first", "second"}
-    house.up()
-    assert {one["name"] for one in house.json("nodes", "list")} == before_names
-    assert house.has_backend("first")
-    assert any(one["kind"] == "install" for one in house.operations())
-    assert ask(house, FRANCE) == "The capital of France is Paris."
+    cluster.up()
+    assert {one["name"] for one in cluster.json("nodes", "list")} == before_names
+    assert cluster.has_backend("first")
+    assert any(one["kind"] == "install" for one in cluster.operations())
+    assert ask(cluster, FRANCE) == "The capital of France is Paris."
     version = subprocess.run([PROGRAM, "version"], capture_output=True, text=True)
     assert version.returncode == 0

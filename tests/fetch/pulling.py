@@ -10,12 +10,12 @@ from tests.fetch.images import Image
 
 from enginehouse.core.artifact import Layer
 from enginehouse.fetch.http.client import Client, Rules
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.origins import Origin, open_origin
 from enginehouse.fetch.registry.requests import Registries
 
 STALL_SECONDS = 0.4
-FAST = Patience(factor=0.01)
+FAST = RetryPolicy(factor=0.01)
 LOOPBACK = Rules(allowed=("127.0.0.1",))
 
 

@@ -1,4 +1,4 @@
-"""A past and a backlog, written by SQL: what a house looks like after years, in seconds.
+"""A past and a backlog, written by SQL: what a cluster looks like after years, in seconds.
 
 Every operation has one intent. Of what waits, half is for nodes that are away and half for a later moment, so that
 nothing of it can be done. `age` makes some of what has ended older than anything is kept for; only `Claims` makes

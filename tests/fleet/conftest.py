@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.fleet.cluster import Fleet
 from tests.fleet.engines import Serving
-from tests.fleet.house import Fleet
 from tests.fleet.warehouse import META, META_BUILD, Warehouse, open_warehouse
 from tests.fleet.wheels import PACKAGE, PACKAGED
 

@@ -22,7 +22,7 @@ import msgspec
 import psutil
 from tests.e2e.conftest import wait_for
 from tests.fetch.images import Image
-from tests.fleet.house import Fleet
+from tests.fleet.cluster import Fleet
 from tests.fleet.warehouse import Warehouse
 
 from enginehouse.core.model import Model

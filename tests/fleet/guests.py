@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from tests.e2e.conftest import wait_for
-from tests.fleet.house import PROGRAM, Fleet, Frontend, Process, end_all, rows_of
+from tests.fleet.cluster import PROGRAM, Fleet, Frontend, Process, end_all, rows_of
 
 from enginehouse.core.errors import NotFound
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.fleet.house import Fleet
+from tests.fleet.cluster import Fleet
 from tests.fleet.warehouse import Warehouse
 
 from enginehouse.bus.nats import BusOptions, NatsBus

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tests.e2e.conftest import wait_for
-from tests.fleet.house import Fleet
+from tests.fleet.cluster import Fleet
 from tests.fleet.warehouse import Warehouse
 
 from enginehouse.bus.nats import BusOptions, NatsBus

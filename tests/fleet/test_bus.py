@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import psutil
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import Fleet
 from tests.fleet.guests import row_of
-from tests.fleet.house import Fleet
 from tests.fleet.speaker import speaking
 from tests.fleet.tap import tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import STALE_SECONDS, Fleet
 from tests.fleet.engines import Serving, asking, ports
-from tests.fleet.house import STALE_SECONDS, Fleet
 from tests.fleet.warehouse import Warehouse
 from tests.worker.shelf import said_by
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import RECONCILE_SECONDS, Fleet, rows_of
 from tests.fleet.guests import guest_worker, registered, restart, row_of
-from tests.fleet.house import RECONCILE_SECONDS, Fleet, rows_of
 from tests.fleet.tap import tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by, tree_of

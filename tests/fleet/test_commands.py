@@ -7,8 +7,8 @@ import subprocess
 import pytest
 from tests.e2e.conftest import wait_for
 from tests.fetch.faults import Answer
+from tests.fleet.cluster import Fleet
 from tests.fleet.guests import command, following
-from tests.fleet.house import Fleet
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by
 

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 import psutil
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import Fleet, Frontend
 from tests.fleet.crowd import StubWorker, Watcher, report_all
-from tests.fleet.house import Fleet, Frontend
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 
 IS_PROOF = os.environ.get("ENGINEHOUSE_PROOF") == "1"

@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import STALE_SECONDS, Fleet, Frontend
 from tests.fleet.guests import Clock, row_of
-from tests.fleet.house import STALE_SECONDS, Fleet, Frontend
 from tests.fleet.warehouse import META, META_BUILD, Warehouse
 from tests.worker.shelf import Tree, tree_of
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.e2e.conftest import wait_for
 from tests.fetch.faults import Answer, Fault, Flip, Stall
+from tests.fleet.cluster import Fleet
 from tests.fleet.engines import PER_SECOND, Serving, ask, asking, ports
 from tests.fleet.guests import guest_worker, row_of
-from tests.fleet.house import Fleet
 from tests.fleet.warehouse import Warehouse
 from tests.fleet.wheels import PACKAGE, PACKAGED, environment_of, write_wheel
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.e2e.conftest import wait_for
 from tests.fetch.faults import Answer, Hang
+from tests.fleet.cluster import STALE_SECONDS, Fleet, Frontend, Process
 from tests.fleet.guests import guest_stubs, restart, row_of
-from tests.fleet.house import STALE_SECONDS, Fleet, Frontend, Process
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by
 

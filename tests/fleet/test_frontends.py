@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import LEASE_SECONDS, Fleet, Frontend
 from tests.fleet.guests import row_of
-from tests.fleet.house import LEASE_SECONDS, Fleet, Frontend
 from tests.fleet.speaker import speaking
 from tests.fleet.tap import Tap, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import STALE_SECONDS, Fleet
 from tests.fleet.engines import Serving, ask
-from tests.fleet.house import STALE_SECONDS, Fleet
 from tests.fleet.warehouse import Warehouse
 
 

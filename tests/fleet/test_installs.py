@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from tests.e2e.conftest import wait_for
-from tests.fleet.house import LEASE_SECONDS, RECONCILE_SECONDS, Fleet, rows_of
+from tests.fleet.cluster import LEASE_SECONDS, RECONCILE_SECONDS, Fleet, rows_of
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by
 

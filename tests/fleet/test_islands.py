@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import STALE_SECONDS, Fleet
 from tests.fleet.engines import Serving, ask, ports
 from tests.fleet.guests import guest_worker
-from tests.fleet.house import STALE_SECONDS, Fleet
 from tests.fleet.proxies import Strait, strait
 from tests.fleet.test_serving import lives
 from tests.fleet.warehouse import Warehouse
@@ -66,7 +66,7 @@ def island(fleet: Fleet, warehouse: Warehouse) -> Iterator[Island]:
 def test_a_node_that_was_cut_off_kept_its_engines_and_gives_up_what_is_no_longer_wanted(
     fleet: Fleet, warehouse: Warehouse, serving: Serving, island: Island, name: str, other: str
 ) -> None:
-    """F-109. Nothing passes between it and the house for longer than it takes to be called offline, twice: two cores
+    """F-109. Nothing passes between it and the cluster for longer than it takes to be called offline, twice: two cores
     are not enough for everything at once.
     """
     serving.offer(name, "one")

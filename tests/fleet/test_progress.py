@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from tests.e2e.conftest import wait_for
 from tests.fetch.faults import Cut, Fault, Header, WrongLength
+from tests.fleet.cluster import OPEN, Fleet, Frontend
 from tests.fleet.guests import Clock, guest_frontend, guest_worker, row_of, watch
-from tests.fleet.house import OPEN, Fleet, Frontend
 from tests.fleet.tap import Leak, leaking, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 

@@ -16,8 +16,8 @@ import msgspec
 import psycopg
 from tests.e2e.conftest import free_port, wait_for
 from tests.fetch.faults import Stall
+from tests.fleet.cluster import NATS, Fleet, Frontend, Process
 from tests.fleet.guests import guest_frontends
-from tests.fleet.house import NATS, Fleet, Frontend, Process
 from tests.fleet.tap import Tap, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by

@@ -1,5 +1,6 @@
-"""A database role without patience: everything that a house does fits into its limits. And two frontends that start at
-once on an empty database, which is done while the house with that role loads a model.
+"""A database role without patience: everything that a cluster does fits into its limits. And two frontends that start
+at
+once on an empty database, which is done while the cluster with that role loads a model.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from msgspec import Struct
+from tests.fleet.cluster import Fleet
 from tests.fleet.databases import socket_directory
 from tests.fleet.engines import Serving, ask
-from tests.fleet.house import Fleet
 from tests.fleet.sessions import LOOK_SECONDS, Sessions
 from tests.fleet.warehouse import MEGABYTE, META_BUILD, Warehouse
 from tests.worker.shelf import said_by
@@ -65,7 +66,7 @@ class Asker:
 
 
 class Hasty(Struct):
-    """A house on such a database, with a model that is being loaded."""
+    """A cluster on such a database, with a model that is being loaded."""
 
     fleet: Fleet
     sessions: Sessions

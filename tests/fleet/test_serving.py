@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import psutil
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import Fleet
 from tests.fleet.engines import Serving, Stream, ask, asking, ports, processes_of
 from tests.fleet.guests import row_of
-from tests.fleet.house import Fleet
 from tests.fleet.proxies import balanced
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by

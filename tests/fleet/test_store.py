@@ -15,9 +15,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import Fleet, Frontend
 from tests.fleet.databases import Server, running_server, socket_directory
 from tests.fleet.guests import Clock, until_stocked
-from tests.fleet.house import Fleet, Frontend
 from tests.fleet.proxies import cutting_commits
 from tests.fleet.warehouse import Warehouse
 

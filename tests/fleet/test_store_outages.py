@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import Fleet, Frontend
 from tests.fleet.databases import Server, running_server
 from tests.fleet.engines import Serving, ask
 from tests.fleet.guests import guest_worker, until_stocked
-from tests.fleet.house import Fleet, Frontend
 from tests.fleet.proxies import strait_to_database
 from tests.fleet.warehouse import Warehouse
 

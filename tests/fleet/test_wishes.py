@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import pytest
 from tests.e2e.conftest import wait_for
+from tests.fleet.cluster import Fleet, Frontend, rows_of
 from tests.fleet.engines import Serving, ask, ports, processes_of
 from tests.fleet.guests import row_of
-from tests.fleet.house import Fleet, Frontend, rows_of
 from tests.fleet.tap import tapped
 from tests.fleet.warehouse import Warehouse
 

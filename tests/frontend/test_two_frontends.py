@@ -79,7 +79,7 @@ async def test_a_reply_that_its_owner_did_not_hear_is_taken_by_another_when_the_
 ) -> None:
     """The owner died before it came; one of LocalAI's workers says it once."""
     one, two = pair
-    await one.join("node", is_foreign=True)
+    await one.join("node", is_localai=True)
     intent = await one.intent(await one.install())
     await one.dispatcher.step()
     intent = await one.intent_now(intent)

@@ -18,7 +18,7 @@ from enginehouse.core import wire
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
-from enginehouse.core.gallery import Entry, Gallery
+from enginehouse.core.gallery import Gallery, GalleryEntry
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.core.node import Node, registration_message
@@ -34,16 +34,16 @@ from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.localai.listings import Listings
 from enginehouse.frontend.localai.poller import Poller
 from enginehouse.frontend.operations.acceptance import Acceptance, Requester
-from enginehouse.frontend.operations.cancel import Endings
+from enginehouse.frontend.operations.cancel import Cancellation
 from enginehouse.frontend.operations.plan import Planner
-from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.upgrades import Upgrades
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.frontend.serving.loader import Loader
-from enginehouse.frontend.serving.models import Models
+from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.router import Router
-from enginehouse.frontend.watching.board import Board, Patience
+from enginehouse.frontend.watching.board import Board, SilenceLimits
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.views import OperationView
 from enginehouse.ports import Message
@@ -59,17 +59,17 @@ GALLERY = Gallery(
     name="builtin",
     url="builtin:",
     backends=(
-        Entry(name="llama-cpp", capabilities={"default": "engine"}),
-        Entry(name="engine", uri="pypi:engine==1", requirements=("engine==1 --hash=sha256:0",), version="1"),
-        Entry(name="cuda-only", capabilities={"nvidia": "engine"}),
-        Entry(name="other", uri="pypi:other==1", platforms=("linux/amd64",)),
+        GalleryEntry(name="llama-cpp", capabilities={"default": "engine"}),
+        GalleryEntry(name="engine", uri="pypi:engine==1", requirements=("engine==1 --hash=sha256:0",), version="1"),
+        GalleryEntry(name="cuda-only", capabilities={"nvidia": "engine"}),
+        GalleryEntry(name="other", uri="pypi:other==1", platforms=("linux/amd64",)),
     ),
     models=(MODEL,),
 )
 IMAGES = Gallery(
     name="images",
     url="https://images.example/index.yaml",
-    backends=(Entry(name="image", uri="registry.example/image:latest", version="2"),),
+    backends=(GalleryEntry(name="image", uri="registry.example/image:latest", version="2"),),
 )
 UNREAD = Gallery(name="images", url=IMAGES.url, problem="it has not been fetched yet", is_expected=True)
 
@@ -87,7 +87,7 @@ class Time:
         return 0.5
 
 
-PATIENCE = Patience()
+PATIENCE = SilenceLimits()
 
 
 class Registry:
@@ -198,11 +198,11 @@ class World:
         self.versions = Versions(self.registry.ask, time)
         self.targets = Targets(self.galleries, self.versions)
         self.acceptance = Acceptance(store, self.board, self._wake)
-        self.operations = Operations(self.acceptance, self.targets, self.versions)
+        self.operations = Requests(self.acceptance, self.targets, self.versions)
         self.collector = Collector(store, self.board, self.nodes, time, owner)
         self.dispatcher = Dispatcher(store, self.bus, self.board, owner=owner, lease_seconds=LEASE_SECONDS)
         self.collector.on_old_worker(self.dispatcher.send_forced)
-        self.endings = Endings(
+        self.cancellation = Cancellation(
             self.acceptance,
             self.dispatcher.recall,
             self.targets,
@@ -218,7 +218,7 @@ class World:
         self.upgrades = Upgrades(store, self.targets, self.versions)
         self.planner = Planner(store, self.targets, self.versions)
         self.loader = Loader(store, self.board, self.galleries, owner=owner, lease_seconds=LEASE_SECONDS)
-        self.models = Models(store, self.galleries, self.events)
+        self.models = ModelViews(store, self.galleries, self.events)
         self.router = Router(store, self.loader, wait_seconds=5.0)
         self.keys = Keys(store)
 
@@ -232,11 +232,11 @@ class World:
 
     # Nodes ----------------------------------------------------------------------------------------
 
-    async def join(self, name: str, *, approve: bool = True, heartbeat: bool = True, is_foreign: bool = False) -> Node:
+    async def join(self, name: str, *, approve: bool = True, heartbeat: bool = True, is_localai: bool = False) -> Node:
         """A worker of ours, or one of LocalAI's, which has no key."""
         # The same name is the same machine.
         key = SigningKey(hashlib.sha256(name.encode()).digest())
-        asked = registration(name) if is_foreign else await self.signed(name, key)
+        asked = registration(name) if is_localai else await self.signed(name, key)
         registered = await self.nodes.register(asked)
         if approve:
             await self.nodes.approve(registered.node.id)

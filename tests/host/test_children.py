@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from enginehouse.host import children, processes
-from enginehouse.host.children import Child, Ending, Program, keep_short
+from enginehouse.host.children import Child, ChildProgram, Ending, keep_short
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -20,7 +20,7 @@ STUBBORN = (
 
 
 def child(directory: Path, code: str) -> Child:
-    program = Program("part", (sys.executable, "-c", code), dict(os.environ))
+    program = ChildProgram("part", (sys.executable, "-c", code), dict(os.environ))
     return Child(program, directory, directory / "part.log")
 
 
@@ -96,7 +96,7 @@ async def test_a_child_that_is_stopped_while_it_is_being_started_is_stopped_too(
 
 
 async def test_a_program_that_is_not_there_is_given_up_with_the_reason(tmp_path: Path) -> None:
-    one = Child(Program("part", (str(tmp_path / "nothing"),), {}), tmp_path, tmp_path / "part.log")
+    one = Child(ChildProgram("part", (str(tmp_path / "nothing"),), {}), tmp_path, tmp_path / "part.log")
     refused = asyncio.Event()
     async with asyncio.timeout(20):
         await one.run(refused.set)

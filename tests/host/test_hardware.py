@@ -12,7 +12,7 @@ import pytest
 from enginehouse.core.capability import Decision
 from enginehouse.core.errors import Invalid
 from enginehouse.host import graphics, hardware
-from enginehouse.host.graphics import MIB, Graphics, Places, Watch, observe
+from enginehouse.host.graphics import MIB, DevicePaths, Graphics, Watch, observe
 
 GIB = 1024**3
 
@@ -35,23 +35,23 @@ def make_tool(directory: Path, name: str, script: str) -> Path:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def places(tmp_path: Path) -> DevicePaths:
     """A machine without anything; tests put in what it has."""
 
     def find_tool(name: str) -> str | None:
         tool = tmp_path / "bin" / name
         return str(tool) if tool.exists() else None
 
-    return Places(cards=tmp_path / "drm", board=tmp_path / "model", find_tool=find_tool)
+    return DevicePaths(cards=tmp_path / "drm", board=tmp_path / "model", find_tool=find_tool)
 
 
-def test_no_card_is_no_vendor(places: Places) -> None:
+def test_no_card_is_no_vendor(places: DevicePaths) -> None:
     assert observe(places) == Graphics()
     places.cards.mkdir()
     assert observe(places) == Graphics()
 
 
-def test_cards_are_read_from_sysfs_and_connectors_are_not_cards(places: Places) -> None:
+def test_cards_are_read_from_sysfs_and_connectors_are_not_cards(places: DevicePaths) -> None:
     make_card(places.cards, "card0", "0x1002", 8 * GIB)
     make_card(places.cards, "card1", "0x1002", 8 * GIB)
     make_card(places.cards, "card0-HDMI-A-1", "0x10de")
@@ -60,14 +60,14 @@ def test_cards_are_read_from_sysfs_and_connectors_are_not_cards(places: Places) 
     assert observe(places) == Graphics(vendor="amd", total_bytes=16 * GIB, free_bytes=16 * GIB)
 
 
-def test_of_several_vendors_the_one_of_localai_wins_and_an_integrated_one_is_no_gpu_build(places: Places) -> None:
+def test_of_several_vendors_the_one_of_localai_wins_and_an_integrated_one_is_no_gpu_build(places: DevicePaths) -> None:
     make_card(places.cards, "card0", "0x8086")
     assert observe(places) == Graphics(vendor="intel")
     make_card(places.cards, "card1", "0x10de")
     assert observe(places) == Graphics(vendor="nvidia")
 
 
-def test_nvidia_memory_and_driver_come_from_the_tool(places: Places, tmp_path: Path) -> None:
+def test_nvidia_memory_and_driver_come_from_the_tool(places: DevicePaths, tmp_path: Path) -> None:
     make_card(places.cards, "card0", "0x10de")
     two = "printf '0, NVIDIA RTX A, 24564, 20000, 580.65.06\\n1, NVIDIA RTX A, 24564, 24000, 580.65.06\\n'"
     make_tool(tmp_path / "bin", "nvidia-smi", two)
@@ -76,7 +76,9 @@ def test_nvidia_memory_and_driver_come_from_the_tool(places: Places, tmp_path: P
 
 
 @pytest.mark.parametrize(("knows", "compute"), [("echo 12.1", "12.1"), ("echo '[N/A]'", ""), ("exit 2", "")])
-def test_the_compute_capability_is_asked_for_apart(places: Places, tmp_path: Path, knows: str, compute: str) -> None:
+def test_the_compute_capability_is_asked_for_apart(
+    places: DevicePaths, tmp_path: Path, knows: str, compute: str
+) -> None:
     """An older tool refuses a whole query for a field that it does not know."""
     card = "echo '0, NVIDIA RTX A, 24564, 20000, 580.65.06'"
     make_tool(tmp_path / "bin", "nvidia-smi", f'case "$1" in *compute_cap*) {knows};; *) {card};; esac')
@@ -85,13 +87,15 @@ def test_the_compute_capability_is_asked_for_apart(places: Places, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["NVIDIA GB10", "NVIDIA Thor"])
-def test_a_chip_without_memory_of_its_own_has_that_of_the_machine(places: Places, tmp_path: Path, name: str) -> None:
+def test_a_chip_without_memory_of_its_own_has_that_of_the_machine(
+    places: DevicePaths, tmp_path: Path, name: str
+) -> None:
     make_tool(tmp_path / "bin", "nvidia-smi", f"echo '0, {name}, [N/A], [N/A], 580.95.05'")
     seen = observe(places)
     assert (seen.vendor, seen.total_bytes, seen.driver) == ("nvidia", psutil.virtual_memory().total, 580)
 
 
-def test_a_jetson_is_known_by_its_board(places: Places) -> None:
+def test_a_jetson_is_known_by_its_board(places: DevicePaths) -> None:
     places.board.write_bytes(b"NVIDIA Jetson AGX Orin Developer Kit\0")
     assert observe(places).vendor == "nvidia"
     assert observe(places).total_bytes == psutil.virtual_memory().total
@@ -100,27 +104,27 @@ def test_a_jetson_is_known_by_its_board(places: Places) -> None:
 
 
 @pytest.mark.parametrize("script", ["exit 9", "echo nonsense", "echo 'No devices were found'", "printf '\\377\\376'"])
-def test_a_tool_that_finds_no_card_makes_no_vendor(places: Places, tmp_path: Path, script: str) -> None:
+def test_a_tool_that_finds_no_card_makes_no_vendor(places: DevicePaths, tmp_path: Path, script: str) -> None:
     make_tool(tmp_path / "bin", "nvidia-smi", script)
     assert observe(places) == Graphics()
     make_card(places.cards, "card0", "0x10de")
     assert observe(places) == Graphics(vendor="nvidia")
 
 
-def test_a_tool_that_hangs_is_given_up(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs_is_given_up(places: DevicePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphics, "TOOL_SECONDS", 0.2)
     make_tool(tmp_path / "bin", "nvidia-smi", "exec tail -f /dev/null")
     assert observe(places) == Graphics()
 
 
-def test_tools_on_the_path_tell_the_vendor_where_sysfs_does_not(places: Places, tmp_path: Path) -> None:
+def test_tools_on_the_path_tell_the_vendor_where_sysfs_does_not(places: DevicePaths, tmp_path: Path) -> None:
     make_tool(tmp_path / "bin", "vulkaninfo", "exit 0")
     assert observe(places) == Graphics(vendor="vulkan")
     make_tool(tmp_path / "bin", "rocm-smi", "exit 0")
     assert observe(places) == Graphics(vendor="amd")
 
 
-def test_a_look_is_kept_for_a_while(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_is_kept_for_a_while(places: DevicePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(places)
     assert watch.look().vendor == ""
     make_card(places.cards, "card0", "0x1002", 8 * GIB)
@@ -148,7 +152,9 @@ def test_a_forced_capability_that_cannot_be_one_is_refused_with_its_place(word: 
     assert caught.value.message.startswith("cannot use the capability of ENGINEHOUSE_CAPABILITY")
 
 
-def test_cuda_directories_decide_the_release(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_directories_decide_the_release(
+    places: DevicePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_tool(tmp_path / "bin", "nvidia-smi", "echo '0, NVIDIA RTX A, 24564, 20000, 580.65.06'")
     monkeypatch.setattr(hardware, "_graphics", Watch(places))
     monkeypatch.setattr(hardware, "platform", lambda: "linux/amd64")
@@ -189,7 +195,9 @@ def test_a_port_is_free_when_a_server_could_have_it() -> None:
     assert not hardware.is_port_free("203.0.113.1", port)
 
 
-def test_the_memory_device_of_nvidia_is_made_before_a_confined_engine_needs_it(places: Places, tmp_path: Path) -> None:
+def test_the_memory_device_of_nvidia_is_made_before_a_confined_engine_needs_it(
+    places: DevicePaths, tmp_path: Path
+) -> None:
     driver, device = tmp_path / "nvidia", tmp_path / "nvidia-uvm"
     there = msgspec.structs.replace(places, nvidia=driver, nvidia_memory=device)
     make_tool(tmp_path / "bin", "nvidia-modprobe", f'echo "$@" >> {device}')

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.core.errors import Upstream
-from enginehouse.link.sse import MAX_EVENT_BYTES, Event, EventParser
+from enginehouse.link.sse import MAX_EVENT_BYTES, EventParser, SseEvent
 
 STREAM = (
     b": keep-alive\n\n"
@@ -19,14 +19,14 @@ STREAM = (
     b"data: [DONE]\n\ndata: never ended\n"
 )
 EVENTS = [
-    Event("7", "operation", b'{"id":"a"}'),
-    Event("7", "message", b"one\ntwo"),
-    Event("7", "message", b""),
-    Event("7", "message", b"[DONE]"),
+    SseEvent("7", "operation", b'{"id":"a"}'),
+    SseEvent("7", "message", b"one\ntwo"),
+    SseEvent("7", "message", b""),
+    SseEvent("7", "message", b"[DONE]"),
 ]
 
 
-def feed_all(parser: EventParser, pieces: list[bytes]) -> list[Event]:
+def feed_all(parser: EventParser, pieces: list[bytes]) -> list[SseEvent]:
     return [event for piece in pieces for event in parser.feed(piece)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.bus.server import plain_server
-from tests.fleet.house import Fleet
+from tests.fleet.cluster import Fleet
 from tests.replay.frontends import Frontends, open_frontends
 from tests.replay.go_worker import Pair
 from tests.replay.lab import Lab, open_lab

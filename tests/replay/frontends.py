@@ -18,7 +18,7 @@ from sqlalchemy import text
 from tests.api.whole_frontend import Answer, Site
 from tests.replay.lab import Lab
 
-from enginehouse.build_frontend import House, make_entries, make_house, make_loops
+from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_loops
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.gallery_source import decode_sources
 from enginehouse.engine.openai.client import HttpEngine
@@ -49,7 +49,7 @@ async def until(probe: Callable[[], Awaitable[T]], what: str, limit_seconds: flo
     return found
 
 
-class Frontend:
+class RunningFrontend:
     def __init__(self, site: Site, store: Store, admin: str, join: str) -> None:
         self._site = site
         self._store = store
@@ -61,9 +61,9 @@ class Frontend:
         return self._site.wakes
 
     @property
-    def house(self) -> House:
+    def objects(self) -> Frontend:
         """For a test that takes a step itself."""
-        return self._site.house
+        return self._site.frontend
 
     async def ask(self, method: str, path: str, body: object = None, *, token: str = "") -> Answer:
         # The workers of the recordings were on the frontend's own machine, and say so in their addresses.
@@ -147,13 +147,13 @@ class Frontend:
 class Frontends:
     """The first is the one that people talk to."""
 
-    def __init__(self, first: Frontend, second: Frontend, bus_url: str) -> None:
+    def __init__(self, first: RunningFrontend, second: RunningFrontend, bus_url: str) -> None:
         self.first = first
         self.second = second
         self.bus_url = bus_url
 
     @property
-    def both(self) -> tuple[Frontend, Frontend]:
+    def both(self) -> tuple[RunningFrontend, RunningFrontend]:
         return self.first, self.second
 
 
@@ -180,25 +180,25 @@ async def open_frontends(
 
 
 @asynccontextmanager
-async def _open(settings: FrontendSettings, database_url: str) -> AsyncIterator[Frontend]:
+async def _open(settings: FrontendSettings, database_url: str) -> AsyncIterator[RunningFrontend]:
     """What `build_frontend.run` does, without a socket."""
     settings.data.mkdir(parents=True)
     store, wakes, engine = await Store.open(database_url), Wakes(), HttpEngine()
     options = BusOptions(url=settings.nats_url, name=settings.data.name, on_connected=wakes.of("dispatch"))
     bus = await NatsBus.connect(options, limit_seconds=10)
-    house = make_house(settings, store, bus, wakes)
-    await house.galleries.step()
-    await house.board.restore()
-    await house.collector.listen(bus)
-    await house.poller.listen(bus)
-    wakes.loops = make_loops(settings, house)
-    tokens = [(await house.keys.create(role, settings.data.name)).token for role in ("admin", "join")]
-    entries = make_entries(settings, house, engine, bus, wakes)
-    site = Site(store, house, bus, wakes, entries)  # type: ignore[arg-type]  # the real bus instead of one in memory
+    frontend = make_frontend(settings, store, bus, wakes)
+    await frontend.galleries.step()
+    await frontend.board.restore()
+    await frontend.collector.listen(bus)
+    await frontend.poller.listen(bus)
+    wakes.loops = make_loops(settings, frontend)
+    tokens = [(await frontend.keys.create(role, settings.data.name)).token for role in ("admin", "join")]
+    entries = make_entries(settings, frontend, engine, bus, wakes)
+    site = Site(store, frontend, bus, wakes, entries)  # type: ignore[arg-type]  # the real bus instead of one in memory
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(loop.run(), name=loop.name) for loop in wakes.loops.values()]
-            yield Frontend(site, store, *tokens)
+            yield RunningFrontend(site, store, *tokens)
             for task in running:
                 task.cancel()
         failed = {name: loop.failures for name, loop in wakes.loops.items() if loop.failures}
@@ -206,5 +206,5 @@ async def _open(settings: FrontendSettings, database_url: str) -> AsyncIterator[
     finally:
         await bus.close()
         await engine.close()
-        await house.galleries.close()
+        await frontend.galleries.close()
         store.close()

@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 from msgspec import Struct, field
-from tests.replay.frontends import Frontend, Frontends, until
+from tests.replay.frontends import Frontends, RunningFrontend, until
 from tests.replay.lab import Lab
 from tests.replay.recordings import (
     FIRST_NODE,
@@ -186,7 +186,7 @@ class GoWorker(Struct, kw_only=True):
 
 @asynccontextmanager
 async def go_worker(
-    frontend: Frontend, bus_url: str, lab: Lab, name: str, *, verbs: Sequence[str] = VERBS, body: Payload = BODY
+    frontend: RunningFrontend, bus_url: str, lab: Lab, name: str, *, verbs: Sequence[str] = VERBS, body: Payload = BODY
 ) -> AsyncIterator[GoWorker]:
     """Registered, approved, listening and healthy."""
     join = frontend.join_token
@@ -218,7 +218,7 @@ async def go_worker(
     assert not made.faults, made.faults
 
 
-async def _beat(frontend: Frontend, worker: GoWorker, token: str) -> None:
+async def _beat(frontend: RunningFrontend, worker: GoWorker, token: str) -> None:
     while True:
         if worker.is_beating:
             await frontend.ask("POST", f"/api/node/{worker.node_id}/heartbeat", HEARTBEAT, token=token)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.replay.frontends import OPEN, Frontend, Frontends, open_frontends, rows_of, until
+from tests.replay.frontends import OPEN, Frontends, RunningFrontend, open_frontends, rows_of, until
 from tests.replay.go_worker import SPEED, Answer, Pair, recorded
 from tests.replay.lab import Lab
 from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing, needs_recordings
@@ -164,14 +164,14 @@ async def test_a_cancelled_operation_is_cancelled_at_once_everywhere_and_for_goo
     await frontends.first.post(f"/api/operations/{second['jobID']}/cancel")
 
 
-async def _says(frontend: Frontend, operation_id: str, node: str, end: str) -> None:
+async def _says(frontend: RunningFrontend, operation_id: str, node: str, end: str) -> None:
     async def probe() -> bool:
         return str(rows_of(await frontend.operation(operation_id))[node]["error"]).endswith(end)
 
     await until(probe, f"{node} to say {end!r}")
 
 
-async def _is_cancelled(frontend: Frontend, operation_id: str) -> None:
+async def _is_cancelled(frontend: RunningFrontend, operation_id: str) -> None:
     view = await frontend.operation(operation_id)
     assert (view["status"], {row["state"] for row in view["nodes"]}) == ("cancelled", {"cancelled"})
     job = await frontend.get(f"/backends/jobs/{operation_id}")

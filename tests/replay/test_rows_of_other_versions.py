@@ -33,7 +33,7 @@ LONG_SECONDS = 1000.0
 TELEPORT = json.dumps({"type": "teleport", "to": "moon"})
 
 
-class House:
+class Cluster:
     """Frontends of this version, and one of the version before that only writes."""
 
     def __init__(self, frontends: Frontends, worker: GoWorker, lab: Lab) -> None:
@@ -91,108 +91,110 @@ def _insert(table: str, columns: tuple[str, ...], values: dict[str, object]) -> 
 
 
 @pytest.fixture
-async def house(database_url: str, bus_url: str, lab: Lab, tmp_path: Path) -> AsyncIterator[House]:
+async def cluster(database_url: str, bus_url: str, lab: Lab, tmp_path: Path) -> AsyncIterator[Cluster]:
     await lab.move_tag(lab.old)
     async with open_frontends(database_url, bus_url, lab, tmp_path / "frontends") as frontends:
         async with go_worker(frontends.first, bus_url, lab, "worker") as worker:
-            yield House(frontends, worker, lab)
+            yield Cluster(frontends, worker, lab)
 
 
-async def test_a_row_of_the_version_before_is_read_sent_and_finished(house: House) -> None:
-    house.worker.will(wire.INSTALL, Answer(reply={"success": True}))
-    operation_id, intent_id = await house.write("cpu-mock", house.install_of("cpu-mock"))
-    for frontend in house.frontends.both:
+async def test_a_row_of_the_version_before_is_read_sent_and_finished(cluster: Cluster) -> None:
+    cluster.worker.will(wire.INSTALL, Answer(reply={"success": True}))
+    operation_id, intent_id = await cluster.write("cpu-mock", cluster.install_of("cpu-mock"))
+    for frontend in cluster.frontends.both:
         ended = await frontend.ended(operation_id)
         assert (ended["status"], ended["author"], ended["nodes"][0]["attempt"]) == ("succeeded", "before", 1)
         (kept,) = (await frontend.get("/api/operations/history"))["operations"]
         assert (kept["jobID"], kept["outcome"]) == (operation_id, "completed")
-    assert await house.state_of(intent_id) == ("succeeded", 1)
-    (request,) = house.worker.requests(wire.INSTALL)
+    assert await cluster.state_of(intent_id) == ("succeeded", 1)
+    (request,) = cluster.worker.requests(wire.INSTALL)
     assert (request["backend"], request["op_id"]) == ("cpu-mock", operation_id)
 
 
-async def test_what_the_version_before_left_running_ends_with_what_the_worker_has(house: House) -> None:
-    now = await house.now()
+async def test_what_the_version_before_left_running_ends_with_what_the_worker_has(cluster: Cluster) -> None:
+    now = await cluster.now()
     running = {"state": "running", "attempt": 1, "fence": 1, "owner": "before", "lease_until": now - 1.0}
-    operation_id, _ = await house.write(
-        "cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now - 2.0, version=1
+    operation_id, _ = await cluster.write(
+        "cpu-mock", cluster.install_of("cpu-mock"), **running, dispatched_at=now - 2.0, version=1
     )
-    house.worker.has({"backends": [{"name": "cpu-mock", "is_system": False, "is_meta": False}]})
-    ended = await house.frontends.second.ended(operation_id)
+    cluster.worker.has({"backends": [{"name": "cpu-mock", "is_system": False, "is_meta": False}]})
+    ended = await cluster.frontends.second.ended(operation_id)
     assert (ended["status"], ended["nodes"][0]["attempt"]) == ("succeeded", 1)
 
 
-async def test_an_end_that_the_version_before_wrote_is_an_end_here(house: House) -> None:
-    now = await house.now()
+async def test_an_end_that_the_version_before_wrote_is_an_end_here(cluster: Cluster) -> None:
+    now = await cluster.now()
     running = {"state": "running", "attempt": 1, "fence": 1, "owner": "before", "lease_until": now + LONG_SECONDS}
-    operation_id, intent_id = await house.write(
-        "cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now, version=1
+    operation_id, intent_id = await cluster.write(
+        "cpu-mock", cluster.install_of("cpu-mock"), **running, dispatched_at=now, version=1
     )
-    for frontend in house.frontends.both:
+    for frontend in cluster.frontends.both:
         assert (await frontend.operation(operation_id))["status"] == "running"
-    await house.sql(
+    await cluster.sql(
         "update intents set state = 'succeeded', owner = '', lease_until = 0, updated_at = :now, version = version + 1 "
         "where id = :id",
-        now=await house.now(),
+        now=await cluster.now(),
         id=intent_id,
     )
-    for frontend in house.frontends.both:
+    for frontend in cluster.frontends.both:
         assert (await frontend.operation(operation_id))["status"] == "succeeded"
         assert (await frontend.get("/api/operations"))["operations"] == []
-    await house.frontends.first.house.endings.prune_step()
-    (kept,) = (await house.frontends.second.get("/api/operations/history"))["operations"]
+    await cluster.frontends.first.objects.cancellation.prune_step()
+    (kept,) = (await cluster.frontends.second.get("/api/operations/history"))["operations"]
     assert (kept["jobID"], kept["outcome"]) == (operation_id, "completed")
-    assert house.worker.heard == []
+    assert cluster.worker.heard == []
 
 
-async def test_a_request_of_this_version_joins_an_open_row_of_the_version_before(house: House) -> None:
-    now = await house.now()
+async def test_a_request_of_this_version_joins_an_open_row_of_the_version_before(cluster: Cluster) -> None:
+    now = await cluster.now()
     running = {"state": "running", "attempt": 1, "fence": 1, "owner": "before", "lease_until": now + LONG_SECONDS}
-    _, intent_id = await house.write("cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now, version=1)
-    route = f"/api/nodes/{house.worker.node_id}/backends/install"
-    accepted = await house.frontends.first.post(route, {"backend": "cpu-mock"})
-    (row,) = (await house.frontends.first.operation(accepted["jobID"]))["nodes"]
+    _, intent_id = await cluster.write(
+        "cpu-mock", cluster.install_of("cpu-mock"), **running, dispatched_at=now, version=1
+    )
+    route = f"/api/nodes/{cluster.worker.node_id}/backends/install"
+    accepted = await cluster.frontends.first.post(route, {"backend": "cpu-mock"})
+    (row,) = (await cluster.frontends.first.operation(accepted["jobID"]))["nodes"]
     assert (row["intent"], row["state"]) == (intent_id, "running")
 
 
 @pytest.mark.parametrize("kind", ["teleport", ""])
-async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_removed(house: House, kind: str) -> None:
+async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_removed(cluster: Cluster, kind: str) -> None:
     """G29. A later version writes the name of its action into `kind`; one that did not would do no harm either."""
-    operation_id, intent_id = await house.write("moon", TELEPORT, kind=kind, due_at=0.0)
-    house.worker.will(wire.INSTALL, Answer(reply={"success": True}))
-    other, _ = await house.write("cpu-mock", house.install_of("cpu-mock"))
-    assert (await house.frontends.first.ended(other))["status"] == "succeeded", "it is in nobody's way"
-    ours = house.frontends.first.house
-    for step in (ours.endings.hopeless_step, ours.endings.prune_step, ours.dispatcher.step, ours.poller.step):
+    operation_id, intent_id = await cluster.write("moon", TELEPORT, kind=kind, due_at=0.0)
+    cluster.worker.will(wire.INSTALL, Answer(reply={"success": True}))
+    other, _ = await cluster.write("cpu-mock", cluster.install_of("cpu-mock"))
+    assert (await cluster.frontends.first.ended(other))["status"] == "succeeded", "it is in nobody's way"
+    ours = cluster.frontends.first.objects
+    for step in (ours.cancellation.hopeless_step, ours.cancellation.prune_step, ours.dispatcher.step, ours.poller.step):
         await step()
-    listed = {one["jobID"]: one for one in (await house.frontends.second.get("/api/operations"))["operations"]}
+    listed = {one["jobID"]: one for one in (await cluster.frontends.second.get("/api/operations"))["operations"]}
     (row,) = listed[operation_id]["nodes"]
     assert "something that a newer version asked for" in row["action"]
     assert (listed[operation_id]["status"], row["attempt"]) == ("queued", 0)
-    assert await house.state_of(intent_id) == ("accepted", 0)
-    ((action,),) = await house.sql("select action from intents where id = :id", id=intent_id)
+    assert await cluster.state_of(intent_id) == ("accepted", 0)
+    ((action,),) = await cluster.sql("select action from intents where id = :id", id=intent_id)
     assert action == TELEPORT
-    assert [request["backend"] for request in house.worker.requests(wire.INSTALL)] == ["cpu-mock"]
+    assert [request["backend"] for request in cluster.worker.requests(wire.INSTALL)] == ["cpu-mock"]
 
 
-async def test_an_operator_can_cancel_what_a_later_version_asked_for(house: House) -> None:
-    operation_id, intent_id = await house.write("moon", TELEPORT, kind="teleport")
-    await house.frontends.first.post(f"/api/operations/{operation_id}/cancel")
-    assert await house.state_of(intent_id) == ("cancelled", 0)
-    ((action, kind),) = await house.sql("select action, kind from intents where id = :id", id=intent_id)
+async def test_an_operator_can_cancel_what_a_later_version_asked_for(cluster: Cluster) -> None:
+    operation_id, intent_id = await cluster.write("moon", TELEPORT, kind="teleport")
+    await cluster.frontends.first.post(f"/api/operations/{operation_id}/cancel")
+    assert await cluster.state_of(intent_id) == ("cancelled", 0)
+    ((action, kind),) = await cluster.sql("select action, kind from intents where id = :id", id=intent_id)
     assert (action, kind) == (TELEPORT, "teleport")
 
 
-async def test_an_answer_to_what_a_later_version_sent_takes_no_other_answer_along(house: House) -> None:
-    now = await house.now()
+async def test_an_answer_to_what_a_later_version_sent_takes_no_other_answer_along(cluster: Cluster) -> None:
+    now = await cluster.now()
     running = {"state": "running", "attempt": 1, "fence": 1, "owner": "later", "lease_until": now - 1.0}
-    _, moon = await house.write("moon", TELEPORT, kind="teleport", **running, dispatched_at=now, version=1)
-    mine, intent_id = await house.write(
-        "cpu-mock", house.install_of("cpu-mock"), **running, dispatched_at=now, version=1
+    _, moon = await cluster.write("moon", TELEPORT, kind="teleport", **running, dispatched_at=now, version=1)
+    mine, intent_id = await cluster.write(
+        "cpu-mock", cluster.install_of("cpu-mock"), **running, dispatched_at=now, version=1
     )
     # One after the other on one connection: they are taken together.
     for one in (moon, intent_id):
-        await house.worker.bus.publish(wire.reply_subject(house.worker.node_id, one, 1), b'{"success":true}')
-    assert (await house.frontends.first.ended(mine))["nodes"][0]["attempt"] == 1
-    ((action,),) = await house.sql("select action from intents where id = :id", id=moon)
+        await cluster.worker.bus.publish(wire.reply_subject(cluster.worker.node_id, one, 1), b'{"success":true}')
+    assert (await cluster.frontends.first.ended(mine))["nodes"][0]["attempt"] == 1
+    ((action,),) = await cluster.sql("select action from intents where id = :id", id=moon)
     assert action == TELEPORT

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.fleet.house import Fleet
+from tests.fleet.cluster import Fleet
 from tests.replay.lab import Lab
 from tests.replay.recordings import (
     FIRST_NODE,
@@ -28,7 +28,7 @@ from tests.replay.recordings import (
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import wire
-from enginehouse.core.installation import HOUSE
+from enginehouse.core.installation import PRIVATE
 from enginehouse.ports import Message
 
 REPLY_SECONDS = 20.0
@@ -89,7 +89,7 @@ class GoFrontend:
 
     def directories(self, worker: str) -> set[str]:
         """What is on the worker's disk, whatever it says."""
-        return set(os.listdir(self.backends(worker))) - {HOUSE}
+        return set(os.listdir(self.backends(worker))) - {PRIVATE}
 
     def backends(self, worker: str) -> Path:
         return self._fleet.backends_of(worker)

@@ -15,7 +15,7 @@ from enginehouse.settings.file import read_credentials
 from enginehouse.settings.programs import (
     ClientSettings,
     FrontendSettings,
-    Installing,
+    InstallSettings,
     LocalSettings,
     UpSettings,
     WorkerSettings,
@@ -294,16 +294,16 @@ def test_what_is_no_size_is_refused(tmp_path: Path, text: object) -> None:
 
 def test_what_a_worker_may_install_is_handed_on_by_up(tmp_path: Path) -> None:
     given = {"archive_limit_bytes": "1GiB", "blob_cap_bytes": "2GiB"}
-    flags = as_flags(up(tmp_path, given), Installing.__struct_fields__)
+    flags = as_flags(up(tmp_path, given), InstallSettings.__struct_fields__)
     assert flags[:4] == ["--archive-limit", str(2**30), "--blob-cap", str(2**31)]
     assert "--registry-credentials" not in flags
 
 
 def test_the_confinement_of_engines_is_handed_on_by_up(tmp_path: Path) -> None:
     given = {"engine_confinement": "off", "engine_user": "engines"}
-    flags = as_flags(up(tmp_path, given), Installing.__struct_fields__)
+    flags = as_flags(up(tmp_path, given), InstallSettings.__struct_fields__)
     assert flags[-4:] == ["--engine-confinement", "off", "--engine-user", "engines"]
-    assert "--engine-user" not in as_flags(up(tmp_path), Installing.__struct_fields__)
+    assert "--engine-user" not in as_flags(up(tmp_path), InstallSettings.__struct_fields__)
     assert "it is either auto or off" in refusal(tmp_path, flags={"engine_confinement": "on"})
     assert "the name of a user" in refusal(tmp_path, flags={"engine_user": "a b"})
 

@@ -71,7 +71,7 @@ class Clients:
                     found = await self._request(
                         request,
                         author,
-                        lambda to: to.endings.retry(before.operation_id, None, again),
+                        lambda to: to.cancellation.retry(before.operation_id, None, again),
                         f"retry {before.operation_id[:8]}",
                     )
                     self._keep(number, found, before.kind, before.name, author)
@@ -205,7 +205,7 @@ class Clients:
         frontend = world.frontends[request.frontend % len(world.frontends)]
         world.trace.note(author, f"asks {frontend.name} to cancel {about.operation_id[:8]}")
         try:
-            await frontend.call(lambda to: to.endings.cancel(about.operation_id, None, author), ANSWER_SECONDS)
+            await frontend.call(lambda to: to.cancellation.cancel(about.operation_id, None, author), ANSWER_SECONDS)
         except EnginehouseError as error:
             world.trace.note(author, f"hears {error.code}")
             return
@@ -218,7 +218,7 @@ class Clients:
         machine = world.machines[(request.nodes or (0,))[0] % len(world.machines)]
         world.trace.note(author, f"asks {frontend.name} to remove {machine.name}")
         try:
-            await frontend.call(lambda to: to.endings.remove_node(machine.name, author), ANSWER_SECONDS)
+            await frontend.call(lambda to: to.cancellation.remove_node(machine.name, author), ANSWER_SECONDS)
         except EnginehouseError as error:
             world.trace.note(author, f"hears {error.code}")
 

@@ -22,7 +22,7 @@ from tests.sim.trace import Violation
 
 from enginehouse.core import wire
 from enginehouse.core.errors import EnginehouseError, Unavailable
-from enginehouse.core.gallery import Entry, Gallery
+from enginehouse.core.gallery import Gallery, GalleryEntry
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
@@ -32,12 +32,12 @@ from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.localai.listings import Listings
 from enginehouse.frontend.localai.poller import Poller
 from enginehouse.frontend.operations.acceptance import Acceptance
-from enginehouse.frontend.operations.cancel import Endings
-from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.cancel import Cancellation
+from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.frontend.serving.loader import Loader
-from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, Patience
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, SilenceLimits
 from enginehouse.frontend.watching.events import Events
 from enginehouse.loop import Loop
 
@@ -60,9 +60,9 @@ def gallery(name: str, backends: tuple[str, ...], models: tuple[str, ...]) -> Ga
     """Each gallery has its own version of every backend, and meta names for the first. The last is an image, whose tag
     moves. The models have one each.
     """
-    metas = [Entry(name=one, capabilities={"default": backends[0]}) for one in METAS]
-    entries = [Entry(name=one, uri=f"pypi:{one}=={name}", version=name) for one in backends[:-1]]
-    entries.append(Entry(name=backends[-1], uri=f"{HOST}/{backends[-1]}:{name}", version=name))
+    metas = [GalleryEntry(name=one, capabilities={"default": backends[0]}) for one in METAS]
+    entries = [GalleryEntry(name=one, uri=f"pypi:{one}=={name}", version=name) for one in backends[:-1]]
+    entries.append(GalleryEntry(name=backends[-1], uri=f"{HOST}/{backends[-1]}:{name}", version=name))
     offered = [
         Model(name=one, backend=backend, files=(ModelFile("weights", f"builtin:{one}", f"{number:064x}"),))
         for number, (one, backend) in enumerate(zip(models, (METAS[0], *backends[1:]), strict=False))
@@ -72,7 +72,7 @@ def gallery(name: str, backends: tuple[str, ...], models: tuple[str, ...]) -> Ga
 
 LOAD_SECONDS = 5.0  # whatever moves a load wakes it
 POLL_SECONDS = 0.5  # a node that nothing is asked of is asked every sixth time
-PATIENCE = Patience(4.0, 6.0, 6.0)  # with a worker that says nothing: twice that until it is sent again
+PATIENCE = SilenceLimits(4.0, 6.0, 6.0)  # with a worker that says nothing: twice that until it is sent again
 WRITE_SECONDS = 1.0  # twice as often as in earnest: more chances for an older number to come after a newer one
 
 
@@ -83,8 +83,8 @@ class Objects(Struct, frozen=True):
     events: Events
     board: Board
     nodes: Nodes
-    operations: Operations
-    endings: Endings
+    operations: Requests
+    cancellation: Cancellation
     collector: Collector
     loader: Loader
     poller: Poller
@@ -176,8 +176,10 @@ class SimFrontend:
             events=events,
             board=board,
             nodes=nodes,
-            operations=Operations(acceptance, targets, versions, freshen),
-            endings=Endings(acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease),
+            operations=Requests(acceptance, targets, versions, freshen),
+            cancellation=Cancellation(
+                acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease
+            ),
             collector=collector,
             loader=loader,
             poller=poller,
@@ -191,7 +193,7 @@ class SimFrontend:
             Loop("health", nodes.step, HEALTH_SECONDS),
             Loop("tell", board.step, PUBLISH_SECONDS),
             Loop("catch-up", self._only_news(board.catch_up_step), CATCH_UP_SECONDS),
-            Loop("hopeless", objects.endings.hopeless_step, HOPELESS_SECONDS),
+            Loop("hopeless", objects.cancellation.hopeless_step, HOPELESS_SECONDS),
             Loop("load", self._while_steered(loader.step), LOAD_SECONDS),
             Loop("poll", objects.poller.step, POLL_SECONDS),
             Loop("poll-answers", objects.poller.answers_step, POLL_SECONDS),

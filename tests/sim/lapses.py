@@ -32,8 +32,8 @@ from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.commands import executor as actions
-from enginehouse.worker.commands.actions import Acting, UnderWay
-from enginehouse.worker.commands.executor import Actions
+from enginehouse.worker.commands.actions import Actions, UnderWay
+from enginehouse.worker.commands.executor import Executor
 from enginehouse.worker.engines.process_table import Stopped
 from enginehouse.worker.protocol.decode import outcome_of
 
@@ -195,13 +195,13 @@ def _disk_error_is_success() -> list[Patch]:
 
 
 def _what_was_given_up_is_forgotten() -> list[Patch]:
-    real = Actions._record
+    real = Executor._record
 
-    async def _record(self: Actions, intent: str, current: UnderWay, outcome: Outcome) -> None:
+    async def _record(self: Executor, intent: str, current: UnderWay, outcome: Outcome) -> None:
         if not current.ended_by:
             await real(self, intent, current, outcome)
 
-    return [(Actions, "_record", _record)]
+    return [(Executor, "_record", _record)]
 
 
 def _install_and_cancel(chance: Random) -> tuple[SimRequest, ...]:
@@ -232,20 +232,20 @@ def _unreadable_is_absent() -> list[Patch]:
 
 
 def _files_are_removed_first() -> list[Patch]:
-    async def _remove(self: Acting, action: RemoveBackend, current: UnderWay) -> Outcome:
+    async def _remove(self: Actions, action: RemoveBackend, current: UnderWay) -> Outcome:
         current.can_return = False
         await self._parts.installer.remove(action.directory)
         self._check_ended(await self._parts.supervisor.stop_from(action.directory), "delete", current)
         return Outcome(stopped=current.stopped)
 
-    return [(Acting, "_remove", _remove)]
+    return [(Actions, "_remove", _remove)]
 
 
 def _stopped_engines_are_not_told() -> list[Patch]:
-    def _check_ended(self: Acting, stopped: Stopped, wanted: str, current: UnderWay) -> None:
+    def _check_ended(self: Actions, stopped: Stopped, wanted: str, current: UnderWay) -> None:
         """Says nothing."""
 
-    return [(Acting, "_check_ended", _check_ended)]
+    return [(Actions, "_check_ended", _check_ended)]
 
 
 def _dead_replicas_are_kept() -> list[Patch]:

@@ -36,8 +36,8 @@ from enginehouse.worker import agent
 from enginehouse.worker import registration as joining
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.commands import journal
-from enginehouse.worker.commands.ports import Parts
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.commands.ports import CommandPorts
+from enginehouse.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -47,7 +47,7 @@ LINK_LIMIT_SECONDS = 4.0
 RESTART_SECONDS = 1.0
 
 
-class SimPlace(WorkerPlace, frozen=True):
+class SimPlace(WorkerOptions, frozen=True):
     def make_directories(self) -> None:
         """Nothing of a simulated machine is on a real disk."""
 
@@ -179,7 +179,7 @@ class SimLink:
         return self._chance.choice(self._world.frontends)
 
 
-def _make_actions(parts: Parts, changed: Callable[[], None]) -> SimActions:
+def _make_actions(parts: CommandPorts, changed: Callable[[], None]) -> SimActions:
     machine = MACHINE.get()
     machine.actions = SimActions(parts, changed, machine.checks)
     return machine.actions
@@ -203,10 +203,10 @@ def simulated_parts() -> Iterator[None]:
     here = MACHINE.get
     names: list[tuple[ModuleType, str, object]] = [
         (agent, "assemble", lambda *_: SimAssembled(here().disk, here().installer)),
-        (agent, "Models", lambda *_: SimModels(here().disk)),
+        (agent, "ModelFiles", lambda *_: SimModels(here().disk)),
         (agent, "Supervisor", _make_supervisor),
         (agent, "Journal", lambda _: SimJournal(here().disk)),
-        (agent, "Actions", _make_actions),
+        (agent, "Executor", _make_actions),
         (agent, "load_identity", lambda _: SimIdentity(here().public_key)),
         (agent, "hardware", hardware),
         (agent, "disk", disk),

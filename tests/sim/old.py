@@ -69,7 +69,7 @@ class SimOldMachine:
         self._installed_at: dict[str, str] = {}
         self._installing: dict[str, list[tuple[int, float]]] = {}  # generations, and when they came
         self._done: set[tuple[str, int]] = set()  # intents and attempts
-        # It worked for another house before, so there is something to upgrade.
+        # It worked for another cluster before, so there is something to upgrade.
         self.disk.swap(self._catalogue.explain(BACKENDS[0], "default", "linux/amd64").resolved, 0)
 
     def start(self) -> None:

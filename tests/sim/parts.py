@@ -25,8 +25,8 @@ from enginehouse.core.progress import ReportProgress
 from enginehouse.host.blocking import _outlive, in_thread
 from enginehouse.host.disk import storage_error
 from enginehouse.worker.backends.installer import Installed, InstallRequest, Swapped
-from enginehouse.worker.commands.executor import Actions
-from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.commands.executor import Executor
+from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.protocol.decode import Work
 
 T = TypeVar("T")
@@ -168,10 +168,10 @@ class SimModels:
             raise storage_error(error, doing) from error
 
 
-class SimActions(Actions):
+class SimActions(Executor):
     """The real actions; the disk may know for which command it is written."""
 
-    def __init__(self, parts: Parts, changed: Callable[[], None], checks: WorkerChecks) -> None:
+    def __init__(self, parts: CommandPorts, changed: Callable[[], None], checks: WorkerChecks) -> None:
         super().__init__(parts, changed)
         self._checks = checks
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 from enginehouse.artifact.blobs import download as fetching
 from enginehouse.artifact.blobs import partial
 from enginehouse.core.backend import Resolved
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.backends.assembly import InstallerOptions, assemble
@@ -41,7 +41,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 def options(backends: Path, **more: object) -> InstallerOptions:
-    known = InstallerOptions(backends=backends, allowed_hosts=("127.0.0.1",), patience=Patience(factor=0.01))
+    known = InstallerOptions(backends=backends, allowed_hosts=("127.0.0.1",), patience=RetryPolicy(factor=0.01))
     return msgspec.structs.replace(known, **more)
 
 

@@ -25,12 +25,12 @@ from tests.worker.world import nothing
 
 from enginehouse.core.backend import Resolved
 from enginehouse.core.installation import METADATA_FILE, Metadata, decode_metadata
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.host import hardware
 from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble
 from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.listing import LocalBackend
-from enginehouse.worker.backends.plan import Plan, plan
+from enginehouse.worker.backends.plan import InstallPlan, plan
 from enginehouse.worker.local import Local
 
 DIRECTORY = "engine"
@@ -73,8 +73,8 @@ class Shelf:
         self.progress: list[tuple[str, int, int]] = []
 
     @property
-    def house(self) -> Path:
-        return self.assembled.trees.house
+    def worker(self) -> Path:
+        return self.assembled.trees.private
 
     @property
     def tree(self) -> Path:
@@ -110,7 +110,7 @@ class Shelf:
     async def install(self, request: InstallRequest) -> Installed:
         return await self.assembled.installer.install(request, self.report, nothing)
 
-    async def plan(self, name: str, **fields: object) -> Plan:
+    async def plan(self, name: str, **fields: object) -> InstallPlan:
         return await plan(self.assembled, self.resolved(name, **fields))
 
     def metadata(self) -> Metadata:
@@ -128,13 +128,13 @@ class Shelf:
     def residue(self) -> list[str]:
         """What must never be left: trees that are neither installed nor previous, and records of unfinished work."""
         places = ("staging", "replaced")
-        left = [path.name for place in places for path in (self.house / place).glob("*")]
-        left += [path.name for path in (self.house / "state").glob(".*")]
-        names = [path.stem for path in (self.house / "state").glob("*.json")]
+        left = [path.name for place in places for path in (self.worker / place).glob("*")]
+        left += [path.name for path in (self.worker / "state").glob(".*")]
+        names = [path.stem for path in (self.worker / "state").glob("*.json")]
         return left + [name for name in names if self.assembled.trees.record(name).step != "cleaned"]
 
     def blobs(self, suffix: str = "") -> list[str]:
-        return sorted(path.name for path in (self.house / "blobs").glob(f"*{suffix}"))
+        return sorted(path.name for path in (self.worker / "blobs").glob(f"*{suffix}"))
 
     async def close(self) -> None:
         for assembled in self._opened:
@@ -146,7 +146,7 @@ async def shelf(registry: Registry, directory: Path, **options: object) -> Async
     known = InstallerOptions(
         backends=directory / "backends",
         allowed_hosts=("127.0.0.1",),
-        patience=Patience(factor=0.01),
+        patience=RetryPolicy(factor=0.01),
         stall_seconds=20.0,
         may_link=True,  # as on a machine whose engines are confined
     )

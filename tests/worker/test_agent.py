@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from nacl.signing import SigningKey, VerifyKey
-from tests.worker.whole_worker import House, command, start, working
+from tests.worker.whole_worker import WholeWorker, command, start, working
 from tests.worker.world import MemoryBus, ask, link_tree, tiny_chat, until, xllamacpp
 
 from enginehouse.core import wire
@@ -22,23 +22,23 @@ from enginehouse.host.graphics import Graphics
 from enginehouse.worker import agent
 from enginehouse.worker import registration as joining
 from enginehouse.worker.identity import Identity
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.options import WorkerOptions
 
 
 async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_key_private(tmp_path: Path) -> None:
-    async with working(House(tmp_path)) as house:
-        request = house.link.registrations[-1]
-        assert request.address == f"127.0.0.1:{house.place.base_port}"
+    async with working(WholeWorker(tmp_path)) as worker:
+        request = worker.link.registrations[-1]
+        assert request.address == f"127.0.0.1:{worker.place.base_port}"
         assert request.token == "join"
         key = VerifyKey(bytes.fromhex(request.public_key))
         assert request.challenge.startswith("challenge-")
         message = registration_message("node-one", request.public_key, (request.address, ""), request.challenge)
         key.verify(message, bytes.fromhex(request.signature))
-        assert stat.S_IMODE(house.place.node_key.stat().st_mode) == 0o600
-        assert msgspec.json.decode(house.place.node_file.read_bytes()) == {"id": "node-1", "name": "node-one"}
-    assert house.link.deregistered == ["node-1"]
-    assert house.bus.is_closed
-    again = House(tmp_path)
+        assert stat.S_IMODE(worker.place.node_key.stat().st_mode) == 0o600
+        assert msgspec.json.decode(worker.place.node_file.read_bytes()) == {"id": "node-1", "name": "node-one"}
+    assert worker.link.deregistered == ["node-1"]
+    assert worker.bus.is_closed
+    again = WholeWorker(tmp_path)
     async with working(again):
         assert again.link.registrations[-1].public_key == request.public_key
 
@@ -49,7 +49,7 @@ async def test_it_registers_with_everything_that_a_frontend_of_localai_asks_for(
     card = Graphics(vendor="nvidia", total_bytes=2**34, free_bytes=2**33, compute_capability="12.1")
     monkeypatch.setattr(hardware._graphics, "look", lambda: card)
     identity = Identity(SigningKey(bytes(32)))
-    place = WorkerPlace(directory=tmp_path, name="node-one", max_replicas_per_model=3)
+    place = WorkerOptions(directory=tmp_path, name="node-one", max_replicas_per_model=3)
     place.make_directories()
     request = joining.registration(place, identity, "10.0.0.1", "challenge")
     assert (request.gpu_vendor, request.gpu_compute_capability) == ("nvidia", "12.1")
@@ -58,34 +58,34 @@ async def test_it_registers_with_everything_that_a_frontend_of_localai_asks_for(
 
 
 async def test_a_pending_worker_asks_again_until_it_is_approved(tmp_path: Path) -> None:
-    house = House(tmp_path, statuses=["pending", "pending"])
-    async with working(house):
-        assert len(house.link.registrations) == 3
-        assert len(house.buses) == 1
+    worker = WholeWorker(tmp_path, statuses=["pending", "pending"])
+    async with working(worker):
+        assert len(worker.link.registrations) == 3
+        assert len(worker.buses) == 1
 
 
 async def test_a_refused_worker_ends_with_the_error(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.link.fails = Unauthenticated("cannot register: the token is wrong")
+    worker = WholeWorker(tmp_path)
+    worker.link.fails = Unauthenticated("cannot register: the token is wrong")
     with pytest.raises(Unauthenticated):
-        await house.agent.run()
-    assert house.link.deregistered == []
+        await worker.agent.run()
+    assert worker.link.deregistered == []
 
 
 async def test_a_frontend_that_is_away_is_asked_again(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.link.fails = Unavailable("cannot reach the frontend")
+    worker = WholeWorker(tmp_path)
+    worker.link.fails = Unavailable("cannot reach the frontend")
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(house.agent.run())
-        await until(lambda: len(house.link.registrations) >= 2)
-        house.link.fails = None
-        await until(lambda: bool(house.link.heartbeats))
-        house.agent.stop()
+        task = group.create_task(worker.agent.run())
+        await until(lambda: len(worker.link.registrations) >= 2)
+        worker.link.fails = None
+        await until(lambda: bool(worker.link.heartbeats))
+        worker.agent.stop()
         await task
 
 
 async def test_it_stops_at_once_while_it_looks_for_its_bus(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    worker = WholeWorker(tmp_path)
     looking, is_left = asyncio.Event(), asyncio.Event()
 
     async def open_bus(_registered: wire.RegisterReply) -> MemoryBus:
@@ -96,232 +96,232 @@ async def test_it_stops_at_once_while_it_looks_for_its_bus(tmp_path: Path) -> No
             is_left.set()
         raise AssertionError("nobody sets it")
 
-    house.agent._open_bus = open_bus
+    worker.agent._open_bus = open_bus
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        group.create_task(house.agent.run())
+        group.create_task(worker.agent.run())
         await looking.wait()
-        house.agent.stop()
+        worker.agent.stop()
     assert is_left.is_set()
-    assert house.link.deregistered == []
+    assert worker.link.deregistered == []
 
 
 async def test_the_whole_thread_install_pull_start_ask_stop_delete(tmp_path: Path) -> None:
-    async with working(House(tmp_path)) as house:
+    async with working(WholeWorker(tmp_path)) as worker:
         install = wire.BackendInstallRequest(
             backend="llama-cpp", op_id="op", command=command("install"), resolved=xllamacpp()
         )
-        assert (await house.tell(wire.INSTALL, install)).success
+        assert (await worker.tell(wire.INSTALL, install)).success
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        assert (await house.tell(wire.PULL_MODEL, pull)).success
-        started = await house.tell(wire.INSTALL, start())
+        assert (await worker.tell(wire.PULL_MODEL, pull)).success
+        started = await worker.tell(wire.INSTALL, start())
         assert started.success
         assert await asyncio.to_thread(ask, started.address, "What is the capital of France?") == (
             "The capital of France is Paris."
         )
-        await until(lambda: len(house.report.replicas) == 1 and len(house.report.results) == 3)
-        assert house.report.replicas[0].address == started.address
-        assert [model.name for model in house.report.models] == ["tiny-chat"]
-        progress = [to for to, _ in house.bus.said if to == wire.progress_subject("node-1", "op")]
+        await until(lambda: len(worker.report.replicas) == 1 and len(worker.report.results) == 3)
+        assert worker.report.replicas[0].address == started.address
+        assert [model.name for model in worker.report.models] == ["tiny-chat"]
+        progress = [to for to, _ in worker.bus.said if to == wire.progress_subject("node-1", "op")]
         assert len(progress) >= 3
         stop = wire.ModelStopRequest(
             model_name="tiny-chat", process_key="tiny-chat#0", expected_address="", command=command("stop", 2)
         )
-        assert (await house.tell(wire.STOP_MODEL, stop)).terminated
+        assert (await worker.tell(wire.STOP_MODEL, stop)).terminated
         delete = wire.BackendDeleteRequest(backend="xllamacpp", command=command("delete", 2))
-        assert (await house.tell(wire.DELETE, delete)).success
-        await until(lambda: house.report.backends == () and house.report.replicas == ())
+        assert (await worker.tell(wire.DELETE, delete)).success
+        await until(lambda: worker.report.backends == () and worker.report.replicas == ())
 
 
 async def test_the_death_of_an_engine_is_reported_within_a_second(tmp_path: Path, installed_tree: Path) -> None:
-    house = House(tmp_path)
-    house.place.make_directories()
-    link_tree(installed_tree, house.place.backends / "xllamacpp")
-    async with working(house):
+    worker = WholeWorker(tmp_path)
+    worker.place.make_directories()
+    link_tree(installed_tree, worker.place.backends / "xllamacpp")
+    async with working(worker):
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        assert (await house.tell(wire.PULL_MODEL, pull)).success
-        assert (await house.tell(wire.INSTALL, start())).success
-        await until(lambda: len(house.report.replicas) == 1)
-        ((pid, _),) = processes.carriers(house.report.replicas[0].nonce)
+        assert (await worker.tell(wire.PULL_MODEL, pull)).success
+        assert (await worker.tell(wire.INSTALL, start())).success
+        await until(lambda: len(worker.report.replicas) == 1)
+        ((pid, _),) = processes.carriers(worker.report.replicas[0].nonce)
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: house.report.replicas == (), limit_seconds=1.0)
+        await until(lambda: worker.report.replicas == (), limit_seconds=1.0)
 
 
 async def test_reports_are_numbered_and_carry_the_last_mark(tmp_path: Path) -> None:
-    async with working(House(tmp_path)) as house:
-        await until(lambda: len(house.link.heartbeats) >= 3)
-        reports = [heartbeat.report for heartbeat in house.link.heartbeats[:3]]
+    async with working(WholeWorker(tmp_path)) as worker:
+        await until(lambda: len(worker.link.heartbeats) >= 3)
+        reports = [heartbeat.report for heartbeat in worker.link.heartbeats[:3]]
         assert [(one.sequence, one.mark) for one in reports if one] == [(1, 0.0), (2, 1.0), (3, 2.0)]
         assert len({one.boot_id for one in reports if one}) == 1
-        assert house.link.heartbeats[0].available_ram
+        assert worker.link.heartbeats[0].available_ram
 
 
 async def test_a_disk_that_cannot_be_read_makes_no_node_silent_and_no_report_wrong(tmp_path: Path) -> None:
-    async with working(House(tmp_path)) as house:
-        await until(lambda: house.link.heartbeats[-1].report is not None)
-        aside = house.place.models.rename(tmp_path / "aside")
-        house.place.models.touch()  # reading it is an error now
-        await until(lambda: house.link.heartbeats[-1].report is None)
-        house.place.models.unlink()
-        aside.rename(house.place.models)
-        await until(lambda: house.link.heartbeats[-1].report is not None)
+    async with working(WholeWorker(tmp_path)) as worker:
+        await until(lambda: worker.link.heartbeats[-1].report is not None)
+        aside = worker.place.models.rename(tmp_path / "aside")
+        worker.place.models.touch()  # reading it is an error now
+        await until(lambda: worker.link.heartbeats[-1].report is None)
+        worker.place.models.unlink()
+        aside.rename(worker.place.models)
+        await until(lambda: worker.link.heartbeats[-1].report is not None)
 
 
 async def test_heartbeats_go_on_while_the_bus_is_away_and_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "OPENING_SECONDS", 0.2)
-    async with working(House(tmp_path)) as house:
-        await until(lambda: house.link.heartbeats[-1].bus == "" and house.report.sequence >= 1)
-        house.bus.is_connected = False
-        await until(lambda: len(house.link.heartbeats) >= 4 and house.link.heartbeats[-2].bus == "away")
-        assert house.link.heartbeats[-1].report is not None
-        house.bus.is_connected = True
-        await until(lambda: house.link.heartbeats[-1].bus == "")
+    async with working(WholeWorker(tmp_path)) as worker:
+        await until(lambda: worker.link.heartbeats[-1].bus == "" and worker.report.sequence >= 1)
+        worker.bus.is_connected = False
+        await until(lambda: len(worker.link.heartbeats) >= 4 and worker.link.heartbeats[-2].bus == "away")
+        assert worker.link.heartbeats[-1].report is not None
+        worker.bus.is_connected = True
+        await until(lambda: worker.link.heartbeats[-1].bus == "")
 
 
 async def test_a_worker_does_not_join_again_for_want_of_a_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To register again would end a drain at a frontend of LocalAI's, and what this worker is doing."""
     monkeypatch.setattr(agent, "FAR_AWAY_SECONDS", 0.2)
-    async with working(House(tmp_path)) as house:
-        joined = len(house.link.registrations)
-        house.bus.is_connected = False
-        heard = len(house.link.heartbeats)
-        await until(lambda: len(house.link.heartbeats) >= heard + 5)
-        assert house.link.heartbeats[-1].bus == "away"
-        assert not house.link.heartbeats[-1].renew
-        house.bus.is_connected = True
-        await until(lambda: house.link.heartbeats[-1].bus == "")
-        assert (len(house.link.registrations), len(house.buses)) == (joined, 1)
+    async with working(WholeWorker(tmp_path)) as worker:
+        joined = len(worker.link.registrations)
+        worker.bus.is_connected = False
+        heard = len(worker.link.heartbeats)
+        await until(lambda: len(worker.link.heartbeats) >= heard + 5)
+        assert worker.link.heartbeats[-1].bus == "away"
+        assert not worker.link.heartbeats[-1].renew
+        worker.bus.is_connected = True
+        await until(lambda: worker.link.heartbeats[-1].bus == "")
+        assert (len(worker.link.registrations), len(worker.buses)) == (joined, 1)
 
 
 async def test_a_credential_that_ended_makes_it_join_again_where_nobody_renews_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "FAR_AWAY_SECONDS", 0.2)
-    async with working(House(tmp_path)) as house:
-        joined = len(house.link.registrations)
-        house.bus.is_connected, house.bus.is_refused = False, True
-        await until(lambda: len(house.buses) == 2)
-        assert len(house.link.registrations) == joined + 1
+    async with working(WholeWorker(tmp_path)) as worker:
+        joined = len(worker.link.registrations)
+        worker.bus.is_connected, worker.bus.is_refused = False, True
+        await until(lambda: len(worker.buses) == 2)
+        assert len(worker.link.registrations) == joined + 1
 
 
 async def test_a_heartbeat_renews_the_credential_and_the_token_before_they_end(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.link.life_seconds = 0.8
-    async with working(house):
-        joined = len(house.link.registrations)
-        await until(lambda: any(one.renew for one in house.link.heartbeats))
-        first = next(number for number, one in enumerate(house.link.heartbeats) if one.renew)
-        assert not any(one.renew for one in house.link.heartbeats[: first - 1])
-        await until(lambda: house.bus.renewed == [("jwt-1", "seed-1")])
-        house.link.life_seconds = 600.0
-        await until(lambda: house.link.tokens[-1] == "token-2" or house.link.tokens[-1] == "token-3")
-        heard = len(house.link.heartbeats)
-        await until(lambda: len(house.link.heartbeats) >= heard + 3)
-        assert not house.link.heartbeats[-1].renew
-        assert (len(house.link.registrations), len(house.buses)) == (joined, 1)
+    worker = WholeWorker(tmp_path)
+    worker.link.life_seconds = 0.8
+    async with working(worker):
+        joined = len(worker.link.registrations)
+        await until(lambda: any(one.renew for one in worker.link.heartbeats))
+        first = next(number for number, one in enumerate(worker.link.heartbeats) if one.renew)
+        assert not any(one.renew for one in worker.link.heartbeats[: first - 1])
+        await until(lambda: worker.bus.renewed == [("jwt-1", "seed-1")])
+        worker.link.life_seconds = 600.0
+        await until(lambda: worker.link.tokens[-1] == "token-2" or worker.link.tokens[-1] == "token-3")
+        heard = len(worker.link.heartbeats)
+        await until(lambda: len(worker.link.heartbeats) >= heard + 3)
+        assert not worker.link.heartbeats[-1].renew
+        assert (len(worker.link.registrations), len(worker.buses)) == (joined, 1)
 
 
 async def test_a_bus_that_has_moved_is_found_through_the_frontend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "FAR_AWAY_SECONDS", 0.2)
-    house = House(tmp_path)
-    house.link.life_seconds = 600.0
-    async with working(house):
-        house.bus.is_connected = False
-        house.link.nats_url = "nats://elsewhere:4222"
-        await until(lambda: len(house.buses) == 2)
-        await until(lambda: house.link.heartbeats[-1].bus == "")
+    worker = WholeWorker(tmp_path)
+    worker.link.life_seconds = 600.0
+    async with working(worker):
+        worker.bus.is_connected = False
+        worker.link.nats_url = "nats://elsewhere:4222"
+        await until(lambda: len(worker.buses) == 2)
+        await until(lambda: worker.link.heartbeats[-1].bus == "")
 
 
 async def test_a_worker_that_never_had_its_bus_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "OPENING_SECONDS", 0.2)
-    house = House(tmp_path)
+    worker = WholeWorker(tmp_path)
 
     async def open_bus(_registered: wire.RegisterReply) -> MemoryBus:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    house.agent._open_bus = open_bus
-    async with working(house):
-        assert {one.bus for one in house.link.heartbeats} == {"away"}
-    assert house.link.deregistered == ["node-1"]
+    worker.agent._open_bus = open_bus
+    async with working(worker):
+        assert {one.bus for one in worker.link.heartbeats} == {"away"}
+    assert worker.link.deregistered == ["node-1"]
 
 
 async def test_a_forgotten_worker_joins_again_and_its_engines_go_on(tmp_path: Path, installed_tree: Path) -> None:
-    house = House(tmp_path)
-    house.place.make_directories()
-    link_tree(installed_tree, house.place.backends / "xllamacpp")
-    async with working(house):
+    worker = WholeWorker(tmp_path)
+    worker.place.make_directories()
+    link_tree(installed_tree, worker.place.backends / "xllamacpp")
+    async with working(worker):
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        await house.tell(wire.PULL_MODEL, pull)
-        await house.tell(wire.INSTALL, start())
-        await until(lambda: len(house.report.replicas) == 1)
-        nonce = house.report.replicas[0].nonce
-        house.link.forgets = True
-        await until(lambda: len(house.buses) == 2)
-        count = len(house.link.heartbeats)
-        await until(lambda: len(house.link.heartbeats) > count)
-        assert [replica.nonce for replica in house.report.replicas] == [nonce]
-        assert house.buses[0].is_closed
+        await worker.tell(wire.PULL_MODEL, pull)
+        await worker.tell(wire.INSTALL, start())
+        await until(lambda: len(worker.report.replicas) == 1)
+        nonce = worker.report.replicas[0].nonce
+        worker.link.forgets = True
+        await until(lambda: len(worker.buses) == 2)
+        count = len(worker.link.heartbeats)
+        await until(lambda: len(worker.link.heartbeats) > count)
+        assert [replica.nonce for replica in worker.report.replicas] == [nonce]
+        assert worker.buses[0].is_closed
 
 
 @pytest.mark.parametrize("verb", [wire.INSTALL, wire.UPGRADE, wire.DELETE, wire.STOP_MODEL, wire.PULL_MODEL])
 @pytest.mark.parametrize("payload", [b"", b"{", b'{"backend": 3}', b"\xff", b"null", b"{}"])
 async def test_a_malformed_message_gets_an_error_and_harms_nothing(tmp_path: Path, verb: str, payload: bytes) -> None:
-    async with working(House(tmp_path)) as house:
-        answer = await house.bus.ask(wire.node_subject("node-1", verb), payload, "r")
+    async with working(WholeWorker(tmp_path)) as worker:
+        answer = await worker.bus.ask(wire.node_subject("node-1", verb), payload, "r")
         reply = wire.decode(answer, wire.AnyReply, "the reply")
         assert not reply.success
         assert not reply.terminated
         assert reply.error.startswith("cannot ")
-        answer = await house.bus.ask(wire.node_subject("node-1", wire.LIST), b"{}", "r")
+        answer = await worker.bus.ask(wire.node_subject("node-1", wire.LIST), b"{}", "r")
         assert wire.decode(answer, wire.BackendListReply, "the list").backends == ()
 
 
 async def test_messages_of_a_go_frontend_are_understood(tmp_path: Path, installed_tree: Path) -> None:
-    house = House(tmp_path)
-    house.place.make_directories()
-    link_tree(installed_tree, house.place.backends / "xllamacpp")
-    async with working(house):
+    worker = WholeWorker(tmp_path)
+    worker.place.make_directories()
+    link_tree(installed_tree, worker.place.backends / "xllamacpp")
+    async with working(worker):
         for name in ("llama-cpp", "localai@llama-cpp", "xllamacpp"):
-            assert (await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name))).success
-        unknown = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="vllm"))
+            assert (await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name))).success
+        unknown = await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend="vllm"))
         assert "cannot find a backend named 'vllm'" in unknown.error
         for uri, code in (
             ("file:///etc", "uri_not_allowed"),
             ("127.0.0.1:9/x:y", "uri_not_allowed"),
             ("X", "invalid_uri"),
         ):
-            external = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="", uri=uri, name="x"))
+            external = await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend="", uri=uri, name="x"))
             assert external.outcome is not None
             assert external.outcome.code == code
-        model = await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="llama-cpp", model_id="m"))
+        model = await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend="llama-cpp", model_id="m"))
         assert "engines of this worker take their model at start" in model.error
-        answer = await house.bus.ask(wire.node_subject("node-1", wire.RUNNING), b"{}", "r")
+        answer = await worker.bus.ask(wire.node_subject("node-1", wire.RUNNING), b"{}", "r")
         assert wire.decode(answer, wire.ModelsRunningReply, "what runs").models == ()
         stop = wire.ModelStopRequest(model_name="m", process_key="m#0", expected_address="127.0.0.1:1")
-        assert (await house.tell(wire.STOP_MODEL, stop)).terminated
-        assert (await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))).success
-        absent = await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))
+        assert (await worker.tell(wire.STOP_MODEL, stop)).terminated
+        assert (await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))).success
+        absent = await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))
         assert not absent.success
 
 
 async def test_stopping_in_the_middle_of_an_install_leaves_nothing_half_done(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    async with working(house):
+    worker = WholeWorker(tmp_path)
+    async with working(worker):
         install = wire.BackendInstallRequest(backend="llama-cpp", command=command("install"), resolved=xllamacpp())
-        await house.bus.publish(wire.node_subject("node-1", wire.INSTALL), wire.encode(install), "r")
-        await until(lambda: (house.place.backends / ".enginehouse" / "staging" / "xllamacpp").exists())
-    assert [path.name for path in house.place.backends.iterdir()] == [".enginehouse"]
-    assert house.bus.replies("r") == []
-    assert (house.place.journal / "journal.jsonl").read_bytes().count(b"result") == 0
+        await worker.bus.publish(wire.node_subject("node-1", wire.INSTALL), wire.encode(install), "r")
+        await until(lambda: (worker.place.backends / ".enginehouse" / "staging" / "xllamacpp").exists())
+    assert [path.name for path in worker.place.backends.iterdir()] == [".enginehouse"]
+    assert worker.bus.replies("r") == []
+    assert (worker.place.journal / "journal.jsonl").read_bytes().count(b"result") == 0
 
 
 async def test_the_report_says_how_engines_are_confined(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    async with working(house):
-        await until(lambda: bool(house.link.heartbeats))
-        assert house.report.confinement == house.place.confinement.described
-        assert house.report.confinement.startswith(("landlock", "none: "))
+    worker = WholeWorker(tmp_path)
+    async with working(worker):
+        await until(lambda: bool(worker.link.heartbeats))
+        assert worker.report.confinement == worker.place.confinement.described
+        assert worker.report.confinement.startswith(("landlock", "none: "))

@@ -17,16 +17,16 @@ from enginehouse.core.wire import Command, RegisterReply
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.host import confinement
 from enginehouse.worker.agent import Agent
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.options import WorkerOptions
 
 
-class House:
+class WholeWorker:
     """A worker and what it talks to."""
 
     def __init__(
         self, directory: Path, statuses: list[str] | None = None, *, allowed_hosts: tuple[str, ...] = ()
     ) -> None:
-        self.place = WorkerPlace(
+        self.place = WorkerOptions(
             directory=directory,
             name="node-one",
             join_token="join",
@@ -61,16 +61,16 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def working(house: House) -> AsyncIterator[House]:
+async def working(worker: WholeWorker) -> AsyncIterator[WholeWorker]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(house.agent.run())
-        await until(lambda: task.done() or bool(house.link.heartbeats))
+        task = group.create_task(worker.agent.run())
+        await until(lambda: task.done() or bool(worker.link.heartbeats))
         try:
-            yield house
+            yield worker
         finally:
-            house.agent.stop()
+            worker.agent.stop()
             await task
-    await house.engine.close()
+    await worker.engine.close()
 
 
 def command(intent: str, generation: int = 1, attempt: int = 1) -> Command:

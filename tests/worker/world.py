@@ -27,12 +27,12 @@ from enginehouse.host.confinement import Confinement
 from enginehouse.ports import Message
 from enginehouse.worker.backends.assembly import assemble
 from enginehouse.worker.backends.inventory import InstalledBackends
-from enginehouse.worker.commands.executor import Actions
+from enginehouse.worker.commands.executor import Executor
 from enginehouse.worker.commands.journal import Journal
-from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.engines.supervisor import Supervisor
-from enginehouse.worker.models.files import Models
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.models.files import ModelFiles
+from enginehouse.worker.options import WorkerOptions
 
 LIMIT_SECONDS = 30.0
 KEY = "a-key-of-a-replica"
@@ -105,7 +105,7 @@ class World:
         allowed_hosts: tuple[str, ...] = (),
         chosen: Confinement | None = None,
     ) -> None:
-        self.place = WorkerPlace(
+        self.place = WorkerOptions(
             directory=directory,
             name="world",
             # Away from the default, where a worker of this machine may live.
@@ -119,7 +119,7 @@ class World:
         self.place.make_directories()
         self.assembled = assemble(self.place.installer_options, os.environ)
         self.python, self.trees = self.assembled.python, self.assembled.trees
-        self.models = Models(self.place.models, self.python)
+        self.models = ModelFiles(self.place.models, self.python)
         self.installer = self.assembled.installer
         self.engine = HttpEngine()
         self.journal = Journal(self.place.journal)
@@ -133,7 +133,7 @@ class World:
             enclosures=self.assembled.enclosures,
             changed=self._changed,
         )
-        self.parts = Parts(
+        self.parts = CommandPorts(
             trees=InstalledBackends(self.trees),
             installer=self.installer,
             models=self.models,
@@ -141,7 +141,7 @@ class World:
             journal=self.journal,
             look_up=lambda named: load_named(named, self.assembled.client, directory / "galleries"),
         )
-        self.actions = Actions(self.parts, self._changed)
+        self.actions = Executor(self.parts, self._changed)
 
     def _changed(self) -> None:
         self.changes += 1

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from enginehouse.api.auth import Role, authorize, bearer
+from enginehouse.api.auth import RouteRole, authorize, bearer
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     method: str
     path: str
-    role: Role
+    role: RouteRole
     summary: str
     call: Callable[[Request], Awaitable[Response]] | None = None
     raw: ASGIApp | None = None

@@ -15,10 +15,10 @@ from starlette.types import Scope
 from enginehouse.core.errors import Denied, Unauthenticated
 from enginehouse.frontend.fleet.tokens import Caller, Keys
 
-Role = Literal["public", "user", "node", "join", "admin"]
+RouteRole = Literal["public", "user", "node", "join", "admin"]
 
 # Which tokens open which routes. A join token opens node routes for workers that have no key of their own (LocalAI's).
-_OPENS: dict[Role, frozenset[str]] = {
+_OPENS: dict[RouteRole, frozenset[str]] = {
     "public": frozenset({"admin", "user", "join", "node"}),
     "user": frozenset({"admin", "user"}),
     "node": frozenset({"node", "join"}),
@@ -60,7 +60,7 @@ def host_of(url: str) -> str | None:
         return None
 
 
-def authorize(keys: Keys, scope: Scope, role: Role, *, is_loopback: bool) -> Caller:
+def authorize(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) -> Caller:
     """The caller, if it may; `Unauthenticated` or `Denied` otherwise."""
     token = bearer(scope)
     if not token:

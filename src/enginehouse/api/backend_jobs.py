@@ -15,7 +15,7 @@ from enginehouse.core.errors import Conflict
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.core.progress import format_bytes
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import NodeRow, OperationView
 
@@ -46,7 +46,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
 
 
 class BackendJobRoutes:
-    def __init__(self, operations: Operations, galleries: Galleries, board: Board) -> None:
+    def __init__(self, operations: Requests, galleries: Galleries, board: Board) -> None:
         self._operations = operations
         self._galleries = galleries
         self._board = board

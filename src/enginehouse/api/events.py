@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from enginehouse.api.app import ABORT, ROOM, Entry
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.operation import unknown_operation
-from enginehouse.frontend.serving.models import Models
+from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.events import Event, Events
 
@@ -35,7 +35,7 @@ _POSITION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
 
 class EventRoutes:
-    def __init__(self, board: Board, models: Models, events: Events) -> None:
+    def __init__(self, board: Board, models: ModelViews, events: Events) -> None:
         self._board = board
         self._models = models
         self._events = events

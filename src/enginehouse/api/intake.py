@@ -21,14 +21,14 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 BODY_SECONDS = 120.0  # to receive a request: 32 MiB over a slow uplink, and no connection held open for nothing
 
 
-class Asked(Struct, frozen=True):
+class InferenceRequest(Struct, frozen=True):
     """All that we read of a request."""
 
     model: str | None = None
     stream: bool | None = None
 
 
-_ASKED = msgspec.json.Decoder(Asked)
+_ASKED = msgspec.json.Decoder(InferenceRequest)
 
 
 async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes | None:

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.app import Entry, json_response, read_body, request_of
-from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.serving.loader import Loader
-from enginehouse.frontend.serving.models import Models
+from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.router import model_not_found
 from enginehouse.frontend.watching.board import Board
 
@@ -21,7 +21,7 @@ class Where(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelRoutes:
-    def __init__(self, models: Models, loader: Loader, operations: Operations, board: Board) -> None:
+    def __init__(self, models: ModelViews, loader: Loader, operations: Requests, board: Board) -> None:
         self._models = models
         self._loader = loader
         self._operations = operations

@@ -12,14 +12,14 @@ from enginehouse.api.operations import check_sha256
 from enginehouse.core.errors import Invalid
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.frontend.fleet.nodes import Nodes
-from enginehouse.frontend.operations.cancel import Endings
-from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.cancel import Cancellation
+from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import render_node
 
 
 class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
-    """LocalAI's body. Its own list of galleries is refused: which ones there are is a setting of the house."""
+    """LocalAI's body. Its own list of galleries is refused: which ones there are is a setting of the cluster."""
 
     backend: str = ""
     uri: str = ""
@@ -30,10 +30,10 @@ class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeRoutes:
-    def __init__(self, nodes: Nodes, operations: Operations, endings: Endings, board: Board) -> None:
+    def __init__(self, nodes: Nodes, operations: Requests, cancellation: Cancellation, board: Board) -> None:
         self._nodes = nodes
         self._operations = operations
-        self._endings = endings
+        self._cancellation = cancellation
         self._board = board
 
     def entries(self) -> list[Entry]:
@@ -106,7 +106,7 @@ class NodeRoutes:
         return json_response({**msgspec.to_builtins(render_node(node, now)), "message": "node approved"})
 
     async def remove(self, request: Request) -> Response:
-        await self._endings.remove_node(_name(request), caller_of(request).name)
+        await self._cancellation.remove_node(_name(request), caller_of(request).name)
         return json_response({"message": "node deregistered"})
 
     async def drain(self, request: Request) -> Response:

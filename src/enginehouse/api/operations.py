@@ -13,9 +13,9 @@ from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import shown
 from enginehouse.core.operation import BackendRequest
 from enginehouse.core.reference import is_digest, parse_uri, shown_uri
-from enginehouse.frontend.operations.cancel import Endings
+from enginehouse.frontend.operations.cancel import Cancellation
 from enginehouse.frontend.operations.plan import Planner
-from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import OperationView
 
@@ -52,9 +52,9 @@ class HistoryRecord(Struct, frozen=True, kw_only=True):
 
 
 class OperationRoutes:
-    def __init__(self, operations: Operations, endings: Endings, planner: Planner, board: Board) -> None:
+    def __init__(self, operations: Requests, cancellation: Cancellation, planner: Planner, board: Board) -> None:
         self._operations = operations
-        self._endings = endings
+        self._cancellation = cancellation
         self._planner = planner
         self._board = board
 
@@ -152,17 +152,17 @@ class OperationRoutes:
 
     async def cancel(self, request: Request) -> Response:
         where = await read_body(request, OnNode)
-        await self._endings.cancel(_id(request), where.node, caller_of(request).name)
+        await self._cancellation.cancel(_id(request), where.node, caller_of(request).name)
         view = await self._board.view(_id(request))
         return json_response({"success": True, "message": "Operation cancelled", "operation": view})
 
     async def retry(self, request: Request) -> Response:
         where = await read_body(request, OnNode)
-        operation_id = await self._endings.retry(_id(request), where.node, request_of(request))
+        operation_id = await self._cancellation.retry(_id(request), where.node, request_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def dismiss(self, request: Request) -> Response:
-        await self._endings.dismiss(_id(request))
+        await self._cancellation.dismiss(_id(request))
         return json_response({"success": True, "message": "Operation dismissed"})
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from enginehouse.api.app import Entry, caller_of, json_response, read_body
 from enginehouse.api.auth import bearer, host_of
 from enginehouse.core.errors import Denied
-from enginehouse.core.joining import Origin, may_speak_for
+from enginehouse.core.joining import JoinOrigin, may_speak_for
 from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
@@ -186,10 +186,10 @@ class WorkerRoutes:
         return json_response(running)
 
 
-def _origin(request: Request) -> Origin:
+def _origin(request: Request) -> JoinOrigin:
     """Who speaks: by which token, and from which host. What a proxy adds to a request is not believed."""
     caller = caller_of(request)
-    return Origin(caller.token_id, caller.only_node, request.client.host if request.client else "")
+    return JoinOrigin(caller.token_id, caller.only_node, request.client.host if request.client else "")
 
 
 def _asked_host(request: Request) -> str:

@@ -14,7 +14,7 @@ from enginehouse.core.errors import Invalid
 SCHEMES = ("nats", "tls")  # web sockets would need another library
 
 
-class Address(Struct, frozen=True, kw_only=True):
+class BusAddress(Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]  # without user-info
     user: str = ""
     password: str = ""
@@ -29,7 +29,7 @@ class Address(Struct, frozen=True, kw_only=True):
         return bool(self.user or self.token)
 
 
-def parse_address(url: str) -> Address:
+def parse_address(url: str) -> BusAddress:
     """Raises `Invalid`, without repeating what may be a password."""
     found: list[SplitResult] = []
     for text in url.split(","):
@@ -48,8 +48,8 @@ def parse_address(url: str) -> Address:
     servers = tuple(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() for parts in found)
     named = next((parts for parts in found if parts.username), None)
     if named is None:
-        return Address(servers=servers)
+        return BusAddress(servers=servers)
     user = unquote(named.username or "")
     if named.password is None:
-        return Address(servers=servers, token=user)
-    return Address(servers=servers, user=user, password=unquote(named.password))
+        return BusAddress(servers=servers, token=user)
+    return BusAddress(servers=servers, user=user, password=unquote(named.password))

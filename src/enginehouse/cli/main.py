@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from enginehouse import __version__
-from enginehouse.cli.options.shared import Command, Group
+from enginehouse.cli.options.shared import CliCommand, CliGroup
 from enginehouse.core.errors import EnginehouseError, Unauthenticated, exit_code
 
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
@@ -39,7 +39,7 @@ COMMANDS = {
 }
 
 
-class Program(Group):
+class CommandLine(CliGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -48,7 +48,7 @@ class Program(Group):
             return None
         module = importlib.import_module(f"enginehouse.cli.commands.{cmd_name}")
         found = module.entry
-        assert isinstance(found, Command | Group)
+        assert isinstance(found, CliCommand | CliGroup)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -96,7 +96,7 @@ def _complain(message: str) -> None:
 
 @click.group(
     "enginehouse",
-    cls=Program,
+    cls=CommandLine,
     examples=(
         "enginehouse up",
         "enginehouse run tiny-chat",

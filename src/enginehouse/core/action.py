@@ -52,7 +52,8 @@ class StartReplica(Struct, tag="start_replica", frozen=True, omit_defaults=True,
     slot: int
     directory: str  # the backend that runs it
     key: str  # presented as Bearer to the engine; made by the frontend, one per replica
-    # The newest request about the model's files on that node when this was requested: a removal after it wins. None: unknown.
+    # The newest request about the model's files on that node when this was requested: a removal after it wins. None:
+    # unknown.
     files: int | None = None
 
 
@@ -62,14 +63,14 @@ class StopReplica(Struct, tag="stop_replica", frozen=True, omit_defaults=True, k
     drain_seconds: float = 0.0  # how long answers under way may still take
 
 
-class Foreign(Struct, tag="foreign", frozen=True, kw_only=True):
+class UnknownAction(Struct, tag="foreign", frozen=True, kw_only=True):
     """An action that a newer version wrote into the store: shown, neither run nor removed."""
 
     text: str
     subject: str
 
 
-Action = InstallBackend | RemoveBackend | PullModel | RemoveModel | StartReplica | StopReplica | Foreign
+Action = InstallBackend | RemoveBackend | PullModel | RemoveModel | StartReplica | StopReplica | UnknownAction
 
 
 def subject_of(action: Action) -> str:
@@ -87,7 +88,7 @@ def subject_of(action: Action) -> str:
             return f"replica:{process_key(action.model.name, action.slot)}"
         case StopReplica():
             return f"replica:{process_key(action.model, action.slot)}"
-        case Foreign():
+        case UnknownAction():
             return action.subject
         case _:
             assert_never(action)
@@ -96,8 +97,8 @@ def subject_of(action: Action) -> str:
 def is_same_request(wanted: Action, open_one: Action) -> bool:
     """Whether a new request may join an open intent instead of superseding it.
 
-    A replica's key is made anew with every request, so it does not make two requests different; nor do its files, because
-    whoever has them removed also ends the open starts.
+    A replica's key is made anew with every request, so it does not make two requests different; nor do its files,
+    because whoever has them removed also ends the open starts.
     """
     if isinstance(wanted, StartReplica) and isinstance(open_one, StartReplica):
         return (wanted.model, wanted.slot, wanted.directory) == (
@@ -162,7 +163,7 @@ def phrase(action: Action) -> str:
             return f"start {action.model.name}"
         case StopReplica():
             return f"stop {action.model}"
-        case Foreign():
+        case UnknownAction():
             return f"something that a newer version asked for ({action.subject})"
         case _:
             assert_never(action)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.name import shown
 
-Kind = Literal["file", "directory", "symlink", "hardlink"]
+EntryKind = Literal["file", "directory", "symlink", "hardlink"]
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 MAX_PATH = 4096
@@ -34,7 +34,7 @@ class ArchiveLimits(Struct, frozen=True, kw_only=True):
 
 class TarEntry(Struct, frozen=True, kw_only=True):
     path: str
-    kind: Kind
+    kind: EntryKind
     size_bytes: int = 0
     mode: int = 0o644
     mtime_ns: int = 0

@@ -13,13 +13,13 @@ from typing import assert_never
 import msgspec
 
 from enginehouse.core.action import (
-    Foreign,
     InstallBackend,
     PullModel,
     RemoveBackend,
     RemoveModel,
     StartReplica,
     StopReplica,
+    UnknownAction,
 )
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import Intent
@@ -72,7 +72,7 @@ def _after(report: Report, intent: Intent) -> Report:
         case RemoveModel():
             kept = tuple(one for one in report.models if one.name != action.model)
             return msgspec.structs.replace(report, models=kept)
-        case StartReplica() | StopReplica() | Foreign():
+        case StartReplica() | StopReplica() | UnknownAction():
             return report  # processes have rows of their own
         case _:
             assert_never(action)

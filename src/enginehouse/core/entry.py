@@ -13,7 +13,7 @@ from enginehouse.core.model import Model
 DEVELOPMENT = "-development"  # the suffix of entries built from LocalAI's main branch
 
 
-class Entry(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class GalleryEntry(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One backend of a gallery: LocalAI's keys, then ours."""
 
     name: str
@@ -53,7 +53,7 @@ class Skipped(Struct, frozen=True):
 class Gallery(Struct, frozen=True, kw_only=True):
     name: str
     url: str
-    backends: tuple[Entry, ...] = ()
+    backends: tuple[GalleryEntry, ...] = ()
     models: tuple[Model, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     demands_signatures: bool = False

@@ -14,15 +14,15 @@ from msgspec import Struct
 
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.capability import DISABLED, GENERAL, keys_for, misfit, preferred_words, too_new
-from enginehouse.core.entry import Entry, Gallery, GalleryState, Skipped
+from enginehouse.core.entry import Gallery, GalleryEntry, GalleryState, Skipped
 from enginehouse.core.errors import Hopeless, NotFound, Unavailable
 from enginehouse.core.model import Model
 
 __all__ = [
     "Catalogue",
     "Choice",
-    "Entry",
     "Gallery",
+    "GalleryEntry",
     "GalleryState",
     "Skipped",
     "explain",
@@ -33,14 +33,14 @@ __all__ = [
 
 EXPECTED_SECONDS = 2.0  # an index of a thousand entries is read within
 
-Place = tuple[Gallery, Entry]
+GalleryPlace = tuple[Gallery, GalleryEntry]
 
 
 class Choice(Struct, frozen=True, kw_only=True):
     """The build for a machine, and how it was found."""
 
     resolved: Resolved
-    entry: Entry
+    entry: GalleryEntry
     gallery: str
     reasons: tuple[str, ...]
 
@@ -50,15 +50,15 @@ class Catalogue:
 
     def __init__(self, galleries: Iterable[Gallery]) -> None:
         self.galleries = tuple(galleries)
-        self._by_name: dict[str, list[Place]] = {}
-        self._by_alias: dict[str, list[Place]] = {}
+        self._by_name: dict[str, list[GalleryPlace]] = {}
+        self._by_alias: dict[str, list[GalleryPlace]] = {}
         for gallery in self.galleries:
             for entry in gallery.backends:
                 self._by_name.setdefault(entry.name.lower(), []).append((gallery, entry))
                 if entry.alias and entry.uri:
                     self._by_alias.setdefault(entry.alias.lower(), []).append((gallery, entry))
 
-    def entries(self) -> Iterator[Place]:
+    def entries(self) -> Iterator[GalleryPlace]:
         """Every entry that can be chosen: of two with one name in one gallery, the first."""
         for gallery in self.galleries:
             seen: set[str] = set()
@@ -77,21 +77,21 @@ class Catalogue:
             for target in entry.capabilities.values()
         }
 
-    def find(self, name: str) -> Place:
+    def find(self, name: str) -> GalleryPlace:
         """By `name`, or by `gallery@name`; `NotFound` where no gallery has it. Aliases are no names."""
         found = self._found(name, self._by_name)
         if not found:
             raise self._unknown(name)
         return found[0]
 
-    def builds(self, name: str) -> list[Place]:
+    def builds(self, name: str) -> list[GalleryPlace]:
         """What a name stands for before a machine is known: its entry, or the builds that have it as alias."""
         found = self._found(name, self._by_name)[:1] or self._found(name, self._by_alias)
         if not found:
             raise self._unknown(name)
         return found
 
-    def target(self, gallery: Gallery, name: str) -> Place | None:
+    def target(self, gallery: Gallery, name: str) -> GalleryPlace | None:
         """What a meta entry names: of its own gallery, else of the first that has it."""
         found = self._by_name.get(name.lower(), [])
         return next((one for one in found if one[0].name == gallery.name), found[0] if found else None)
@@ -109,7 +109,7 @@ class Catalogue:
             raise self._refused(name, found[0][0], search)
         return chosen
 
-    def _found(self, name: str, index: dict[str, list[Place]]) -> list[Place]:
+    def _found(self, name: str, index: dict[str, list[GalleryPlace]]) -> list[GalleryPlace]:
         chosen, _, plain = name.rpartition("@")
         return [one for one in index.get(plain.lower(), ()) if not chosen or one[0].name == chosen]
 
@@ -162,7 +162,7 @@ class _Search:
         self.refusals: list[str] = []
         self.is_platform_alone = True
 
-    def choose(self, plain: str, found: list[Place]) -> Choice | None:
+    def choose(self, plain: str, found: list[GalleryPlace]) -> Choice | None:
         gallery, entry = found[0]
         if entry.name.lower() != plain:
             for one in sorted(found, key=lambda place: _preference(place[1], self._capability)):
@@ -175,7 +175,7 @@ class _Search:
             return self._follow(gallery, entry, (entry.name,))
         return self._direct(gallery, entry, f"{entry.name} is a concrete build")
 
-    def _follow(self, gallery: Gallery, meta: Entry, path: tuple[str, ...]) -> Choice | None:
+    def _follow(self, gallery: Gallery, meta: GalleryEntry, path: tuple[str, ...]) -> Choice | None:
         """Through the keys of a meta entry, best first, into other meta entries where they lead there."""
         keys = [key for key in keys_for(self._capability) if key in meta.capabilities]
         if not keys:
@@ -187,7 +187,7 @@ class _Search:
                 return chosen
         return None
 
-    def _try(self, gallery: Gallery, meta: Entry, key: str, path: tuple[str, ...]) -> Choice | None:
+    def _try(self, gallery: Gallery, meta: GalleryEntry, key: str, path: tuple[str, ...]) -> Choice | None:
         target = meta.capabilities[key]
         step = f"{meta.name}: key {key} → {target}"
         found = self._catalogue.target(gallery, target)
@@ -206,17 +206,17 @@ class _Search:
             return self._refuse(f"{step}, and {reason}")
         return self._take(where, entry, f"capability {self._capability} → key {key} → {entry.name}", path[0])
 
-    def _direct(self, gallery: Gallery, entry: Entry, told: str, who: str = "") -> Choice | None:
+    def _direct(self, gallery: Gallery, entry: GalleryEntry, told: str, who: str = "") -> Choice | None:
         reason = self._misfit(entry)
         if reason:
             return self._refuse(f"{who}{reason}")
         return self._take(gallery, entry, told, "")
 
-    def _misfit(self, entry: Entry) -> str:
+    def _misfit(self, entry: GalleryEntry) -> str:
         reason = misfit(self._capability, entry.name, entry.uri)
         return reason and f"{reason} (force another capability, or {DISABLED!r}, to have it anyway)"
 
-    def _take(self, gallery: Gallery, entry: Entry, told: str, meta: str) -> Choice | None:
+    def _take(self, gallery: Gallery, entry: GalleryEntry, told: str, meta: str) -> Choice | None:
         if entry.platforms and self._platform not in entry.platforms:
             offered = ", ".join(entry.platforms)
             return self._refuse(f"{entry.name} has builds for {offered}, none for {self._platform}", is_platform=True)
@@ -242,7 +242,7 @@ class _Search:
         return None
 
 
-def find_entry(galleries: Iterable[Gallery], name: str) -> tuple[Gallery, Entry]:
+def find_entry(galleries: Iterable[Gallery], name: str) -> tuple[Gallery, GalleryEntry]:
     return Catalogue(galleries).find(name)
 
 
@@ -262,7 +262,7 @@ def explain(galleries: Iterable[Gallery], name: str, capability: str, platform: 
     return Catalogue(galleries).explain(name, capability, platform)
 
 
-def _resolved(gallery: Gallery, entry: Entry, platform: str, meta: str) -> Resolved:
+def _resolved(gallery: Gallery, entry: GalleryEntry, platform: str, meta: str) -> Resolved:
     is_package = entry.uri.startswith("pypi:")
     return Resolved(
         directory=entry.name,
@@ -282,7 +282,7 @@ def _resolved(gallery: Gallery, entry: Entry, platform: str, meta: str) -> Resol
     )
 
 
-def _preference(entry: Entry, capability: str) -> tuple[bool, int]:
+def _preference(entry: GalleryEntry, capability: str) -> tuple[bool, int]:
     """For sorting builds of one alias, best first; those that are equal stay in the order of their galleries."""
     words = preferred_words(capability)
     rank = next((place for place, word in enumerate(words) if word in entry.name.lower()), len(words))

@@ -20,14 +20,14 @@ from enginehouse.core.reference import parse_uri
 
 RUN_FILE = "run.sh"
 METADATA_FILE = "metadata.json"
-HOUSE = ".enginehouse"  # everything of ours in a backends directory: LocalAI lists no directory without a run file
+PRIVATE = ".enginehouse"  # everything of ours in a backends directory: LocalAI lists no directory without a run file
 # LocalAI's names for what it builds and what it replaces: we make none, but a directory may come from there.
 BACKUPS = (".install-backup", ".backup")
 SUFFIXES = (".install-tmp", ".upgrade-tmp", *BACKUPS)
 
 # How far an install is. `staged`: complete, perhaps in place, but only `swapped` says that it is all on disk. Before
 # that it is undone when the machine stopped meanwhile, from there on it is finished. `undoing`: the disk refused it.
-Step = Literal["fetching", "verified", "staged", "undoing", "swapped", "cleaned"]
+SwapStep = Literal["fetching", "verified", "staged", "undoing", "swapped", "cleaned"]
 
 
 class Metadata(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -60,7 +60,7 @@ class Version(Struct, frozen=True, omit_defaults=True, kw_only=True):
 class InstallRecord(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What the worker has to know of a directory after a crash. On disk before the step that relies on it."""
 
-    step: Step
+    step: SwapStep
     attempt_inode: int = 0  # of the tree being installed
     # The run of the machine whose memory holds what is not yet on disk; empty when all of it was synced before.
     boot_id: str = ""

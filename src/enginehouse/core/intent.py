@@ -21,7 +21,7 @@ from enginehouse.core.errors import Conflict
 from enginehouse.core.progress import Progress
 
 State = Literal["accepted", "running", "waiting", "succeeded", "failed", "cancelled", "superseded"]
-Kind = Literal["claim", "take_over", "succeed", "fail", "wait", "cancel", "supersede"]
+ChangeKind = Literal["claim", "take_over", "succeed", "fail", "wait", "cancel", "supersede"]
 
 OPEN: frozenset[State] = frozenset({"accepted", "running", "waiting"})
 MAX_FAILURES = 10  # LocalAI's number: with our backoff about eight minutes of trying
@@ -40,7 +40,7 @@ NODE_AWAY = "node_away"  # the reason of a wait that ends when the node returns,
 # can look for another node only when this one has said no.
 _BETTER_ELSEWHERE = frozenset({"insufficient_capacity", "not_found"})
 
-TABLE: dict[tuple[State, Kind], State] = {
+TABLE: dict[tuple[State, ChangeKind], State] = {
     ("accepted", "claim"): "running",
     ("waiting", "claim"): "running",
     ("running", "take_over"): "running",
@@ -127,7 +127,7 @@ class Intent(Struct, frozen=True, kw_only=True):
 class Change(Struct, frozen=True, kw_only=True):
     """One step of an intent. Which fields matter depends on the kind."""
 
-    kind: Kind
+    kind: ChangeKind
     now: float
     owner: str = ""
     lease_until: float = 0.0

@@ -18,7 +18,7 @@ from enginehouse.core.errors import Conflict, Denied
 from enginehouse.core.node import Node
 
 
-class Origin(Struct, frozen=True):
+class JoinOrigin(Struct, frozen=True):
     """Who brings a registration: the token it shows, the node that token is for (if for one), the host it speaks from.
     The default is this process itself.
     """
@@ -32,7 +32,7 @@ class Origin(Struct, frozen=True):
         return not self.host or is_loopback_host(self.host)
 
 
-def claim_of(origin: Origin, address: str) -> str:
+def claim_of(origin: JoinOrigin, address: str) -> str:
     """What a machine without a key is told from others of its name by."""
     if origin.only_node:
         return f"token:{origin.token_id}"
@@ -41,12 +41,12 @@ def claim_of(origin: Origin, address: str) -> str:
     return sha256(f"{address}\n{host}".encode()).hexdigest()
 
 
-def may_speak_for(origin: Origin, node: Node) -> bool:
+def may_speak_for(origin: JoinOrigin, node: Node) -> bool:
     """Whether a join token stands for this node: only for one without a key, and only from where it joined."""
     return not node.public_key and node.claim in ("", claim_of(origin, node.address))
 
 
-def find_known(name: str, public_key: str, address: str, origin: Origin, named: Sequence[Node]) -> Node | None:
+def find_known(name: str, public_key: str, address: str, origin: JoinOrigin, named: Sequence[Node]) -> Node | None:
     """The node that this registration is about, among those of its name; None for one that is new."""
     if origin.only_node and origin.only_node != name:
         raise Denied(f"cannot register {name} with this token: it is for the node {origin.only_node} alone")

@@ -48,7 +48,7 @@ class GiveUp(Struct, frozen=True):
     message: str
 
 
-Step = Next | Wait | Done | GiveUp
+LoadStep = Next | Wait | Done | GiveUp
 
 
 def next_step(
@@ -60,7 +60,7 @@ def next_step(
     only: str,
     new_key: str,
     changes: Sequence[Intent] = (),
-) -> Step:
+) -> LoadStep:
     """`resolved` has the build of the model's backend for each node that can run it; `only` is the node that the
     operator named, if any. `changes` are the intents of anybody about that engine and these files which are open, or
     were done since the last reports.

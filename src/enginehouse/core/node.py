@@ -74,18 +74,18 @@ class Node(Struct, frozen=True, kw_only=True):
         return self.approved and self.node_type == "backend"
 
     @property
-    def is_foreign(self) -> bool:
+    def is_localai(self) -> bool:
         """Whether its worker is one of LocalAI's, which have no key: it installs for us, and loads for LocalAI only."""
         return not self.public_key
 
     @property
     def is_schedulable(self) -> bool:
-        return self.is_target and not self.is_foreign and self.health == "healthy" and not self.drained
+        return self.is_target and not self.is_localai and self.health == "healthy" and not self.drained
 
 
 def lack_bus(approved: Iterable[Node], since: float) -> bool:
     """Whether every node that was heard since then says that its bus is away. LocalAI's workers never say so."""
-    heard = [node for node in approved if node.last_heartbeat >= since and not node.is_foreign]
+    heard = [node for node in approved if node.last_heartbeat >= since and not node.is_localai]
     return bool(heard) and all(node.bus_away for node in heard)
 
 

@@ -61,7 +61,7 @@ def may_return(nodes: Sequence[Node], supported: Collection[str], *, avoid: Coll
     """Whether a node that would do is away for a moment: silent, but not for so long that it counts as offline."""
     return any(
         node.is_target
-        and not node.is_foreign
+        and not node.is_localai
         and not node.drained
         and node.health == "unhealthy"
         and node.id in supported
@@ -85,7 +85,7 @@ def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[str], o
             why = "is drained"
         elif node.health != "healthy":
             why = f"is {node.health}"
-        elif node.is_foreign:
+        elif node.is_localai:
             why = "is one of LocalAI's workers, which load models for LocalAI only"
         elif node.id not in supported:
             why = f"cannot run {model.backend}"

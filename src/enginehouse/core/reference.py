@@ -162,9 +162,9 @@ def _archive(url: str) -> Source:
     for suffix, form, compression in _SUFFIXES:
         if path.endswith(suffix):
             return Source(kind="archive", url=url, form=form, compression=compression)
-    endings = ", ".join(suffix for suffix, _, _ in _SUFFIXES)
+    suffixes = ", ".join(suffix for suffix, _, _ in _SUFFIXES)
     raise Invalid(
-        f"cannot install from {shown_uri(url)}: an archive must end in {endings}; an image is named without http://",
+        f"cannot install from {shown_uri(url)}: an archive must end in {suffixes}; an image is named without http://",
         code="unsupported",
     )
 

@@ -14,13 +14,13 @@ from msgspec import Struct
 
 from enginehouse.core.action import (
     Action,
-    Foreign,
     InstallBackend,
     PullModel,
     RemoveBackend,
     RemoveModel,
     StartReplica,
     StopReplica,
+    UnknownAction,
     pointer_of,
 )
 from enginehouse.core.backend import InstalledBackend
@@ -67,10 +67,10 @@ def believed(report: Report, now: float) -> Report:
 def shows(report: Report, intent: Intent) -> Outcome | None:
     """The success of an intent, where the report proves it; None where it proves nothing.
 
-    Only state that the request names counts: an install settles on its digest or on its own applied generation, and only
-    where the meta name that was asked for leads to it; a delete settles on absence. An install that keeps what is there
-    settles on whatever is there. A forced install settles on its generation alone, because the same digest was there
-    before it; so does one whose digest is not known before it is fetched. A start is never settled by state: its
+    Only state that the request names counts: an install settles on its digest or on its own applied generation, and
+    only where the meta name that was asked for leads to it; a delete settles on absence. An install that keeps what is
+    there settles on whatever is there. A forced install settles on its generation alone, because the same digest was
+    there before it; so does one whose digest is not known before it is fetched. A start is never settled by state: its
     address comes with the result or with the replica that carries this generation.
     """
     action: Action = intent.action
@@ -96,7 +96,7 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
         case StopReplica():
             running = {(replica.model_id, replica.replica_index) for replica in report.replicas}
             return None if (action.model, action.slot) in running else Outcome()
-        case Foreign():
+        case UnknownAction():
             return None
         case _:
             assert_never(action)

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, Unavailable, Upstream
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all
 
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?==[0-9][A-Za-z0-9.!+_-]*")
 _REQUIREMENT = re.compile(_PACKAGE.pattern + r"(?: +--hash=sha256:[0-9a-f]{64})+")
@@ -92,7 +92,7 @@ class Python:
         )
 
     async def install(
-        self, directory: Path, requirements: Sequence[str], *, size_bytes: int, progress: Progress
+        self, directory: Path, requirements: Sequence[str], *, size_bytes: int, progress: ReportBytes
     ) -> None:
         """Put `requirements`, and nothing else, into the environment in `directory`.
 
@@ -100,7 +100,7 @@ class Python:
         """
         await self._install(_into(directory), requirements, size_bytes, progress)
 
-    async def install_package(self, directory: Path, package: str, *, size_bytes: int, progress: Progress) -> None:
+    async def install_package(self, directory: Path, package: str, *, size_bytes: int, progress: ReportBytes) -> None:
         """A package without hashes, with whatever it depends on: the index is trusted, as whoever asked chose to."""
         # After `--`, so that nothing in it can be an option.
         command = [*_INSTALL, *_into(directory), "--", check_package(package)]
@@ -108,7 +108,7 @@ class Python:
         progress(size_bytes, size_bytes)
 
     async def file_from_package(
-        self, requirement: str, inner: str, target: Path, *, size_bytes: int, progress: Progress
+        self, requirement: str, inner: str, target: Path, *, size_bytes: int, progress: ReportBytes
     ) -> None:
         """The file `inner` of a package, moved to `target`. It is not verified here beyond the hash of its package."""
         path = PurePosixPath(inner)
@@ -124,7 +124,7 @@ class Python:
             await asyncio.to_thread(shutil.rmtree, place, True)
 
     async def _install(
-        self, where: list[str], requirements: Sequence[str], size_bytes: int, progress: Progress
+        self, where: list[str], requirements: Sequence[str], size_bytes: int, progress: ReportBytes
     ) -> None:
         lines = [check_requirement(line) for line in requirements]
         with tempfile.NamedTemporaryFile("w", prefix="enginehouse-", suffix=".txt") as file:
@@ -201,7 +201,7 @@ def _into(directory: Path) -> list[str]:
 class _Heard:
     """Bytes written, told as progress: they never fall and never pass the announced size."""
 
-    def __init__(self, size_bytes: int, progress: Progress) -> None:
+    def __init__(self, size_bytes: int, progress: ReportBytes) -> None:
         self._size_bytes = size_bytes
         self._progress = progress
         self._told = 0

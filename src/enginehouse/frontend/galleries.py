@@ -14,7 +14,7 @@ from msgspec import Struct
 from enginehouse.core import gallery
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Hopeless
-from enginehouse.core.gallery import Catalogue, Choice, Entry, Gallery, GalleryState
+from enginehouse.core.gallery import Catalogue, Choice, Gallery, GalleryEntry, GalleryState
 from enginehouse.core.gallery_source import encode_sources
 from enginehouse.core.model import Model
 from enginehouse.core.node import Node
@@ -29,7 +29,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     """
 
     gallery: str
-    entry: Entry
+    entry: GalleryEntry
     is_variant: bool
     fits: bool
     is_stale: bool
@@ -70,7 +70,7 @@ class Galleries:
         ]
         return [*own, *(self._sources.states if self._sources is not None else ())]
 
-    def entries(self) -> list[tuple[Gallery, Entry]]:
+    def entries(self) -> list[tuple[Gallery, GalleryEntry]]:
         return list(self._catalogue.entries())
 
     def offers(self, nodes: Iterable[Node]) -> list[Offer]:
@@ -97,7 +97,7 @@ class Galleries:
     def model(self, name: str) -> Model | None:
         return gallery.find_model(self._catalogue.galleries, name)
 
-    def known(self, name: str) -> list[Entry]:
+    def known(self, name: str) -> list[GalleryEntry]:
         """What that name stands for; `NotFound` where no gallery has it."""
         return [entry for _, entry in self._catalogue.builds(name)]
 

@@ -1,7 +1,7 @@
 """Programs that are kept running: started again when they end (backing off), stopped in order.
 
 Only a program that refuses to start at all, with a reason that does not heal by itself, is given up; whoever started it
-is told. Nothing here depends on somebody reading what is said: a closed terminal must not end a house. What the
+is told. Nothing here depends on somebody reading what is said: a closed terminal must not end a cluster. What the
 programs write to their logs is kept within a limit while they run.
 """
 
@@ -34,7 +34,7 @@ LOG_LOOK_SECONDS = 5.0  # a program of ours writes no more than a few megabytes 
 _REFUSALS: dict[int, type[EnginehouseError]] = {1: Hopeless, 2: Invalid}
 
 
-class Program(Struct, frozen=True):
+class ChildProgram(Struct, frozen=True):
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -70,7 +70,7 @@ class Ending:
 class Child:
     """One program, kept running until told to stop."""
 
-    def __init__(self, program: Program, directory: Path, log: Path) -> None:
+    def __init__(self, program: ChildProgram, directory: Path, log: Path) -> None:
         self.program = program
         self._directory = directory
         self._log = log

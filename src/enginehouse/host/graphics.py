@@ -47,7 +47,7 @@ class Graphics(Struct, frozen=True, kw_only=True):
     compute_capability: str = ""  # of NVIDIA's first card
 
 
-class Places(Struct, frozen=True, kw_only=True):
+class DevicePaths(Struct, frozen=True, kw_only=True):
     """Where to look."""
 
     cards: Path = Path("/sys/class/drm")
@@ -57,7 +57,7 @@ class Places(Struct, frozen=True, kw_only=True):
     find_tool: Callable[[str], str | None] = shutil.which
 
 
-def make_devices(places: Places) -> None:
+def make_devices(places: DevicePaths) -> None:
     """Have NVIDIA's memory device, which its driver makes on first use with a program that is root's. A confined engine
     cannot become root, not even that way, so it must be there before.
     """
@@ -71,7 +71,7 @@ def make_devices(places: Places) -> None:
 class Watch:
     """The graphics, looked at again when the last look is older than `KEPT_SECONDS`."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: DevicePaths) -> None:
         self._places = places
         self._lock = threading.Lock()
         self._seen: Graphics | None = None
@@ -85,7 +85,7 @@ class Watch:
             return self._seen
 
 
-def observe(places: Places) -> Graphics:
+def observe(places: DevicePaths) -> Graphics:
     """LocalAI's order: cards in sysfs (NVIDIA before AMD before Intel), an NVIDIA board, tools on PATH."""
     found = cards_in(places.cards)
     is_board = _is_nvidia_board(places.board)

@@ -17,7 +17,7 @@ from enginehouse.core.capability import Decision, Facts, decide, platform_of
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
 from enginehouse.core.node import Capacity
-from enginehouse.host.graphics import Places, Watch
+from enginehouse.host.graphics import DevicePaths, Watch
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _TOOLKITS = Path("/usr/local")
@@ -26,7 +26,7 @@ FORCING = ("ENGINEHOUSE_CAPABILITY", "LOCALAI_FORCE_META_BACKEND_CAPABILITY")
 RUN_FILE_VARIABLE = "LOCALAI_FORCE_META_BACKEND_CAPABILITY_RUN_FILE"
 RUN_FILE = "/run/localai/capability"  # LocalAI's container images have it
 _LONGEST_WORD = 256
-_graphics = Watch(Places())
+_graphics = Watch(DevicePaths())
 
 
 def cores(quota_file: Path = _CGROUP_QUOTA) -> int:

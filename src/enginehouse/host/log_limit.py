@@ -20,7 +20,7 @@ PLACE_BYTES, PLACE_PER_SECOND = 256 * 1024, 4 * 1024
 # All together: what a file may grow between two looks at it (`host.children`) is a small part of its limit.
 ALL_BYTES, ALL_PER_SECOND = 2 * 1024 * 1024, 32 * 1024
 TELL_SECONDS = 10.0  # after which a count is told with whatever line comes next
-Place = tuple[str, int]
+LogSource = tuple[str, int]
 
 
 class _Budget:
@@ -54,8 +54,8 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
         self._clock = clock
         self._all = _Budget(ALL_BYTES, ALL_PER_SECOND, clock())
         # As many as there are places in the code that log.
-        self._places: dict[Place, _Budget] = {}
-        self._left_out: dict[Place, _LeftOut] = {}
+        self._places: dict[LogSource, _Budget] = {}
+        self._left_out: dict[LogSource, _LeftOut] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         _bound(record)

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable, from_status
-from enginehouse.link.sse import Event, EventParser
+from enginehouse.link.sse import EventParser, SseEvent
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class _ErrorAnswer(Struct):
     error: _Described | str  # some routes of a Go frontend say no more than a sentence
 
 
-class EventStream(Iterator[Event]):
+class EventStream(Iterator[SseEvent]):
     """The events of one answer as they arrive. Closing it, in the middle too, ends the connection and with it
     the work behind it."""
 
@@ -53,9 +53,9 @@ class EventStream(Iterator[Event]):
         self._connection = connection
         self._response = response
         self._parser = EventParser()
-        self._ready: list[Event] = []
+        self._ready: list[SseEvent] = []
 
-    def __next__(self) -> Event:
+    def __next__(self) -> SseEvent:
         while not self._ready:
             try:
                 received = self._response.read1(65536)

@@ -16,7 +16,7 @@ from enginehouse.core.errors import Upstream
 MAX_EVENT_BYTES = 1024 * 1024  # the limit of an event line; an operation over a hundred nodes takes a tenth of it
 
 
-class Event(Struct, frozen=True):
+class SseEvent(Struct, frozen=True):
     """`event` is "message" where the stream names none, as in the standard."""
 
     id: str
@@ -34,7 +34,7 @@ class EventParser:
         self._lines: list[bytes] = []
         self._size = 0
 
-    def feed(self, received: bytes) -> Iterator[Event]:
+    def feed(self, received: bytes) -> Iterator[SseEvent]:
         lines = (self._rest + received).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > MAX_EVENT_BYTES:
@@ -44,7 +44,7 @@ class EventParser:
             if event is not None:
                 yield event
 
-    def _take(self, line: bytes) -> Event | None:
+    def _take(self, line: bytes) -> SseEvent | None:
         if not line:
             return self._dispatch()
         field, _, value = line.partition(b":")
@@ -60,7 +60,7 @@ class EventParser:
             self._id = value.decode(errors="replace")
         return None
 
-    def _dispatch(self) -> Event | None:
+    def _dispatch(self) -> SseEvent | None:
         lines, name = self._lines, self._event
         self._lines, self._event, self._size = [], "", 0
-        return Event(self._id, name or "message", b"\n".join(lines)) if lines else None
+        return SseEvent(self._id, name or "message", b"\n".join(lines)) if lines else None

@@ -46,7 +46,7 @@ class Timings(Struct, frozen=True, kw_only=True):
     bus_credential_seconds: float = 3600.0  # how long what a worker gets for the bus is valid; renewed at 75 %
 
 
-class Installing(Struct, frozen=True, kw_only=True):
+class InstallSettings(Struct, frozen=True, kw_only=True):
     """What decides where backends come from and what is accepted: of workers, and of commands that install."""
 
     allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
@@ -60,7 +60,7 @@ class Installing(Struct, frozen=True, kw_only=True):
 
 class UpSettings(Timings, frozen=True, kw_only=True):
     data: Path
-    # The fields of `Installing`: a struct has only one base.
+    # The fields of `InstallSettings`: a struct has only one base.
     allowed_hosts: tuple[str, ...] = ()
     node_networks: tuple[str, ...] = ()
     registry_credentials: Path | None = None
@@ -96,12 +96,12 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)  # the built-in one always comes first
     allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
     registry_credentials: Path | None = None  # for asking registries which version a tag is
-    # Of a house of several frontends: the same for all. Where there are none, the first frontend makes them.
+    # Of a cluster of several frontends: the same for all. Where there are none, the first frontend makes them.
     admin_token: str = ""
     join_token: str = ""
 
 
-class WorkerSettings(Installing, frozen=True, kw_only=True):
+class WorkerSettings(InstallSettings, frozen=True, kw_only=True):
     data: Path
     url: str
     token: str
@@ -114,7 +114,7 @@ class WorkerSettings(Installing, frozen=True, kw_only=True):
     max_replicas_per_model: int = 1
 
 
-class LocalSettings(Installing, frozen=True, kw_only=True):
+class LocalSettings(InstallSettings, frozen=True, kw_only=True):
     """Of the commands that need no server: `gallery` and `local`."""
 
     data: Path
@@ -287,10 +287,10 @@ def _first_given(
     # An empty variable is how compose files and shells say "not set".
     if environ.get(variable):
         return environ[variable], variable
-    for foreign in _LOCALAI[kind].get(field, ()):
-        value = _PART_OF_ADDRESS.get(field, str)(environ.get(foreign, ""))
+    for localai_variable in _LOCALAI[kind].get(field, ()):
+        value = _PART_OF_ADDRESS.get(field, str)(environ.get(localai_variable, ""))
         if value:
-            return value, foreign
+            return value, localai_variable
     return in_file.get(name)
 
 

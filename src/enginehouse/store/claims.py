@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Select, bindparam, func, select, update
 
-from enginehouse.core.action import Foreign
+from enginehouse.core.action import UnknownAction
 from enginehouse.core.intent import Change, Intent
 from enginehouse.store import lingering
 from enginehouse.store.db import Connection
@@ -140,4 +140,4 @@ def _take(connection: Connection, query: Select[Any], change: Change, parameters
 def _found(connection: Connection, query: Select[Any], parameters: Mapping[str, object]) -> list[Intent]:
     found = (intent_of(row) for row in connection.execute(query, parameters).all())
     # One row that says no kind and holds what this version does not know must not stop all others.
-    return [intent for intent in found if not isinstance(intent.action, Foreign)]
+    return [intent for intent in found if not isinstance(intent.action, UnknownAction)]

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import BindParameter, Select, and_, bindparam, or_, select, update
 
 from enginehouse.core import intent as intents_core
-from enginehouse.core.action import Foreign
+from enginehouse.core.action import UnknownAction
 from enginehouse.core.errors import Conflict
 from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.core.operation import ENDED, Operation, status_of
@@ -190,7 +190,7 @@ def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     after = intents_core.apply(before, change)
     columns = {**intent_columns(after), "row_id": before.id, "row_version": before.version}
     # Of a row that a newer version wrote not every column is known.
-    written = connection.execute(_WRITE_KNOWN if isinstance(after.action, Foreign) else _WRITE, columns)
+    written = connection.execute(_WRITE_KNOWN if isinstance(after.action, UnknownAction) else _WRITE, columns)
     if written.rowcount != 1:
         raise Conflict(f"cannot change intent {before.id}: it changed at the same time", code="conflict")
     return after

@@ -86,7 +86,8 @@ def add_intent(
 def add_intents(
     connection: Connection, operation_id: str, wanted: Sequence[Wanted], now: float, lane_width: int = 0
 ) -> list[Intent]:
-    """Give the operation an intent for each request: a new one that supersedes what was open there, or the equal one that
+    """Give the operation an intent for each request: a new one that supersedes what was open there, or the equal one
+    that
     is open. Of those with a `lane_width`, so many of the operation run at once.
     """
     by_place: dict[_Place, Wanted] = {(one.node_id, subject_of(one.action)): one for one in wanted}

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Row, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
-from enginehouse.core.action import Action, Foreign
+from enginehouse.core.action import Action, UnknownAction
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress
@@ -77,7 +77,7 @@ def _action_of(text: str, subject: str) -> Action:
     try:
         return _ACTION.decode(text)
     except msgspec.ValidationError:
-        return Foreign(text=text, subject=subject)
+        return UnknownAction(text=text, subject=subject)
 
 
 def kind_of(action: Action) -> str:
@@ -85,12 +85,12 @@ def kind_of(action: Action) -> str:
 
 
 # What this version can do. Rows of the first version have no kind.
-KNOWN_KINDS = ("", *sorted(str(kind.__struct_config__.tag) for kind in get_args(Action) if kind is not Foreign))
+KNOWN_KINDS = ("", *sorted(str(kind.__struct_config__.tag) for kind in get_args(Action) if kind is not UnknownAction))
 
 
 def intent_columns(intent: Intent) -> dict[str, object]:
     plain = {field: getattr(intent, field) for field in Intent.__struct_fields__}
-    if isinstance(intent.action, Foreign):
+    if isinstance(intent.action, UnknownAction):
         # As the newer version wrote it.
         return {key: value for key, value in plain.items() if key not in STRUCTURED}
     return plain | {

@@ -26,13 +26,13 @@ from enginehouse.loop import Loop
 from enginehouse.ports import Bus, Engine, Link
 from enginehouse.worker.backends.assembly import assemble
 from enginehouse.worker.backends.inventory import InstalledBackends
-from enginehouse.worker.commands.executor import Actions
+from enginehouse.worker.commands.executor import Executor
 from enginehouse.worker.commands.journal import Journal
-from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.engines.supervisor import Supervisor
 from enginehouse.worker.identity import Identity, load_identity
-from enginehouse.worker.models.files import Models
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.models.files import ModelFiles
+from enginehouse.worker.options import WorkerOptions
 from enginehouse.worker.protocol.listener import Listener
 from enginehouse.worker.registration import Joined, join
 from enginehouse.worker.renewal import Renewal
@@ -53,7 +53,7 @@ class Agent:
     """`run` works until `stop` is called, or ends with the error that refused it for good."""
 
     def __init__(
-        self, place: WorkerPlace, link: Link, open_bus: OpenBus, engine: Engine, environment: Mapping[str, str]
+        self, place: WorkerOptions, link: Link, open_bus: OpenBus, engine: Engine, environment: Mapping[str, str]
     ) -> None:
         self._place = place
         self._link = link
@@ -78,7 +78,7 @@ class Agent:
         self._assembled = assemble(place.installer_options, environment)
         trees = self._assembled.trees
         self._installed = InstalledBackends(trees)
-        self._models = Models(place.models, self._assembled.python)
+        self._models = ModelFiles(place.models, self._assembled.python)
         self._supervisor = Supervisor(
             place,
             trees,
@@ -89,7 +89,7 @@ class Agent:
             changed=self._wake,
         )
         self._journal = Journal(place.journal)
-        self._parts = Parts(
+        self._parts = CommandPorts(
             trees=self._installed,
             installer=self._assembled.installer,
             models=self._models,
@@ -97,7 +97,7 @@ class Agent:
             journal=self._journal,
             look_up=lambda named: load_named(named, self._assembled.client, place.directory / "galleries"),
         )
-        self._actions = Actions(self._parts, self._wake)
+        self._actions = Executor(self._parts, self._wake)
 
     def stop(self) -> None:
         """Ask `run` to leave in order. On the loop's thread."""

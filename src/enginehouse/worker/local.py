@@ -22,7 +22,7 @@ from enginehouse.host.blocking import in_thread
 from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble, lock
 from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.listing import LocalBackend, list_backends
-from enginehouse.worker.backends.plan import Plan, plan
+from enginehouse.worker.backends.plan import InstallPlan, plan
 
 
 class Local:
@@ -79,7 +79,7 @@ class Local:
         except OSError as error:
             raise disk.storage_error(error, f"remove what nobody needs from {self._options.backends}") from error
 
-    async def plan(self, resolved: Resolved) -> Plan:
+    async def plan(self, resolved: Resolved) -> InstallPlan:
         return await plan(self._assembled, resolved)
 
     async def newest_digest(self, resolved: Resolved) -> str:

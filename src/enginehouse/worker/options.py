@@ -15,7 +15,7 @@ from enginehouse.host.confinement import NONE, Confinement
 from enginehouse.worker.backends.assembly import InstallerOptions
 
 
-class WorkerPlace(Struct, frozen=True, kw_only=True):
+class WorkerOptions(Struct, frozen=True, kw_only=True):
     directory: Path  # the data directory
     name: str
     join_token: str = ""

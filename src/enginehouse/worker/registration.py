@@ -19,7 +19,7 @@ from enginehouse.host import hardware
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Link
 from enginehouse.worker.identity import Identity
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.options import WorkerOptions
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Joined(Struct, frozen=True):
     host: str  # under which the frontend reaches this machine
 
 
-async def join(place: WorkerPlace, link: Link, identity: Identity, stop: asyncio.Event) -> Joined | None:
+async def join(place: WorkerOptions, link: Link, identity: Identity, stop: asyncio.Event) -> Joined | None:
     """The answer that lets us in; None when told to stop meanwhile."""
     pause, told, host = RETRY_FIRST_SECONDS, "", place.advertise_host or link.local_address()
     while not stop.is_set():
@@ -71,7 +71,7 @@ async def join(place: WorkerPlace, link: Link, identity: Identity, stop: asyncio
     return None
 
 
-def registration(place: WorkerPlace, identity: Identity, host: str, challenge: str) -> RegisterRequest:
+def registration(place: WorkerOptions, identity: Identity, host: str, challenge: str) -> RegisterRequest:
     """What this machine is, as of now. Blocks. No `http_address`: this worker serves no files over HTTP, and LocalAI's
     frontends would send a model's files to whatever listens there.
     """

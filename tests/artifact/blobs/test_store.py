@@ -14,7 +14,7 @@ from tests.worker.world import nothing, until
 
 from enginehouse.artifact.blobs import partial
 from enginehouse.artifact.blobs.partial import Partial, journal_of
-from enginehouse.artifact.blobs.store import STILL_SECONDS, Blobs
+from enginehouse.artifact.blobs.store import STILL_SECONDS, BlobStore
 from enginehouse.artifact.images.layers import SPARE_BYTES
 from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
@@ -39,7 +39,7 @@ def _flip(path: Path, at: int) -> None:
 
 
 async def test_those_who_want_the_same_blobs_take_turns_and_never_wait_crosswise(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path / "blobs")
+    blobs = BlobStore(tmp_path / "blobs")
     layers = [layer_of(number, 10) for number in range(4)]
     inside = 0
 
@@ -59,11 +59,11 @@ async def test_those_who_want_the_same_blobs_take_turns_and_never_wait_crosswise
 @pytest.mark.parametrize("digest", ["sha512:" + "0" * 128, "sha256:../../x", "", "sha256:" + "A" * 64])
 def test_a_digest_that_is_none_never_becomes_a_path(tmp_path: Path, digest: str) -> None:
     with pytest.raises(Hopeless):
-        Blobs(tmp_path).path_of(digest)
+        BlobStore(tmp_path).path_of(digest)
 
 
 async def test_collecting_takes_the_oldest_first_and_stops_at_the_cap(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     layers = [layer_of(number, 8192) for number in range(5)]
     for age, layer in enumerate(layers):
         blobs.path_of(layer.digest).write_bytes(b"x" * 8192)
@@ -81,7 +81,7 @@ async def test_collecting_takes_the_oldest_first_and_stops_at_the_cap(tmp_path: 
 
 
 async def test_room_is_made_of_what_is_least_needed(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     own, installed, *cached = [layer_of(number, 8192) for number in range(4)]
     for layer in (own, installed, *cached):
         blobs.path_of(layer.digest).write_bytes(b"x" * 8192)

@@ -70,7 +70,7 @@ async def test_a_disk_that_fills_up_during_an_install_harms_nothing(small: Shelf
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         task = group.create_task(refused())
-        await until(lambda: (small.house / "staging" / "engine" / "lib" / "3.so").exists())
+        await until(lambda: (small.worker / "staging" / "engine" / "lib" / "3.so").exists())
         filler = fill(small_disk)
         small.proxy.bytes_per_second = None
     assert task.result() == "insufficient_disk"
@@ -78,7 +78,7 @@ async def test_a_disk_that_fills_up_during_an_install_harms_nothing(small: Shelf
     assert tree_of(small.tree) == before
     assert said_by(small.tree) == "one"
     filler.unlink()
-    blobs = sum(path.stat().st_blocks * 512 for path in (small.house / "blobs").iterdir())
+    blobs = sum(path.stat().st_blocks * 512 for path in (small.worker / "blobs").iterdir())
     # All but the parts of blobs that need not be fetched again.
     assert disk.free_bytes(small_disk) >= free - blobs - MEGABYTE
     installed = await small.install(small.request("engine:2"))

@@ -17,7 +17,7 @@ from tests.fetch.images import run
 from tests.fetch.pulling import LOOPBACK, STALL_SECONDS
 
 from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Invalid, NotFound, TooLarge, Upstream
-from enginehouse.fetch.http.client import Client, Request, Rules
+from enginehouse.fetch.http.client import Client, OutboundRequest, Rules
 
 
 @asynccontextmanager
@@ -213,7 +213,7 @@ async def test_silence_is_noticed_after_the_given_time_and_not_much_later(fault:
 
     async def listen(client: Client, url: str) -> None:
         nonlocal heard
-        async with client.open(Request(url=url)) as response:
+        async with client.open(OutboundRequest(url=url)) as response:
             async for _ in response.chunks():
                 heard = time.monotonic()
 
@@ -241,7 +241,7 @@ async def test_a_document_has_a_limit_in_all_however_it_trickles() -> None:
 async def test_leaving_early_cuts_the_connection() -> None:
     async with serving() as (client, server):
         server.files["/large"] = b"x" * 50_000_000
-        async with client.open(Request(url=f"{server.url}/large")) as response:
+        async with client.open(OutboundRequest(url=f"{server.url}/large")) as response:
             async for _ in response.chunks():
                 break
         assert (await client.document(f"{server.url}/x", limit_bytes=10)).body == b"hello"

@@ -14,7 +14,7 @@ from tests.fetch.real_registry import PASSWORD, USER, Registry, basic, running_r
 
 from enginehouse.core.errors import Denied, Invalid, Upstream
 from enginehouse.core.reference import parse_image
-from enginehouse.fetch.http.client import Client, Document, Request
+from enginehouse.fetch.http.client import Client, Document, OutboundRequest
 from enginehouse.fetch.origins import open_origin
 from enginehouse.fetch.registry.auth import Challenge, Door, may_know, parse_challenge
 from enginehouse.fetch.registry.credentials import Credentials
@@ -137,7 +137,7 @@ async def test_a_token_server_where_we_may_not_go_is_not_asked(pull: Pull, realm
 
 
 async def test_a_secure_registry_does_not_send_us_to_a_plain_token_server() -> None:
-    async def ask(request: Request, limit_bytes: int) -> Document:
+    async def ask(request: OutboundRequest, limit_bytes: int) -> Document:
         raise AssertionError(f"asked {request.url}")
 
     door = Door("https://registry.example.com", Credentials({}, {"registry.example.com": "me:secret"}))

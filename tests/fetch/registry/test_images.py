@@ -16,7 +16,7 @@ from tests.fetch.pulling import Pull
 from tests.fetch.real_registry import Registry
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Upstream
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.patience import RetryPolicy
 
 LINUX = "linux/amd64"
 
@@ -137,10 +137,10 @@ async def test_a_registry_that_never_answers_is_waited_for_once(pull: Pull) -> N
 
 def test_pauses_grow_and_a_servers_own_waiting_time_counts_up_to_a_minute() -> None:
     busy = Upstream("cannot")
-    assert [Patience().pause_seconds(attempt, busy) for attempt in range(3)] == [0.5, 1, 2]
+    assert [RetryPolicy().pause_seconds(attempt, busy) for attempt in range(3)] == [0.5, 1, 2]
     for told, pause in ((0.1, 0.5), (7, 7), (3600, 60)):
         busy.retry_after_seconds = told
-        assert Patience().pause_seconds(0, busy) == pause
+        assert RetryPolicy().pause_seconds(0, busy) == pause
 
 
 async def test_a_connection_that_breaks_is_made_again(pull: Pull) -> None:

@@ -409,18 +409,18 @@ async def test_absence_does_not_contradict_a_delete_that_failed_either(world: Wo
 async def test_a_start_that_names_a_place_of_its_own_choice_gets_no_prompts(
     world: World, time: Time, address: str
 ) -> None:
-    house = World(world.store, time, addresses=AddressRules(taken=frozenset({Endpoint("h", 500)})))
-    await house.start()
-    node = await house.join("first")
+    cluster = World(world.store, time, addresses=AddressRules(taken=frozenset({Endpoint("h", 500)})))
+    await cluster.start()
+    node = await cluster.join("first")
     start = StartReplica(model=MODEL, slot=0, directory="engine", key="k")
-    intent = await starting(house, node.id, start)
-    await house.reply(intent, Outcome(address=address, nonce="n"))
-    rows = await house.store.transaction(replicas.every)
+    intent = await starting(cluster, node.id, start)
+    await cluster.reply(intent, Outcome(address=address, nonce="n"))
+    rows = await cluster.store.transaction(replicas.every)
     assert rows == []
     if address:
-        after = await house.intent_now(intent)
+        after = await cluster.intent_now(intent)
         assert (after.state, after.reason) == ("failed", "address_refused")
-        assert house.collector.violations["address"] == 1
+        assert cluster.collector.violations["address"] == 1
 
 
 async def test_a_report_cannot_name_a_place_of_its_own_choice_either(world: World) -> None:

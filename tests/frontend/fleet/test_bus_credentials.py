@@ -53,7 +53,7 @@ async def test_all_that_a_removed_node_had_is_revoked_until_it_ends_by_itself(wo
         assert (given.nats_url, given.nats_life_seconds) == ("nats://here:4222", 3600.0)
     await server.credentials.step()
     assert server.told == []
-    await world.endings.remove_node("first", "someone")
+    await world.cancellation.remove_node("first", "someone")
     await server.credentials.step()
     await server.credentials.step()
     assert server.told == [{"U1": 4601, "U2": 4601}]
@@ -64,7 +64,7 @@ async def test_all_that_a_removed_node_had_is_revoked_until_it_ends_by_itself(wo
 
 async def test_a_server_that_was_away_or_is_new_is_told_again(world: World, server: Server) -> None:
     await server.credentials.issue(await world.join("first"), "here")
-    await world.endings.remove_node("first", "someone")
+    await world.cancellation.remove_node("first", "someone")
     server.is_away = True
     with pytest.raises(Unavailable):
         await server.credentials.step()
@@ -87,7 +87,7 @@ async def test_a_node_that_lost_its_approval_loses_the_bus(world: World, server:
 async def test_a_credential_that_was_made_while_its_node_was_removed_is_revoked(world: World, server: Server) -> None:
     """Whoever asks for one knows the node from before; nothing orders the two transactions."""
     node = await world.join("first")
-    await world.endings.remove_node("first", "someone")
+    await world.cancellation.remove_node("first", "someone")
     await server.credentials.issue(node, "here")
     await server.credentials.step()
     assert server.told == [{"U1": 4601}]
@@ -96,7 +96,7 @@ async def test_a_credential_that_was_made_while_its_node_was_removed_is_revoked(
 async def test_one_of_localais_workers_that_renews_its_credential_was_not_restarted(
     world: World, server: Server, time: object
 ) -> None:
-    node = await world.join("go", is_foreign=True)
+    node = await world.join("go", is_localai=True)
     assert not await server.credentials.is_refresh(node.id)
     await server.credentials.issue(node, "here")
     for passed, is_refresh in ((10.0, False), (2690.0, True), (900.0, True), (1400.0, False)):

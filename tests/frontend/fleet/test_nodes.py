@@ -10,7 +10,7 @@ from tests.frontend.world import STALE_SECONDS, Time, World, registration, signe
 from enginehouse.core import wire
 from enginehouse.core.address import Endpoint
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
-from enginehouse.core.joining import Origin
+from enginehouse.core.joining import JoinOrigin
 from enginehouse.core.replica import Replica
 from enginehouse.frontend.fleet.nodes import AddressRules
 from enginehouse.store import replicas
@@ -114,10 +114,10 @@ async def test_a_known_name_with_another_key_is_a_node_of_its_own_that_waits(wor
 async def test_a_key_that_up_vouches_for_is_approved_by_itself(world: World, time: Time) -> None:
     pending = await world.register("first", KEY)
     assert not pending.node.approved
-    house = World(world.store, time, approve_keys=[KEY.verify_key.encode().hex()])
-    assert (await house.register("first", KEY)).node.approved
+    cluster = World(world.store, time, approve_keys=[KEY.verify_key.encode().hex()])
+    assert (await cluster.register("first", KEY)).node.approved
     assert (await world.nodes.get(pending.node.id))[0].approved
-    assert not (await house.register("second", OTHER_KEY)).node.approved
+    assert not (await cluster.register("second", OTHER_KEY)).node.approved
 
 
 async def test_those_who_wait_for_approval_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,11 +201,11 @@ async def test_an_approval_is_for_an_address(world: World) -> None:
 
 
 async def test_a_rule_of_the_operator_lets_nodes_move_within_a_network(world: World, time: Time) -> None:
-    house = World(world.store, time, addresses=AddressRules(("10.0.0.0/24", "fd00::/8")))
-    await house.nodes.register(await house.signed("first", KEY, address="10.0.0.5:50051"))
-    await house.nodes.approve("first")
+    cluster = World(world.store, time, addresses=AddressRules(("10.0.0.0/24", "fd00::/8")))
+    await cluster.nodes.register(await cluster.signed("first", KEY, address="10.0.0.5:50051"))
+    await cluster.nodes.approve("first")
     for address, approved in (("10.0.0.66:50051", True), ("[fd00::1]:50051", True), ("10.0.1.1:50051", False)):
-        moved = await house.nodes.register(await house.signed("first", KEY, address=address))
+        moved = await cluster.nodes.register(await cluster.signed("first", KEY, address=address))
         assert moved.node.approved == approved, address
 
 
@@ -227,11 +227,11 @@ async def test_addresses_that_are_no_machines_own_are_refused(world: World, time
     async def resolve(host: str) -> tuple[str, ...]:
         return ("127.0.0.2",) if host == "resolves-to-loopback" else ()
 
-    house = World(world.store, time, addresses=AddressRules(resolve=resolve))
-    elsewhere = Origin(host="10.0.0.9")
+    cluster = World(world.store, time, addresses=AddressRules(resolve=resolve))
+    elsewhere = JoinOrigin(host="10.0.0.9")
     for field in ("address", "http_address"):
         with pytest.raises(Invalid) as caught:
-            await house.nodes.register(registration("first", **{field: address}), elsewhere)
+            await cluster.nodes.register(registration("first", **{field: address}), elsewhere)
         assert caught.value.code == "invalid_address"
 
 
@@ -241,26 +241,28 @@ async def test_an_address_at_which_the_bus_listens_is_no_nodes(world: World, tim
         return ("10.0.0.1",) if host == "bus.lan" else ()
 
     rules = AddressRules(taken=frozenset({Endpoint("10.0.0.1", 4222)}), resolve=resolve)
-    house = World(world.store, time, addresses=rules)
+    cluster = World(world.store, time, addresses=rules)
     with pytest.raises(Invalid) as caught:
-        await house.nodes.register(registration("first", address=address), Origin(host="10.0.0.9"))
+        await cluster.nodes.register(registration("first", address=address), JoinOrigin(host="10.0.0.9"))
     assert caught.value.code == "invalid_address"
-    await house.nodes.register(registration("first", address="10.0.0.1:50051"), Origin(host="10.0.0.1"))
+    await cluster.nodes.register(registration("first", address="10.0.0.1:50051"), JoinOrigin(host="10.0.0.1"))
 
 
 async def test_loopback_is_an_address_where_the_frontend_was_reached_so(world: World) -> None:
-    near = Origin(host="127.0.0.1")
+    near = JoinOrigin(host="127.0.0.1")
     assert (await world.nodes.register(registration("first", address="127.0.0.1:50051"), near)).node.address
 
 
 async def test_a_node_without_a_key_is_not_taken_over_by_its_name(world: World) -> None:
-    shared = Origin(token_id="shared", host="10.0.0.5")
+    shared = JoinOrigin(token_id="shared", host="10.0.0.5")
     first = await world.nodes.register(registration("go", address="10.0.0.5:50051"), shared)
     await world.nodes.approve("go")
     again = await world.nodes.register(registration("go", address="10.0.0.5:50051"), shared)
     assert (again.node.id, again.node.approved) == (first.node.id, True)
     for address, host in (("10.0.0.66:50051", "10.0.0.5"), ("10.0.0.5:50051", "10.0.0.66")):
-        stranger = await world.nodes.register(registration("go", address=address), Origin(token_id="shared", host=host))
+        stranger = await world.nodes.register(
+            registration("go", address=address), JoinOrigin(token_id="shared", host=host)
+        )
         assert stranger.node.id != first.node.id
         assert not stranger.node.approved
     assert (await world.nodes.get("go"))[0].id == first.node.id
@@ -269,7 +271,10 @@ async def test_a_node_without_a_key_is_not_taken_over_by_its_name(world: World) 
 
 
 async def test_a_join_token_for_one_node_is_that_node(world: World) -> None:
-    own, shared = Origin(token_id="own", only_node="go", host="10.0.0.5"), Origin(token_id="shared", host="10.0.0.5")
+    own, shared = (
+        JoinOrigin(token_id="own", only_node="go", host="10.0.0.5"),
+        JoinOrigin(token_id="shared", host="10.0.0.5"),
+    )
     before = await world.nodes.register(registration("go", address="10.0.0.5:50051"), shared)
     await world.nodes.approve("go")
     mine = await world.nodes.register(registration("go", address="10.0.0.5:50051"), own)
@@ -394,7 +399,7 @@ async def test_a_node_without_its_bus_gets_no_commands_and_is_never_offline_whil
 
 async def test_the_bus_is_away_when_every_node_that_is_heard_says_so(world: World, time: Time) -> None:
     first, second = await world.join_many("first", "second")
-    await world.join("foreign", is_foreign=True)
+    await world.join("foreign", is_localai=True)
     away = wire.HeartbeatRequest(bus="away")
     await world.nodes.step()
     assert not world.nodes.is_bus_away

@@ -28,7 +28,7 @@ def pointing(pointer: str, *backends: tuple[str, str]) -> wire.BackendListReply:
 
 
 async def joined(world: World) -> Node:
-    return await world.join("go", is_foreign=True)
+    return await world.join("go", is_localai=True)
 
 
 async def answer_polls(world: World, listing: wire.BackendListReply, running: bytes = b'{"models":[]}') -> list[str]:

@@ -143,7 +143,7 @@ async def test_cancel_says_that_the_worker_goes_on_and_follows_it_to_its_end(wor
     view = await world.install(name="other")
     await world.dispatcher.step()
     intent = await world.intent(view)
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     row = await row_of(world, view)
     assert (row.status, row.error) == ("cancelled", f"cancelled by me; {STILL}")
     again = await world.install(name="other")
@@ -161,7 +161,7 @@ async def test_cancel_of_a_worker_of_ours_says_nothing_of_the_kind(world: World)
     await world.join("ours")
     view = await world.install(name="other")
     await world.dispatcher.step()
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     assert (await row_of(world, view)).error == "cancelled by me"
     await world.install(name="other")
     assert len(await sent(world, wire.INSTALL)) == 1
@@ -171,7 +171,7 @@ async def test_what_was_never_sent_keeps_nobody_waiting(world: World) -> None:
     node = await joined(world)
     await world.set_health(node.id, "offline")
     view = await world.install(name="other")
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     await world.request("delete", name="other")
     await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
     assert len(await sent(world, wire.DELETE)) == 1
@@ -193,7 +193,7 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
         await pass_time(world, node, LOST_AFTER_BUDGETS * PATIENCE.install_seconds + 1)
         await world.poller.step()
     else:
-        await world.endings.remove_node(node.id, "me")
+        await world.cancellation.remove_node(node.id, "me")
         await joined(world)
         delete = await world.request("delete", name="other")
     assert len(await sent(world, wire.DELETE)) == 1

@@ -17,7 +17,7 @@ from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
 from enginehouse.frontend.localai import listings as listings_file
 from enginehouse.frontend.operations.acceptance import Requester
-from enginehouse.frontend.operations.request import Operations
+from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import UNKNOWN
 from enginehouse.ports import Message
 
@@ -26,9 +26,9 @@ ME = Requester(author="me")
 Says = Callable[[str], wire.BackendListReply | None]
 
 
-def asking(world: World) -> Operations:
+def asking(world: World) -> Requests:
     """Requests as a frontend in earnest takes them: what LocalAI's workers have is asked first."""
-    return Operations(world.acceptance, world.targets, world.versions, world.listings.freshen)
+    return Requests(world.acceptance, world.targets, world.versions, world.listings.freshen)
 
 
 def answering(world: World, monkeypatch: pytest.MonkeyPatch, says: Says, running: bytes = b'{"models":[]}') -> None:
@@ -80,7 +80,7 @@ async def test_a_worker_that_does_not_answer_is_left_out_as_unknown_and_holds_no
 ) -> None:
     monkeypatch.setattr(listings_file, "FRESH_SECONDS", 0.05)
     world.registry.digests[IMAGE] = "sha256:new"
-    first, second = [await world.join(name, is_foreign=True) for name in ("go", "silent")]
+    first, second = [await world.join(name, is_localai=True) for name in ("go", "silent")]
     answering(world, monkeypatch, lambda node: listed(("image", "sha256:old")) if node == first.id else None)
     async with asyncio.timeout(5):
         view = await world.board.view(await asking(world).request(request("upgrade", "image"), ME))
@@ -119,8 +119,8 @@ async def test_without_a_bus_nobody_knows(world: World) -> None:
 
 
 async def test_only_those_that_are_meant_are_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = await world.join("go", is_foreign=True)
-    await world.join("other-go", is_foreign=True)
+    first = await world.join("go", is_localai=True)
+    await world.join("other-go", is_localai=True)
     await world.join("ours")
     answering(world, monkeypatch, lambda _: listed(("other", "sha256:x")))
     assert await world.listings.freshen(("go",)) == frozenset()

@@ -12,7 +12,7 @@ from tests.frontend.world import World, registration
 
 from enginehouse.core import wire
 from enginehouse.core.backend import InstalledBackend
-from enginehouse.core.gallery import Entry, Gallery
+from enginehouse.core.gallery import Gallery, GalleryEntry
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.operation import BackendRequest
 from enginehouse.frontend.galleries import Galleries
@@ -76,9 +76,9 @@ def aliased() -> Galleries:
                 name="voices",
                 url="https://voices.example/index.yaml",
                 backends=(
-                    Entry(name="voice", capabilities={"default": "cpu-voice", "nvidia": "cuda-voice"}),
-                    Entry(name="cpu-voice", alias="voice", uri="registry.example/voice:cpu"),
-                    Entry(name="cuda-voice", alias="voice", uri="registry.example/voice:cuda"),
+                    GalleryEntry(name="voice", capabilities={"default": "cpu-voice", "nvidia": "cuda-voice"}),
+                    GalleryEntry(name="cpu-voice", alias="voice", uri="registry.example/voice:cpu"),
+                    GalleryEntry(name="cuda-voice", alias="voice", uri="registry.example/voice:cuda"),
                 ),
             ),
         )
@@ -104,7 +104,7 @@ async def test_a_version_without_a_digest_is_unknown_and_upgraded_when_asked(wor
     """S64: such a worker records no digest for some images."""
     world.registry.digests["registry.example/image:latest"] = "sha256:new"
     for name in ("go", "other-go"):
-        await world.join(name, is_foreign=True)
+        await world.join(name, is_localai=True)
     await answer_polls(world, listed(("image", "")))
     found = (await world.upgrades.check())["image"]
     assert [(row.node_name, row.unknown, row.installed_digest) for row in found.nodes] == [
@@ -123,7 +123,7 @@ async def test_a_version_without_a_digest_is_unknown_and_upgraded_when_asked(wor
 
 
 async def test_one_that_is_known_and_one_that_is_not_are_told_apart(world: World) -> None:
-    ours, unknown = await world.join("ours"), await world.join("go", is_foreign=True)
+    ours, unknown = await world.join("ours"), await world.join("go", is_localai=True)
     known = InstalledBackend(name="image", is_system=False, is_meta=False, digest="sha256:x", version="1")
     same, other = (msgspec.structs.replace(known, digest="", version=version) for version in ("", "2"))
     assert [(one.node_name, one.unknown) for one in drift_of([(ours, known), (unknown, same)])] == [("go", True)]
@@ -180,7 +180,7 @@ async def test_what_is_sent_again_is_all_of_what_was_asked_for(world: World) -> 
 
 async def test_workers_are_asked_all_at_once_and_one_that_does_not_answer_holds_up_no_other(world: World) -> None:
     """S19."""
-    nodes = [await world.join(name, is_foreign=True) for name in ("a", "b", "c")]
+    nodes = [await world.join(name, is_localai=True) for name in ("a", "b", "c")]
     await world.poller.step()
     asked = world.bus.take()
     assert {one.subject.split(".")[1] for one in asked} == {node.id for node in nodes}
@@ -196,7 +196,7 @@ async def test_workers_are_asked_all_at_once_and_one_that_does_not_answer_holds_
 async def test_the_same_backend_on_another_node_is_another_request(world: World) -> None:
     """S23: LocalAI takes it for the one that is under way elsewhere, and says that it is done."""
     for name in ("a", "b"):
-        await world.join(name, is_foreign=True)
+        await world.join(name, is_localai=True)
     first = await world.install("a", name="other")
     await world.dispatcher.step()
     second = await world.install("b", name="other")

@@ -22,7 +22,7 @@ IMAGE = "registry.example/image:latest"
 
 async def upgrade(world: World) -> tuple[Node, OperationView, Intent]:
     world.registry.digests[IMAGE] = "sha256:new"
-    node = await world.join("go", is_foreign=True)
+    node = await world.join("go", is_localai=True)
     await answer_polls(world, listed(("image", "sha256:old")))
     view = await world.request("upgrade", name="image")
     await world.dispatcher.step()
@@ -72,7 +72,7 @@ async def test_a_listing_that_shows_it_ends_an_install(world: World) -> None:
 async def test_a_first_word_counts_although_somebody_had_looked_before_it_was_sent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = await world.join("old", is_foreign=True)
+    node = await world.join("old", is_localai=True)
     view = await world.install()
     before = await world.store.transaction(lambda connection: world.board._read(connection, [view.jobID]))
     said = Progress(phase="downloading", done_bytes=5, total_bytes=9)

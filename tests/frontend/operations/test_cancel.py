@@ -34,7 +34,7 @@ async def test_what_runs_is_cancelled_and_its_worker_told(world: World) -> None:
     view = await world.install()
     await world.dispatcher.step()
     world.bus.take()
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     after = await world.board.view(view.jobID)
     assert after.status == "cancelled"
     assert {row.status for row in rows(after)} == {"cancelled"}
@@ -51,7 +51,7 @@ async def test_a_late_answer_does_not_undo_a_cancel(world: World) -> None:
     view = await world.install()
     await world.dispatcher.step()
     intent = await world.intent(view)
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     await world.reply(intent, Outcome())
     assert (await world.intent(view)).state == "cancelled"
 
@@ -60,7 +60,7 @@ async def test_what_was_never_sent_is_never_sent(world: World) -> None:
     node = await world.join("first")
     await world.set_health(node.id, "offline")
     view = await world.install()
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     assert world.bus.take() == []
     await world.set_health(node.id, "healthy")
     await world.dispatcher.step()
@@ -71,7 +71,7 @@ async def test_one_node_is_cancelled_and_the_other_goes_on(world: World) -> None
     await world.join_many("first", "second")
     view = await world.install()
     await world.dispatcher.step()
-    await world.endings.cancel(view.jobID, "second", "me")
+    await world.cancellation.cancel(view.jobID, "second", "me")
     after = await world.board.view(view.jobID)
     assert [(row.node_name, row.state) for row in rows(after)] == [("first", "running"), ("second", "cancelled")]
     await world.reply(await world.intent(view), Outcome())
@@ -84,7 +84,7 @@ async def test_a_request_that_somebody_else_has_too_goes_on_for_them(world: Worl
     assert rows(mine)[0].intent == rows(theirs)[0].intent
     await world.dispatcher.step()
     world.bus.take()
-    await world.endings.cancel(mine.jobID, None, "me")
+    await world.cancellation.cancel(mine.jobID, None, "me")
     assert world.bus.take() == []
     assert (await world.board.view(mine.jobID)).status == "cancelled"
     assert (await world.board.view(theirs.jobID)).status == "running"
@@ -100,19 +100,19 @@ async def test_the_last_who_wants_it_cancels_it(world: World) -> None:
     mine, theirs = await world.install(), await world.install()
     await world.dispatcher.step()
     for view in (mine, theirs):
-        await world.endings.cancel(view.jobID, None, "me")
+        await world.cancellation.cancel(view.jobID, None, "me")
     assert (await world.intent(theirs)).state == "cancelled"
 
 
 async def test_what_has_ended_cannot_be_cancelled(world: World) -> None:
     await world.join("first")
     view = await world.install()
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     with pytest.raises(Conflict) as refused:
-        await world.endings.cancel(view.jobID, None, "me")
+        await world.cancellation.cancel(view.jobID, None, "me")
     assert refused.value.code == "already_terminal"
     with pytest.raises(NotFound):
-        await world.endings.cancel("nope", None, "me")
+        await world.cancellation.cancel("nope", None, "me")
 
 
 async def test_a_load_is_cancelled_with_its_steps(world: World) -> None:
@@ -120,7 +120,7 @@ async def test_a_load_is_cancelled_with_its_steps(world: World) -> None:
     load = await world.loader.request("tiny", None, "me")
     assert isinstance(load, str)
     await world.loader.step()
-    await world.endings.cancel(load, None, "me")
+    await world.cancellation.cancel(load, None, "me")
     view = await world.board.view(load)
     assert view.status == "cancelled"
     await world.loader.step()
@@ -132,7 +132,7 @@ async def test_a_worker_that_did_not_hear_of_it_is_told_with_its_heartbeat(world
     view = await world.install()
     await world.dispatcher.step()
     intent = await world.intent(view)
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     newer = await world.request("delete")
     running = (intent.id, rows(newer)[0].intent, "unknown")
     done = await world.collector.report(node.id, _report(await world.now(), running))
@@ -150,7 +150,7 @@ async def test_what_failed_is_done_again_from_the_first_attempt(world: World) ->
     for position, outcome in enumerate((FAILED, Outcome())):
         await world.reply(await world.intent(view, position), outcome)
     assert (await world.board.view(view.jobID)).status == "partial"
-    again = await world.board.view(await world.endings.retry(view.jobID, None, ME))
+    again = await world.board.view(await world.cancellation.retry(view.jobID, None, ME))
     assert [(row.node_name, row.attempt) for row in rows(again)] == [("first", 0)]
     assert (again.retryOf, again.author, again.kind) == (view.jobID, "me", "install")
     before, after = await world.intent(view), await world.intent(again)
@@ -164,11 +164,11 @@ async def test_what_failed_is_done_again_from_the_first_attempt(world: World) ->
 async def test_one_node_is_tried_again(world: World) -> None:
     await world.join_many("first", "second")
     view = await world.install()
-    await world.endings.cancel(view.jobID, None, "me")
-    again = await world.board.view(await world.endings.retry(view.jobID, "second", ME))
+    await world.cancellation.cancel(view.jobID, None, "me")
+    again = await world.board.view(await world.cancellation.retry(view.jobID, "second", ME))
     assert [row.node_name for row in rows(again)] == ["second"]
     with pytest.raises(NotFound):
-        await world.endings.retry(view.jobID, "nobody", ME)
+        await world.cancellation.retry(view.jobID, "nobody", ME)
 
 
 async def test_a_failure_stays_on_the_list_until_all_of_it_is_done_again(world: World) -> None:
@@ -177,9 +177,9 @@ async def test_a_failure_stays_on_the_list_until_all_of_it_is_done_again(world: 
     await world.dispatcher.step()
     for row in range(2):
         await world.reply(await world.intent(view, row), FAILED)
-    one = await world.endings.retry(view.jobID, "second", ME)
+    one = await world.cancellation.retry(view.jobID, "second", ME)
     assert {listed.jobID for listed in await world.board.unfinished(9)} == {view.jobID, one}
-    both = await world.endings.retry(view.jobID, None, ME)
+    both = await world.cancellation.retry(view.jobID, None, ME)
     assert {listed.jobID for listed in await world.board.unfinished(9)} == {one, both}
 
 
@@ -187,22 +187,22 @@ async def test_what_did_not_fail_is_not_done_again(world: World) -> None:
     await world.join("first")
     view = await world.install()
     with pytest.raises(Conflict):
-        await world.endings.retry(view.jobID, None, ME)
+        await world.cancellation.retry(view.jobID, None, ME)
     load = await world.loader.request("tiny", None, "me")
     assert isinstance(load, str)
     with pytest.raises(Invalid):
-        await world.endings.retry(load, None, ME)
+        await world.cancellation.retry(load, None, ME)
 
 
 async def test_a_failure_that_was_seen_is_off_the_list_and_in_the_history(world: World) -> None:
     await world.join("first")
     view = await world.install()
     with pytest.raises(Conflict):
-        await world.endings.dismiss(view.jobID)
+        await world.cancellation.dismiss(view.jobID)
     await world.dispatcher.step()
     await world.reply(await world.intent(view), FAILED)
     assert [one.jobID for one in await world.board.unfinished(9)] == [view.jobID]
-    await world.endings.dismiss(view.jobID)
+    await world.cancellation.dismiss(view.jobID)
     assert await world.board.unfinished(9) == []
     assert [one.jobID for one in await world.board.page(9, is_ended=True)] == [view.jobID]
 
@@ -211,12 +211,12 @@ async def test_what_waits_for_a_removed_node_ends(world: World) -> None:
     node = await world.join("first")
     await world.set_health(node.id, "offline")
     view = await world.install()
-    await world.endings.remove_node("first", "me")
+    await world.cancellation.remove_node("first", "me")
     after = await world.board.view(view.jobID)
     assert (after.status, rows(after)[0].reason) == ("cancelled", "node_removed")
     assert (await world.nodes.every())[0] == []
     with pytest.raises(NotFound):
-        await world.endings.remove_node("first", "me")
+        await world.cancellation.remove_node("first", "me")
 
 
 async def test_every_frontend_tells_of_a_node_that_was_removed(world: World) -> None:
@@ -227,7 +227,7 @@ async def test_every_frontend_tells_of_a_node_that_was_removed(world: World) -> 
         await other.board.catch_up_step()
         watcher.take()
         node, _ = await world.nodes.get("first")
-        await world.endings.remove_node("first", "me")
+        await world.cancellation.remove_node("first", "me")
         await other.board.catch_up_step()
         await other.board.catch_up_step()
         assert [(event.kind, event.id) for event in watcher.take()] == [("node-removed", node.id)]
@@ -244,7 +244,7 @@ async def test_what_can_never_run_is_ended_once_by_one_frontend(world: World) ->
         add_intent(connection, view.jobID, first.id, nameless, "nameless", 1.0)
 
     await world.store.transaction(spoil)
-    await world.endings.hopeless_step()
+    await world.cancellation.hopeless_step()
     after = await world.board.view(view.jobID)
     assert {row.reason for row in rows(after)} == {"unsupported", "node_removed"}
     assert after.status == "cancelled"

@@ -102,7 +102,7 @@ async def test_who_has_cancelled_gets_no_pointer(world: World) -> None:
     node = await world.join("first")
     await world.install(name=BUILD)
     second = await world.install(name=META)
-    await world.endings.cancel(second.jobID, None, "me")
+    await world.cancellation.cancel(second.jobID, None, "me")
     await world.reply(await sent(world, node), DONE)
     assert await world.open_intents(node.id) == []
     assert await status(world, second) == "cancelled"
@@ -153,7 +153,7 @@ async def test_a_delete_joins_an_open_delete_of_the_same_directory(world: World)
 
 
 async def test_one_of_localais_workers_is_asked_for_the_second_name_by_a_message_of_its_own(world: World) -> None:
-    node = await world.join("go", is_foreign=True)
+    node = await world.join("go", is_localai=True)
     await world.install(name=BUILD)
     second = await world.install(name=META)
     install = await sent(world, node)

@@ -134,9 +134,9 @@ async def test_a_key_is_forgotten_after_a_day(world: World) -> None:
 async def test_a_retry_under_a_key_is_one_retry(world: World) -> None:
     await world.join("first")
     view = await world.install()
-    await world.endings.cancel(view.jobID, None, "me")
+    await world.cancellation.cancel(view.jobID, None, "me")
     under_key = Requester(author="me", key="again")
-    assert await world.endings.retry(view.jobID, None, under_key) == await world.endings.retry(
+    assert await world.cancellation.retry(view.jobID, None, under_key) == await world.cancellation.retry(
         view.jobID, None, under_key
     )
 
@@ -499,13 +499,13 @@ async def test_a_retry_asks_anew_what_a_tag_means(world: World) -> None:
     view = await world.install(name="image")
     await ended(world, view, Outcome(code="not_found", message="cannot find sha256:gone"))
     world.registry.digests[IMAGE] = "sha256:here"
-    again = await world.board.view(await world.endings.retry(view.jobID, None, ME))
+    again = await world.board.view(await world.cancellation.retry(view.jobID, None, ME))
     action = await wanted(world, again)
     assert (action.resolved.digest, action.keep) == ("sha256:here", False)
     await ended(world, again, Outcome(code="not_found", message="cannot find it either"))
     # And what somebody has brought meanwhile is kept.
     await world.report(node.id, backends=(installed("image", "sha256:other"),))
-    last = await world.board.view(await world.endings.retry(again.jobID, None, ME))
+    last = await world.board.view(await world.cancellation.retry(again.jobID, None, ME))
     assert (await wanted(world, last)).keep
 
 
@@ -515,5 +515,5 @@ async def test_a_retry_keeps_its_version_where_the_registry_does_not_answer(worl
     view = await world.install(name="image")
     await ended(world, view, Outcome(code="not_found", message="cannot find it"))
     del world.registry.digests[IMAGE]
-    again = await world.board.view(await world.endings.retry(view.jobID, None, ME))
+    again = await world.board.view(await world.cancellation.retry(view.jobID, None, ME))
     assert (await wanted(world, again)).resolved.digest == "sha256:one"

@@ -125,7 +125,7 @@ async def test_a_cancelled_load_is_told_to_those_who_wait_and_the_next_request_b
     await world.join("first")
     first = await world.loader.ensure("tiny", ())
     await world.loader.step()
-    await world.endings.cancel(first, None, "me")
+    await world.cancellation.cancel(first, None, "me")
     with pytest.raises(Unavailable) as caught:
         await world.loader.ensure("tiny", (), first)
     assert (caught.value.code, caught.value.retry_after_seconds) == ("cancelled", 1.0)
@@ -158,7 +158,7 @@ async def test_requests_that_wait_for_a_load_hear_that_it_was_cancelled(world: W
         async with asyncio.timeout(5):
             while [(one.operation_id, one.waiters) for one in world.router._pending.values()] != [(first, 3)]:
                 await world.now()
-        await world.endings.cancel(first, None, "me")
+        await world.cancellation.cancel(first, None, "me")
         await world.router.step()
     heard = [task.result() for task in waiting]
     assert [(type(one), getattr(one, "code", "")) for one in heard] == [(Unavailable, "cancelled")] * 3
@@ -265,7 +265,7 @@ async def test_what_is_deleted_while_it_is_loaded_is_not_started_any_more(world:
 
 
 async def test_a_model_goes_to_none_of_localais_workers(world: World) -> None:
-    await world.join("go", is_foreign=True)
+    await world.join("go", is_localai=True)
     await world.loader.request("tiny", None, "someone")
     await world.loader.step()
     (last,) = await world.store.transaction(lambda c: operations.recent(c, 9))

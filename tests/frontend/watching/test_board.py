@@ -233,10 +233,10 @@ async def test_the_past_is_forgotten_after_a_week_but_never_what_is_open(
     await world.dispatcher.step()
     await world.reply(await world.intent(old), Outcome())
     newest = await world.install("away", name="other")
-    await world.endings.prune_step()
+    await world.cancellation.prune_step()
     assert len(await world.board.page(9)) == 3
     time.passed += 8 * 24 * 3600
-    await world.endings.prune_step()
+    await world.cancellation.prune_step()
     kept = [view.jobID for view in await world.board.page(9)]
     assert kept == [newest.jobID, waiting.jobID]
     assert await world.intent(waiting)
@@ -250,7 +250,7 @@ async def test_the_last_operations_are_kept_however_old_they_are(world: World, t
     await world.dispatcher.step()
     await world.reply(await world.intent(view), Outcome())
     time.passed += 100 * 24 * 3600
-    await world.endings.prune_step()
+    await world.cancellation.prune_step()
     assert (await world.board.view(view.jobID)).status == "succeeded"
 
 

@@ -119,9 +119,9 @@ async def killed_everywhere(forked: Forks, start: Start, job: Job, log: Path) ->
         kill = ["-o", "/dev/null", "-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={number}"]
         assert await traced(forked, job, kill) == -signal.SIGKILL, (name, number)
         assembled = start.recovered()
-        house = assembled.trees.house
-        assert not [path for place in ("staging", "replaced") for path in (house / place).iterdir()], (name, number)
-        assert not [path for path in (house / "state").iterdir() if path.suffix != ".json"], (name, number)
+        worker = assembled.trees.private
+        assert not [path for place in ("staging", "replaced") for path in (worker / place).iterdir()], (name, number)
+        assert not [path for path in (worker / "state").iterdir() if path.suffix != ".json"], (name, number)
         assert assembled.trees.record(DIRECTORY).step == "cleaned"
         assert assembled.trees.record(DIRECTORY).attempt_inode == 0
         yield assembled
@@ -185,7 +185,7 @@ async def test_a_kill_at_any_call_of_a_removal_leaves_a_whole_version_or_none(
             assert whole(start, assembled) == "v1"
         await assembled.installer.remove(DIRECTORY)
         assert [path.name for path in start.backends.iterdir()] == [".enginehouse"]
-        assert not list((assembled.trees.house / "previous").iterdir())
+        assert not list((assembled.trees.private / "previous").iterdir())
     assert found == {True, False}
 
 
@@ -218,7 +218,7 @@ async def test_kills_at_any_byte_cost_at_most_a_chunk_each(one: Shelf, forked: F
                 os.kill(pid, signal.SIGKILL)
         landed += ended.result() == -signal.SIGKILL
         assert not one.tree.exists() or ended.result() == 0
-    verified = {path: os.stat(one.house / "blobs" / path).st_ino for path in one.blobs() if not path.endswith("l")}
+    verified = {path: os.stat(one.worker / "blobs" / path).st_ino for path in one.blobs() if not path.endswith("l")}
     one.proxy.bytes_per_second = None
     await forked.prepare(job)
     assert await forked.go() == 0
@@ -230,7 +230,7 @@ async def test_kills_at_any_byte_cost_at_most_a_chunk_each(one: Shelf, forked: F
     assert said_by(one.tree) == "one"
     # What was verified before the end is the very same file.
     kept = {name: inode for name, inode in verified.items() if not name.endswith(".part")}
-    assert {name: os.stat(one.house / "blobs" / name).st_ino for name in kept} == kept
+    assert {name: os.stat(one.worker / "blobs" / name).st_ino for name in kept} == kept
     assert not one.residue()
     assert not one.blobs(".part")
 

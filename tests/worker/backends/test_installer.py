@@ -29,8 +29,8 @@ from enginehouse.worker.protocol.decode import Work
 
 def names(world: World) -> list[str]:
     """What is there beside what is ours; nothing may be left in staging."""
-    house = world.place.backends / ".enginehouse"
-    assert not [path.name for place in ("staging", "replaced") for path in house.glob(f"{place}/*")]
+    worker = world.place.backends / ".enginehouse"
+    assert not [path.name for place in ("staging", "replaced") for path in worker.glob(f"{place}/*")]
     return visible(world.place.backends)
 
 
@@ -312,7 +312,7 @@ def test_a_record_that_cannot_be_read_is_no_record_of_something_finished(tmp_pat
     trees.make_directories()
     assert trees.record("engine").step == "cleaned"
     trees.reach("engine", "swapped")
-    (path,) = (trees.house / "state").iterdir()
+    (path,) = (trees.private / "state").iterdir()
     path.unlink()
     path.mkdir()  # any error but its absence
     with pytest.raises(OSError, match="directory"):

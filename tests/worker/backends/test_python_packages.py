@@ -49,7 +49,7 @@ def run(tree: Path, *arguments: str) -> str:
 
 def left(assembled: Assembled) -> list[str]:
     places = ("staging", "replaced", "previous")
-    return [path.name for place in places for path in (assembled.trees.house / place).glob("*")]
+    return [path.name for place in places for path in (assembled.trees.private / place).glob("*")]
 
 
 async def test_a_package_is_installed_with_its_console_entry_point_as_launcher(assembled: Assembled) -> None:

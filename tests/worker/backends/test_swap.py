@@ -99,7 +99,7 @@ class Bench:
     def recover(self) -> InstallRecord:
         self.swap.recover()
         for place in ("staging", "replaced"):
-            assert not list((self.trees.house / place).iterdir())
+            assert not list((self.trees.private / place).iterdir())
         return self.trees.record(DIRECTORY)
 
     def _make(self, path: Path, version: str) -> None:
@@ -299,7 +299,7 @@ async def test_a_sync_that_fails_fails_the_install_and_puts_the_old_version_back
     assert tree_of(trees.previous_of(DIRECTORY)) == start.trees["v0"]
     assert not (start.backends / "named").exists()
     assert trees.record(DIRECTORY).step == "cleaned"
-    assert not [path for place in ("staging", "replaced") for path in (trees.house / place).iterdir()]
+    assert not [path for place in ("staging", "replaced") for path in (trees.private / place).iterdir()]
 
 
 async def test_an_install_that_fails_for_an_io_error_has_put_the_old_version_back(forked: Forks, start: Start) -> None:

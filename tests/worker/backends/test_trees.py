@@ -182,8 +182,8 @@ async def test_deleting_takes_the_pointers_and_the_previous_version_along(one: S
         with pytest.raises(NotFound):
             await local.delete("named")
     assert [path.name for path in one.backends.iterdir()] == [".enginehouse"]
-    assert not list((one.house / "previous").iterdir())
-    assert not list((one.house / "state").iterdir())
+    assert not list((one.worker / "previous").iterdir())
+    assert not list((one.worker / "state").iterdir())
 
 
 async def test_a_pointer_that_leads_nowhere_is_broken_and_can_be_deleted(one: Shelf) -> None:

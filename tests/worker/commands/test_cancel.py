@@ -61,7 +61,7 @@ async def begin(node: World, one: Shelf, image: Image, group: asyncio.TaskGroup)
 
 
 def staging(node: World) -> list[str]:
-    return os.listdir(node.trees.house / "staging")
+    return os.listdir(node.trees.private / "staging")
 
 
 async def test_a_cancelled_install_closes_its_sockets_and_leaves_the_old_version(

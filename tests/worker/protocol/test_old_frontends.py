@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from tests.link.test_client import plain, serving
 from tests.worker.shelf import Shelf, launcher, said_by, write_backend, write_metadata
-from tests.worker.whole_worker import House, working
+from tests.worker.whole_worker import WholeWorker, working
 from tests.worker.world import link_tree, until
 
 from enginehouse.core import wire
 from enginehouse.core.errors import TooLarge
-from enginehouse.core.installation import HOUSE
+from enginehouse.core.installation import PRIVATE
 from enginehouse.link.worker import WorkerLink
 from enginehouse.worker.agent import Agent
 
@@ -26,14 +26,14 @@ NODE = "node-1"
 
 
 @pytest.fixture
-async def house(one: Shelf, tmp_path: Path) -> AsyncIterator[House]:
+async def worker(one: Shelf, tmp_path: Path) -> AsyncIterator[WholeWorker]:
     await one.publish("engine:1", [{"run.sh": launcher("one")}])
-    async with working(House(tmp_path / "worker", allowed_hosts=("127.0.0.1",))) as made:
+    async with working(WholeWorker(tmp_path / "worker", allowed_hosts=("127.0.0.1",))) as made:
         yield made
 
 
-def names(house: House) -> set[str]:
-    return set(os.listdir(house.place.backends)) - {HOUSE}
+def names(worker: WholeWorker) -> set[str]:
+    return set(os.listdir(worker.place.backends)) - {PRIVATE}
 
 
 def external(one: Shelf, **fields: object) -> wire.BackendInstallRequest:
@@ -45,39 +45,39 @@ def external(one: Shelf, **fields: object) -> wire.BackendInstallRequest:
 
 
 async def test_an_external_install_with_its_name_beside_works_and_what_is_there_costs_no_traffic(
-    house: House, one: Shelf
+    worker: WholeWorker, one: Shelf
 ) -> None:
-    reply = await house.tell(wire.INSTALL, external(one))
+    reply = await worker.tell(wire.INSTALL, external(one))
     assert (reply.success, reply.error) == (True, "")
-    assert names(house) == {"engine"}
-    asked, inode = len(one.proxy.requests), house.place.backends.joinpath("engine").stat().st_ino
+    assert names(worker) == {"engine"}
+    asked, inode = len(one.proxy.requests), worker.place.backends.joinpath("engine").stat().st_ino
     for name in ("engine", "motor", "lab@engine"):
         began = time.monotonic()
-        assert (await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name))).success
+        assert (await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name))).success
         assert time.monotonic() - began < 1.0
-    assert (await house.tell(wire.INSTALL, external(one))).success
+    assert (await worker.tell(wire.INSTALL, external(one))).success
     assert len(one.proxy.requests) == asked
-    assert house.place.backends.joinpath("engine").stat().st_ino == inode
-    assert names(house) == {"engine"}
+    assert worker.place.backends.joinpath("engine").stat().st_ino == inode
+    assert names(worker) == {"engine"}
 
 
 async def test_force_installs_again_and_an_upgrade_by_name_takes_what_the_source_has_now(
-    house: House, one: Shelf
+    worker: WholeWorker, one: Shelf
 ) -> None:
-    assert (await house.tell(wire.INSTALL, external(one))).success
-    before = house.place.backends.joinpath("engine").stat().st_ino
-    assert (await house.tell(wire.INSTALL, wire.BackendInstallRequest(backend="motor", force=True))).success
-    again = house.place.backends.joinpath("engine").stat().st_ino
+    assert (await worker.tell(wire.INSTALL, external(one))).success
+    before = worker.place.backends.joinpath("engine").stat().st_ino
+    assert (await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend="motor", force=True))).success
+    again = worker.place.backends.joinpath("engine").stat().st_ino
     assert again != before
-    same = await house.tell(wire.UPGRADE, wire.BackendUpgradeRequest(backend="engine"))
+    same = await worker.tell(wire.UPGRADE, wire.BackendUpgradeRequest(backend="engine"))
     assert same.success
-    assert house.place.backends.joinpath("engine").stat().st_ino == again
+    assert worker.place.backends.joinpath("engine").stat().st_ino == again
     await one.publish("engine:1", [{"run.sh": launcher("two")}])
-    assert (await house.tell(wire.UPGRADE, wire.BackendUpgradeRequest(backend="engine"))).success
-    assert said_by(house.place.backends / "engine") == "two"
+    assert (await worker.tell(wire.UPGRADE, wire.BackendUpgradeRequest(backend="engine"))).success
+    assert said_by(worker.place.backends / "engine") == "two"
     # The alias is kept, though no gallery and no request named it.
-    assert (await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="motor"))).success
-    assert names(house) == set()
+    assert (await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="motor"))).success
+    assert names(worker) == set()
 
 
 @pytest.mark.parametrize(
@@ -90,26 +90,26 @@ async def test_force_installs_again_and_an_upgrade_by_name_takes_what_the_source
     ],
 )
 async def test_what_cannot_be_installed_is_refused_in_plain_words(
-    house: House, one: Shelf, fields: dict[str, object], said: str
+    worker: WholeWorker, one: Shelf, fields: dict[str, object], said: str
 ) -> None:
-    reply = await house.tell(wire.INSTALL, external(one, **fields))
+    reply = await worker.tell(wire.INSTALL, external(one, **fields))
     assert reply.success is False
     assert reply.error.startswith("cannot ")
     assert said in reply.error
-    assert names(house) == set()
+    assert names(worker) == set()
 
 
 async def test_deletes_go_by_directory_meta_name_or_alias_and_an_unknown_one_is_an_error(
-    house: House, one: Shelf
+    worker: WholeWorker, one: Shelf
 ) -> None:
     for name in ("engine", "motor", "pointer", "lab@pointer", "lab@engine"):
-        assert (await house.tell(wire.INSTALL, external(one))).success
-        write_metadata(house.place.backends / "pointer", meta_backend_for="engine")
-        reply = await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend=name))
+        assert (await worker.tell(wire.INSTALL, external(one))).success
+        write_metadata(worker.place.backends / "pointer", meta_backend_for="engine")
+        reply = await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend=name))
         assert (name, reply.success, reply.error) == (name, True, "")
-        assert names(house) == set()
+        assert names(worker) == set()
     for name in ("engine", "motor", "../engine", ""):
-        answer = await house.bus.ask(
+        answer = await worker.bus.ask(
             wire.node_subject(NODE, wire.DELETE), wire.encode(wire.BackendDeleteRequest(backend=name)), "r"
         )
         unknown = wire.decode(answer, wire.BackendDeleteReply, "the reply")
@@ -118,17 +118,17 @@ async def test_deletes_go_by_directory_meta_name_or_alias_and_an_unknown_one_is_
         assert unknown.reports_stopped_processes
 
 
-async def test_pointers_that_lead_nowhere_and_those_that_go_workers_made_disappear(house: House) -> None:
+async def test_pointers_that_lead_nowhere_and_those_that_go_workers_made_disappear(worker: WholeWorker) -> None:
     for name in ("pointer", "lab@pointer"):
-        write_metadata(house.place.backends / name, meta_backend_for="gone")
-    assert (await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="lab@pointer"))).success
-    assert names(house) == set()
+        write_metadata(worker.place.backends / name, meta_backend_for="gone")
+    assert (await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="lab@pointer"))).success
+    assert names(worker) == set()
 
 
 async def test_an_answer_that_the_bus_does_not_take_harms_no_other(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    worker: WholeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish, refused = house.bus.publish, []
+    publish, refused = worker.bus.publish, []
 
     async def bounded(subject: str, payload: bytes, reply: str = "") -> None:
         if subject == "long":
@@ -136,47 +136,47 @@ async def test_an_answer_that_the_bus_does_not_take_harms_no_other(
             raise TooLarge("cannot send so much")
         await publish(subject, payload, reply)
 
-    monkeypatch.setattr(house.bus, "publish", bounded)
-    await house.bus.publish(wire.node_subject(NODE, wire.LIST), b"{}", "long")
+    monkeypatch.setattr(worker.bus, "publish", bounded)
+    await worker.bus.publish(wire.node_subject(NODE, wire.LIST), b"{}", "long")
     await until(lambda: bool(refused))
-    assert (await house.bus.ask(wire.node_subject(NODE, wire.LIST), b"{}", "r")) == b'{"backends":[]}'
+    assert (await worker.bus.ask(wire.node_subject(NODE, wire.LIST), b"{}", "r")) == b'{"backends":[]}'
 
 
-async def test_an_alias_of_two_backends_means_neither(house: House) -> None:
+async def test_an_alias_of_two_backends_means_neither(worker: WholeWorker) -> None:
     for name in ("left", "right"):
-        write_backend(house.place.backends / name, name, alias="motor")
-    reply = await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="motor"))
+        write_backend(worker.place.backends / name, name, alias="motor")
+    reply = await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="motor"))
     assert "left, right have that alias" in reply.error
-    assert names(house) == {"left", "right"}
+    assert names(worker) == {"left", "right"}
 
 
 async def test_a_name_of_a_gallery_never_becomes_a_directory(tmp_path: Path, installed_tree: Path) -> None:
-    house = House(tmp_path)
-    house.place.make_directories()
-    link_tree(installed_tree, house.place.backends / "xllamacpp")
-    async with working(house):
+    worker = WholeWorker(tmp_path)
+    worker.place.make_directories()
+    link_tree(installed_tree, worker.place.backends / "xllamacpp")
+    async with working(worker):
         for verb, message in (
             (wire.INSTALL, wire.BackendInstallRequest(backend="lab@llama-cpp", force=True)),
             (wire.UPGRADE, wire.BackendUpgradeRequest(backend="lab@llama-cpp")),
         ):
-            assert (await house.tell(verb, message)).success
-            assert names(house) == {"llama-cpp", "xllamacpp"}
-        assert (await house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="lab@llama-cpp"))).success
-        assert names(house) == set()
+            assert (await worker.tell(verb, message)).success
+            assert names(worker) == {"llama-cpp", "xllamacpp"}
+        assert (await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="lab@llama-cpp"))).success
+        assert names(worker) == set()
 
 
 async def test_alias_meta_name_and_directory_share_one_lock_and_what_vanished_meanwhile_is_looked_up_again(
-    house: House, one: Shelf
+    worker: WholeWorker, one: Shelf
 ) -> None:
-    assert (await house.tell(wire.INSTALL, external(one))).success
-    write_metadata(house.place.backends / "pointer", meta_backend_for="engine")
-    locks = house.agent._actions._locks
+    assert (await worker.tell(wire.INSTALL, external(one))).success
+    write_metadata(worker.place.backends / "pointer", meta_backend_for="engine")
+    locks = worker.agent._actions._locks
     async with asyncio.TaskGroup() as group:
         async with locks.hold("backend:engine"):
-            deleting = group.create_task(house.tell(wire.DELETE, wire.BackendDeleteRequest(backend="engine"), "d"))
+            deleting = group.create_task(worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="engine"), "d"))
             await until(lambda: len(locks._locks["backend:engine"].waiting) == 1)
             asking = [
-                group.create_task(house.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name), name))
+                group.create_task(worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name), name))
                 for name in ("motor", "pointer", "engine")
             ]
             await until(lambda: len(locks._locks["backend:engine"].waiting) == 4)
@@ -185,7 +185,7 @@ async def test_alias_meta_name_and_directory_share_one_lock_and_what_vanished_me
     for task in asking:
         # It was there when it was asked for, and no gallery has it.
         assert "cannot find a backend named" in task.result().error
-    assert names(house) == set()
+    assert names(worker) == set()
 
 
 async def test_a_go_frontend_that_forgot_a_worker_gets_it_back(tmp_path: Path) -> None:
@@ -210,15 +210,15 @@ async def test_a_go_frontend_that_forgot_a_worker_gets_it_back(tmp_path: Path) -
             return plain("404 Not Found", gone)(peer, request)
         return plain("200 OK", b'{"message":"heartbeat received"}')(peer, request)
 
-    house = House(tmp_path)
-    place = msgspec.structs.replace(house.place, heartbeat_seconds=0.1)
+    worker = WholeWorker(tmp_path)
+    place = msgspec.structs.replace(worker.place, heartbeat_seconds=0.1)
     with serving(answer) as (client, _):
-        agent = Agent(place, WorkerLink(client), house._open, house.engine, os.environ)
+        agent = Agent(place, WorkerLink(client), worker._open, worker.engine, os.environ)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(agent.run())
             await until(lambda: task.done() or len(asked) >= 8)
             agent.stop()
-    await house.engine.close()
+    await worker.engine.close()
     register, heartbeat = "/api/node/register", f"/api/node/{NODE}/heartbeat"
     # What its own address is, a worker has learned from the connection on which it asked for a challenge in vain.
     assert asked[:8] == [register, *[heartbeat] * 4, register, heartbeat, heartbeat]

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.worker.shelf import Shelf, launcher, noise, write_metadata
-from tests.worker.whole_worker import House, command, start, working
+from tests.worker.whole_worker import WholeWorker, command, start, working
 from tests.worker.world import KEY, World, link_tree, silent, tiny_chat, until
 
 from enginehouse.core import wire
@@ -72,11 +72,11 @@ async def test_a_stop_means_everything_a_process_a_backend_or_a_model(
 async def test_a_stop_that_says_nothing_is_dropped_and_counted(
     tmp_path: Path, payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with working(House(tmp_path)) as house:
-        await house.bus.publish(wire.node_subject("node-1", wire.STOP), payload, "r")
+    async with working(WholeWorker(tmp_path)) as worker:
+        await worker.bus.publish(wire.node_subject("node-1", wire.STOP), payload, "r")
         await until(lambda: "worker.dropped verb=backend.stop" in caplog.text)
-        assert (await house.bus.ask(wire.node_subject("node-1", wire.LIST), b"{}", "list")) == b'{"backends":[]}'
-        assert house.bus.replies("r") == []
+        assert (await worker.bus.ask(wire.node_subject("node-1", wire.LIST), b"{}", "list")) == b'{"backends":[]}'
+        assert worker.bus.replies("r") == []
 
 
 async def test_an_unload_ends_a_model_or_the_one_at_an_address_and_nothing_to_do_is_success(world: World) -> None:
@@ -164,18 +164,18 @@ def test_what_a_killed_worker_was_removing_is_gone_after_its_restart(tmp_path: P
 
 
 async def test_a_go_frontend_deletes_a_model_and_names_that_lead_out_are_refused(tmp_path: Path) -> None:
-    async with working(House(tmp_path)) as house:
+    async with working(WholeWorker(tmp_path)) as worker:
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        assert (await house.tell(wire.PULL_MODEL, pull)).success
+        assert (await worker.tell(wire.PULL_MODEL, pull)).success
         for name in ("../models/tiny-chat", "/tiny-chat", "a/../../x", "..", "", "a\\..\\..\\b"):
-            refused = await house.tell(wire.DELETE_MODEL, wire.ModelDeleteRequest(model_name=name))
+            refused = await worker.tell(wire.DELETE_MODEL, wire.ModelDeleteRequest(model_name=name))
             assert refused.success is False
             assert refused.error.startswith("cannot use ")
-        assert os.listdir(house.place.models) == ["tiny-chat"]
+        assert os.listdir(worker.place.models) == ["tiny-chat"]
         for _ in range(2):
-            done = await house.tell(wire.DELETE_MODEL, wire.ModelDeleteRequest(model_name="tiny-chat"))
+            done = await worker.tell(wire.DELETE_MODEL, wire.ModelDeleteRequest(model_name="tiny-chat"))
             assert done.success
-            assert os.listdir(house.place.models) == []
+            assert os.listdir(worker.place.models) == []
 
 
 @pytest.mark.parametrize("verb", [wire.UNLOAD, wire.DELETE_MODEL])
@@ -183,8 +183,8 @@ async def test_a_go_frontend_deletes_a_model_and_names_that_lead_out_are_refused
 async def test_a_malformed_message_is_answered_in_the_shape_of_its_verb(
     tmp_path: Path, verb: str, payload: bytes
 ) -> None:
-    async with working(House(tmp_path)) as house:
-        answer = await house.bus.ask(wire.node_subject("node-1", verb), payload, "r")
+    async with working(WholeWorker(tmp_path)) as worker:
+        answer = await worker.bus.ask(wire.node_subject("node-1", verb), payload, "r")
         reply = msgspec.json.decode(answer)
         assert reply["success"] is False
         assert reply["error"].startswith("cannot read ")
@@ -192,20 +192,20 @@ async def test_a_malformed_message_is_answered_in_the_shape_of_its_verb(
 
 @pytest.mark.parametrize("payload", [b"", b"null", b"{}"])
 async def test_the_nodes_own_stop_leaves_in_order(tmp_path: Path, installed_tree: Path, payload: bytes) -> None:
-    house = House(tmp_path)
-    house.place.make_directories()
-    link_tree(installed_tree, house.place.backends / "xllamacpp")
+    worker = WholeWorker(tmp_path)
+    worker.place.make_directories()
+    link_tree(installed_tree, worker.place.backends / "xllamacpp")
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(house.agent.run())
-        await until(lambda: bool(house.link.heartbeats))
+        task = group.create_task(worker.agent.run())
+        await until(lambda: bool(worker.link.heartbeats))
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        await house.tell(wire.PULL_MODEL, pull)
-        assert (await house.tell(wire.INSTALL, start())).success
-        await house.bus.publish(wire.node_subject("node-1", wire.STOP_NODE), payload)
+        await worker.tell(wire.PULL_MODEL, pull)
+        assert (await worker.tell(wire.INSTALL, start())).success
+        await worker.bus.publish(wire.node_subject("node-1", wire.STOP_NODE), payload)
         await until(task.done)
-    assert house.link.deregistered == ["node-1"]
-    assert os.listdir(house.place.processes) == []
-    await house.engine.close()
+    assert worker.link.deregistered == ["node-1"]
+    assert os.listdir(worker.place.processes) == []
+    await worker.engine.close()
 
 
 @pytest.mark.parametrize("way", ["bus", "heartbeat"])
@@ -214,24 +214,24 @@ async def test_an_intent_is_cancelled_over_the_bus_or_by_the_answer_to_a_heartbe
 ) -> None:
     await one.publish("engine:1", [{"run.sh": launcher("one"), "lib.so": noise(500_000)}])
     one.proxy.bytes_per_second = 50_000
-    async with working(House(tmp_path / "worker", allowed_hosts=("127.0.0.1",))) as house:
+    async with working(WholeWorker(tmp_path / "worker", allowed_hosts=("127.0.0.1",))) as worker:
         install = wire.BackendInstallRequest(
             backend="engine", command=command("install"), resolved=one.resolved("engine:1")
         )
-        await house.bus.publish(wire.node_subject("node-1", wire.CANCEL), b'{"intent": 1}')
-        await house.bus.publish(wire.node_subject("node-1", wire.INSTALL), wire.encode(install), "r")
-        await until(lambda: (house.place.backends / ".enginehouse" / "staging" / "engine").exists())
+        await worker.bus.publish(wire.node_subject("node-1", wire.CANCEL), b'{"intent": 1}')
+        await worker.bus.publish(wire.node_subject("node-1", wire.INSTALL), wire.encode(install), "r")
+        await until(lambda: (worker.place.backends / ".enginehouse" / "staging" / "engine").exists())
         if way == "bus":
             cancel = wire.CancelRequest(intent="install")
-            await house.bus.publish(wire.node_subject("node-1", wire.CANCEL), wire.encode(cancel))
+            await worker.bus.publish(wire.node_subject("node-1", wire.CANCEL), wire.encode(cancel))
         else:
-            house.link.cancels = ("install", "unknown")
-        await until(lambda: bool(house.bus.replies("r")))
-        (reply,) = house.bus.replies("r")
+            worker.link.cancels = ("install", "unknown")
+        await until(lambda: bool(worker.bus.replies("r")))
+        (reply,) = worker.bus.replies("r")
         assert reply.outcome is not None
         assert (reply.success, reply.outcome.code, reply.outcome.can_heal) == (False, "cancelled", False)
         # An earlier report is without it, too.
-        await until(lambda: [result.outcome.code for result in house.report.results] == ["cancelled"])
-        await until(lambda: house.report.running == ())
-        assert house.report.backends == ()
-    assert [path.name for path in house.place.backends.iterdir()] == [".enginehouse"]
+        await until(lambda: [result.outcome.code for result in worker.report.results] == ["cancelled"])
+        await until(lambda: worker.report.running == ())
+        assert worker.report.backends == ()
+    assert [path.name for path in worker.place.backends.iterdir()] == [".enginehouse"]

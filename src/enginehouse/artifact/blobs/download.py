@@ -18,7 +18,7 @@ from enginehouse.artifact.blobs.partial import Following, Partial
 from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import EnginehouseError, Upstream, can_heal
 from enginehouse.core.reference import shown_uri
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.origins import Origin
 from enginehouse.host.blocking import in_thread
 
@@ -27,7 +27,7 @@ WRITE_BYTES = 1024 * 1024  # what is gathered before a thread writes it
 WRITE_SECONDS = 0.25  # on a slow link nothing is held back for longer: what is not written is lost to a kill
 
 
-class Target(Struct, kw_only=True):
+class Download(Struct, kw_only=True):
     """One blob that is not here yet, and who waits for it."""
 
     layer: Layer
@@ -45,7 +45,7 @@ class _Read(Struct):
 class Fetch:
     """One fetch of some blobs from one or more origins that have them all. `sources` are those that gave bytes."""
 
-    def __init__(self, targets: Sequence[Target], origins: Sequence[Origin], patience: Patience) -> None:
+    def __init__(self, targets: Sequence[Download], origins: Sequence[Origin], patience: RetryPolicy) -> None:
         self._targets = targets
         self._origins = origins
         self._patience = patience
@@ -68,7 +68,7 @@ class Fetch:
             target, part = self._waiting.popleft()
             await self._persist(target, part, heard)
 
-    async def _persist(self, target: Target, part: int, heard: Callable[[], None]) -> None:
+    async def _persist(self, target: Download, part: int, heard: Callable[[], None]) -> None:
         """One part, whatever it takes: the same origin again after a pause, then the next one."""
         told: EnginehouseError | None = None
         first = self._preferred
@@ -99,7 +99,7 @@ class Fetch:
         """Silence of one connection may be its own; silence of all of them is the origin's, and was long enough."""
         return error.code == "stalled" and (self._heard_at <= read.heard_at or not is_last)
 
-    async def _fetch(self, origin: Origin, target: Target, part: int, read: _Read, heard: Callable[[], None]) -> None:
+    async def _fetch(self, origin: Origin, target: Download, part: int, read: _Read, heard: Callable[[], None]) -> None:
         partial = target.partial
         if origin.supports_ranges:
             try:
@@ -117,7 +117,7 @@ class Fetch:
         self.sources[origin.uri] = None
 
     async def _copy(
-        self, stream: AsyncIterator[bytes], target: Target, position: int, read: _Read, heard: Callable[[], None]
+        self, stream: AsyncIterator[bytes], target: Download, position: int, read: _Read, heard: Callable[[], None]
     ) -> None:
         clock = asyncio.get_running_loop().time
         gathered: list[bytes] = []
@@ -138,15 +138,15 @@ class Fetch:
                 heard()
             await stream.aclose()  # type: ignore[attr-defined]
 
-    async def _write(self, target: Target, position: int, pieces: list[bytes]) -> None:
+    async def _write(self, target: Download, position: int, pieces: list[bytes]) -> None:
         await in_thread(target.partial.write, position, pieces)
         _tell(target)
 
 
-def _progress(origin: Origin, target: Target, part: int) -> int:
+def _progress(origin: Origin, target: Download, part: int) -> int:
     return target.partial.written[part] if origin.supports_ranges else target.partial.done_bytes
 
 
-def _tell(target: Target) -> None:
+def _tell(target: Download) -> None:
     for following in target.followings:
         following.follow(target.partial)

@@ -88,7 +88,7 @@ class Use:
                 path.unlink(missing_ok=True)
 
 
-class Blobs:
+class BlobStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._locks: dict[str, asyncio.Lock] = {}

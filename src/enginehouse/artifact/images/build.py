@@ -14,9 +14,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from enginehouse.artifact.blobs.download import Fetch, Target
+from enginehouse.artifact.blobs.download import Download, Fetch
 from enginehouse.artifact.blobs.partial import Following, Partial
-from enginehouse.artifact.blobs.store import Blobs, Use
+from enginehouse.artifact.blobs.store import BlobStore, Use
 from enginehouse.artifact.images.inflate import Inflating
 from enginehouse.artifact.images.layers import Unpacker
 from enginehouse.artifact.images.sharing import FileRecord, How, Sharing
@@ -26,7 +26,7 @@ from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.progress import Phase, ReportProgress
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.origins import Origin
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_own_thread, in_thread
@@ -46,7 +46,7 @@ class Built(Struct, frozen=True, kw_only=True):
 class Builder:
     """Makes trees from artifacts through one store of blobs."""
 
-    def __init__(self, blobs: Blobs, limits: ArchiveLimits, patience: Patience) -> None:
+    def __init__(self, blobs: BlobStore, limits: ArchiveLimits, patience: RetryPolicy) -> None:
         self._blobs = blobs
         self._limits = limits
         self._patience = patience
@@ -87,7 +87,7 @@ class Builder:
                 opened.callback(partial.close)
                 if partial.resumed_bytes:
                     pull.kept.add(layer.digest)
-                target = Target(layer=layer, partial=partial, followings=[], lock=asyncio.Lock())
+                target = Download(layer=layer, partial=partial, followings=[], lock=asyncio.Lock())
                 pull.targets[layer.digest] = target
             path, offset = complete or (pull.use.partial_of(layer.digest), 0)
             following = Following(path, offset, layer.size_bytes)
@@ -208,7 +208,7 @@ class _Pull(Struct, kw_only=True):
     sharing: Sharing
     use: Use
     followings: list[Following] = []
-    targets: dict[str, Target] = {}
+    targets: dict[str, Download] = {}
     kept: set[str] = set()
     spoilt: str = ""  # the blob that turned out to be something else
 

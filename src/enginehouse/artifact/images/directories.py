@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from enginehouse.artifact.images.handles import DIRECTORY
-from enginehouse.core.archive import Kind, TarEntry, check_path, kept_mode, not_allowed, too_large, unsafe
+from enginehouse.core.archive import EntryKind, TarEntry, check_path, kept_mode, not_allowed, too_large, unsafe
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.name import shown
 
 _PIECE_BYTES = 1024 * 1024
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+_KINDS: dict[int, EntryKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
 class DirectoryEntries:

@@ -29,7 +29,7 @@ _IGZIP_ERROR: type[Exception] = igzip_lib.error  # type: ignore[assignment]  # i
 _MAX_WINDOW_BYTES = 64 * 1024 * 1024  # what `zstd -21` needs; more would be a way to fill our memory
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Compressed bytes from the beginning; `read` blocks until there are some and gives none at the end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
@@ -38,7 +38,7 @@ class Source(Protocol):
 class Hashed(io.RawIOBase):
     """A source that is hashed and counted as it is read."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._sha256 = hashlib.sha256()
         self.read_bytes = 0
@@ -131,7 +131,7 @@ def check_digest(layer: Layer, found: str, size_bytes: int) -> None:
 class Inflating:
     """A layer being inflated ahead of its reader. Use as a context; `check` after the last buffer."""
 
-    def __init__(self, layer: Layer, source: Source, limits: ArchiveLimits, allowed_bytes: int) -> None:
+    def __init__(self, layer: Layer, source: ByteSource, limits: ArchiveLimits, allowed_bytes: int) -> None:
         self._layer = layer
         self._source = Hashed(source)
         self._limits = limits

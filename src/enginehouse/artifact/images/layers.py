@@ -25,7 +25,7 @@ from enginehouse.artifact.images.sharing import FileRecord, Sharing
 from enginehouse.artifact.images.twins import Twins, folds_case
 from enginehouse.core.archive import (
     ArchiveLimits,
-    Kind,
+    EntryKind,
     TarEntry,
     check_path,
     not_allowed,
@@ -71,7 +71,7 @@ class Unpacker:
         self._directories: dict[str, tuple[int, int]] = {}
         self._links = Links()
         self._twins = Twins(is_needed=folds_case(self._handles.root))
-        self._in_layer: dict[str, Kind] = {}
+        self._in_layer: dict[str, EntryKind] = {}
         self._hidden: set[str] = set()
         self._is_first = True
         self._entries = 0
@@ -145,7 +145,7 @@ class Unpacker:
                     self.records[entry.path] = record
         self._note(entry.path, entry.kind)
 
-    def _note(self, path: str, kind: Kind) -> None:
+    def _note(self, path: str, kind: EntryKind) -> None:
         self._in_layer[path] = kind
         while "/" in path:
             path = path.rpartition("/")[0]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from enginehouse.core.archive import (
     MAX_PATH,
-    Kind,
+    EntryKind,
     TarEntry,
     check_path,
     kept_mode,
@@ -27,7 +27,7 @@ BLOCK = 512
 _ZEROS = bytes(BLOCK)
 _MAX_HEADER_BYTES = 1024 * 1024  # of one pax or long-name record; the longest path is 4 KiB
 _MAX_RECORDS = 8  # before one entry; three are usual, and they are not counted as entries
-_KINDS: dict[bytes, Kind] = {
+_KINDS: dict[bytes, EntryKind] = {
     b"0": "file",
     b"\0": "file",
     b"7": "file",

@@ -20,7 +20,7 @@ from enginehouse.artifact.images.layers import Unpacker
 from enginehouse.core.archive import (
     MAX_PATH,
     ArchiveLimits,
-    Kind,
+    EntryKind,
     TarEntry,
     check_path,
     kept_mode,
@@ -144,7 +144,7 @@ class _ZipEntries:
         return content
 
 
-def _entry(member: zipfile.ZipInfo, path: str, kind: Kind, mode: int, target: str) -> TarEntry:
+def _entry(member: zipfile.ZipInfo, path: str, kind: EntryKind, mode: int, target: str) -> TarEntry:
     return TarEntry(
         path=path,
         kind=kind,
@@ -155,7 +155,7 @@ def _entry(member: zipfile.ZipInfo, path: str, kind: Kind, mode: int, target: st
     )
 
 
-def _kind_of(member: zipfile.ZipInfo) -> tuple[Kind, int]:
+def _kind_of(member: zipfile.ZipInfo) -> tuple[EntryKind, int]:
     mode = member.external_attr >> 16
     if not member.filename:
         raise unsafe("an entry has no name")

@@ -45,7 +45,7 @@ class _Chunk(Struct):
     error: _Failure | str | None = None
 
 
-class Answer(Struct):
+class ChatAnswer(Struct):
     text: str = ""
     is_stopped: bool = False
     failure: EnginehouseError | None = None
@@ -69,10 +69,10 @@ class Conversation:
         body = self._body(is_streaming=False, temperature=0.0)
         return self._frontend.post(PATH, body, timeout_seconds=ANSWER_SECONDS)
 
-    def ask(self, question: str, *, temperature: float | None = None) -> Answer:
+    def ask(self, question: str, *, temperature: float | None = None) -> ChatAnswer:
         """Ask and write the answer to stdout as it comes. Ctrl-C stops the answer; what was said so far stays."""
         self._said.append({"role": "user", "content": question})
-        answer = Answer()
+        answer = ChatAnswer()
         self._is_cut = False
         try:
             for piece in self._pieces(temperature):

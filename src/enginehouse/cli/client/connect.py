@@ -56,7 +56,8 @@ class Frontend:
         return self._ask("DELETE", path, None, timeout_seconds)
 
     def request(self, method: str, path: str, body: object = None) -> object:
-        """Ask for an operation. Under a key, so that asking again after an answer that got lost is the same request; and
+        """Ask for an operation. Under a key, so that asking again after an answer that got lost is the same request;
+        and
         for a while where the frontend has yet to read a gallery.
         """
         key, tries = uuid.uuid4().hex, TRIES

@@ -18,7 +18,7 @@ from enginehouse.cli.options.shared import NO_SERVER, command, group, wants_json
 from enginehouse.cli.terminal import output
 
 if TYPE_CHECKING:
-    from enginehouse.core.gallery import Catalogue, Choice, Entry, Gallery
+    from enginehouse.core.gallery import Catalogue, Choice, Gallery, GalleryEntry
 
 Machine = tuple[str, str, str]  # capability, why, platform
 
@@ -148,7 +148,7 @@ def _this_machine(capability: str | None, platform: str | None) -> Machine:
     return decision.capability, decision.reason, platform or hardware.platform()
 
 
-def _row(catalogue: Catalogue, gallery: Gallery, entry: Entry, machine: Machine) -> dict[str, Any]:
+def _row(catalogue: Catalogue, gallery: Gallery, entry: GalleryEntry, machine: Machine) -> dict[str, Any]:
     from enginehouse.core.errors import Hopeless
 
     full = f"{gallery.name}@{entry.name}"
@@ -186,7 +186,7 @@ def _emit(rows: list[dict[str, Any]], everything: bool) -> None:
     output.emit_table(head, output.fit_last(head, cells), "no gallery holds anything")
 
 
-def _facts(gallery: Gallery, entry: Entry) -> list[tuple[str, str]]:
+def _facts(gallery: Gallery, entry: GalleryEntry) -> list[tuple[str, str]]:
     return [
         ("name", entry.name),
         ("gallery", f"{gallery.name} ({gallery.url})"),

@@ -31,7 +31,7 @@ def entry(address: str, **flags: Any) -> int:
     """Join this machine to the server at URL as another node.
 
     The node shows up as pending until `enginehouse nodes approve NAME` on the server. Runs until Ctrl-C; what is asked
-    of the node while it is away happens when it returns. Several frontends of one house: their addresses with commas.
+    of the node while it is away happens when it returns. Several frontends of one cluster: their addresses with commas.
     """
     from enginehouse.cli.terminal.output import remark
     from enginehouse.settings.programs import WorkerSettings, load

@@ -31,7 +31,7 @@ from enginehouse.host import confinement, hardware
 from enginehouse.settings.file import read_credentials
 from enginehouse.worker.backends.assembly import InstallerOptions
 from enginehouse.worker.backends.installer import Installed, InstallRequest
-from enginehouse.worker.backends.plan import Plan
+from enginehouse.worker.backends.plan import InstallPlan
 from enginehouse.worker.local import Local, resolved_from
 
 __all__ = ["Local", "chosen", "install", "plan", "run", "upgrade"]
@@ -111,8 +111,8 @@ def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> in
     return 0 if not failed else 3 if results else codes.pop() if len(codes) == 1 else 1
 
 
-def plan(resolved: Resolved, flags: dict[str, Any]) -> Plan:
-    async def work(local: Local) -> Plan:
+def plan(resolved: Resolved, flags: dict[str, Any]) -> InstallPlan:
+    async def work(local: Local) -> InstallPlan:
         return await local.plan(resolved)
 
     return run(work, flags, doing="make a plan", is_locked=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     examples=(
         "enginehouse up",
         "enginehouse up --host 0.0.0.0        # open to other machines, with credentials",
-        "enginehouse up --port 9000 --data ~/house",
+        "enginehouse up --port 9000 --data ~/engines",
     ),
 )
 @setting("host", "Address to listen on (127.0.0.1).", "ADDRESS")
@@ -51,7 +51,7 @@ def entry(**flags: Any) -> int:
 
 
 def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:
-    """`greet`, for whom it is no matter whether anybody listens: the house is wanted all the same."""
+    """`greet`, for whom it is no matter whether anybody listens: the cluster is wanted all the same."""
 
     def told(welcome: Welcome) -> None:
         try:

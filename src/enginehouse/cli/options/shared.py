@@ -110,7 +110,7 @@ def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> 
             formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     def __init__(
         self, *arguments: Any, examples: Sequence[str] = (), meanings: Meanings = _AS_EVERYWHERE, **attributes: Any
     ) -> None:
@@ -122,8 +122,8 @@ class Command(click.Command):
         _write_examples(formatter, self.examples)
 
 
-class Group(click.Group):
-    command_class = Command
+class CliGroup(click.Group):
+    command_class = CliCommand
 
     def __init__(
         self, *arguments: Any, examples: Sequence[str] = (), meanings: Meanings = _AS_EVERYWHERE, **attributes: Any
@@ -146,13 +146,13 @@ class Group(click.Group):
 def command(
     name: str, *, examples: Sequence[str], meanings: Meanings = _AS_EVERYWHERE
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    return click.command(name, cls=Command, examples=examples, meanings=meanings)
+    return click.command(name, cls=CliCommand, examples=examples, meanings=meanings)
 
 
 def group(
     name: str, *, examples: Sequence[str], meanings: Meanings = _AS_EVERYWHERE
-) -> Callable[[Callable[..., Any]], Group]:
-    return click.group(name, cls=Group, examples=examples, meanings=meanings)
+) -> Callable[[Callable[..., Any]], CliGroup]:
+    return click.group(name, cls=CliGroup, examples=examples, meanings=meanings)
 
 
 def setting(field: str, help: str, metavar: str = "TEXT") -> Callable[[Callable[..., Any]], Callable[..., Any]]:

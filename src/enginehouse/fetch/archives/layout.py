@@ -19,7 +19,7 @@ from enginehouse.core.artifact import Artifact, Compression, Layer
 from enginehouse.core.errors import Hopeless, NotFound
 from enginehouse.core.reference import is_digest
 from enginehouse.fetch.archives.local import LocalBlob, read_local
-from enginehouse.fetch.archives.places import Place, Places, open_places
+from enginehouse.fetch.archives.places import StoredFile, StoredFiles, open_places
 from enginehouse.fetch.registry.manifests import (
     INDEXES,
     MAX_DOCUMENT_BYTES,
@@ -54,7 +54,7 @@ class LayoutOrigin:
         self.uri = uri
         self.supports_ranges = True
         self._path = path
-        self._places: Places = {}
+        self._places: StoredFiles = {}
         self._blobs: dict[str, LocalBlob] = {}
 
     async def resolve(self, platform: str) -> Artifact:
@@ -173,7 +173,7 @@ class LayoutOrigin:
         blob = LocalBlob(place.path, place.offset_bytes)
         return b"".join([piece async for piece in read_local(blob, 0, place.size_bytes)])
 
-    def _place(self, name: str) -> Place:
+    def _place(self, name: str) -> StoredFile:
         if place := self._places.get(name):
             return place
         raise Hopeless(f"cannot use {self._path}: {name[:120]} is missing in it", code="not_found")
@@ -189,7 +189,7 @@ def _told_digest(name: str) -> str:
     return candidate if is_digest(candidate) else ""
 
 
-def _describe(place: Place, diff_id: str) -> Layer:
+def _describe(place: StoredFile, diff_id: str) -> Layer:
     """What a saved layer is. One that is not compressed has its digest already; it is checked when it is unpacked."""
     with place.path.open("rb") as file:
         file.seek(place.offset_bytes)

@@ -17,16 +17,16 @@ from enginehouse.core.errors import Hopeless, NotFound
 MAX_MEMBERS = 100_000
 
 
-class Place(Struct, frozen=True):
+class StoredFile(Struct, frozen=True):
     path: Path
     offset_bytes: int
     size_bytes: int
 
 
-Places = dict[str, Place]
+StoredFiles = dict[str, StoredFile]
 
 
-def open_places(path: Path) -> Places:
+def open_places(path: Path) -> StoredFiles:
     """The files of the layout directory or tar at `path`, by name."""
     try:
         if path.is_dir():
@@ -44,19 +44,19 @@ def open_places(path: Path) -> Places:
         raise Hopeless(f"cannot read {path}: {error.strerror}", code="not_found") from error
 
 
-def _of_directory(path: Path) -> Places:
-    found: Places = {}
+def _of_directory(path: Path) -> StoredFiles:
+    found: StoredFiles = {}
     for pattern in ("index.json", "manifest.json", "oci-layout", "blobs/sha256/*"):
         for file in path.glob(pattern):
             if file.is_file():
-                found[file.relative_to(path).as_posix()] = Place(file, 0, file.stat().st_size)
+                found[file.relative_to(path).as_posix()] = StoredFile(file, 0, file.stat().st_size)
             if len(found) > MAX_MEMBERS:
                 raise _too_many(path)
     return found
 
 
-def _of_tar(path: Path, archive: tarfile.TarFile) -> Places:
-    found: Places = {}
+def _of_tar(path: Path, archive: tarfile.TarFile) -> StoredFiles:
+    found: StoredFiles = {}
     links: dict[str, str] = {}
     for count, member in enumerate(archive):
         if count >= MAX_MEMBERS:
@@ -65,7 +65,7 @@ def _of_tar(path: Path, archive: tarfile.TarFile) -> Places:
         if member.isreg() and not member.issparse():
             if name in found:
                 raise Hopeless(f"cannot use {path}: {name[:120]} is in it twice", code="unsafe_archive")
-            found[name] = Place(path, member.offset_data, member.size)
+            found[name] = StoredFile(path, member.offset_data, member.size)
         elif member.issym():
             links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
         elif member.islnk():

@@ -15,8 +15,8 @@ from enginehouse.core.reference import Source, shown_uri
 from enginehouse.fetch.archives.local import LocalBlob
 from enginehouse.fetch.http.answers import failure
 from enginehouse.fetch.http.bodies import body, ignores_range, range_header
-from enginehouse.fetch.http.client import Client, Request
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.client import Client, OutboundRequest
+from enginehouse.fetch.http.patience import RetryPolicy
 
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 _TOTAL = re.compile(r"bytes [0-9*-]+/(\d{1,19})")
@@ -25,7 +25,7 @@ _TOTAL = re.compile(r"bytes [0-9*-]+/(\d{1,19})")
 class ArchiveOrigin:
     """One archive at one URL."""
 
-    def __init__(self, uri: str, source: Source, client: Client, patience: Patience, *, sha256: str) -> None:
+    def __init__(self, uri: str, source: Source, client: Client, patience: RetryPolicy, *, sha256: str) -> None:
         found = _SHA256.fullmatch(sha256.strip().lower())
         if found is None:
             raise Invalid(
@@ -65,7 +65,7 @@ class ArchiveOrigin:
         headers = range_header(start, end, layer.size_bytes)
         if headers and self._version:
             headers["if-range"] = self._version
-        async with self._client.open(Request(url=self._source.url, headers=headers)) as response:
+        async with self._client.open(OutboundRequest(url=self._source.url, headers=headers)) as response:
             if response.status in (200, 206):
                 self._check_version(response.headers, start, what)
             if ignores_range(response, start, end, layer.size_bytes):
@@ -84,12 +84,12 @@ class ArchiveOrigin:
     async def _size(self) -> int:
         """From HEAD, or from the beginning of a GET where a server does not answer HEAD."""
         what = shown_uri(self.uri)
-        async with self._client.open(Request(url=self._source.url, method="HEAD")) as response:
+        async with self._client.open(OutboundRequest(url=self._source.url, method="HEAD")) as response:
             length = response.headers.get("content-length", "")
             if response.status == 200 and length.isdecimal():
                 self._version = _strong(response.headers)
                 return int(length)
-        async with self._client.open(Request(url=self._source.url, headers={"range": "bytes=0-0"})) as response:
+        async with self._client.open(OutboundRequest(url=self._source.url, headers={"range": "bytes=0-0"})) as response:
             if response.status >= 400:
                 raise failure(response.status, what, response.headers)
             self._version = _strong(response.headers)

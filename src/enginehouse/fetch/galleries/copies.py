@@ -40,7 +40,7 @@ MAX_REFERENCE_BYTES = 4096
 NOT_YET = "it has not been fetched yet"
 
 
-class Kept(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class StoredCopy(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What is known of a copy, beside it on disk."""
 
     url: str
@@ -76,7 +76,7 @@ class Copy:
         name = hashlib.sha256(source.url.encode()).hexdigest()
         self._document = directory / f"{name}.yaml"
         self._about = directory / f"{name}.json"
-        self._kept: Kept | None = None
+        self._kept: StoredCopy | None = None
         self._skipped_until: dict[str, float] = {}
         self._checked_at = 0.0
         self._due_at = 0.0
@@ -154,7 +154,7 @@ class Copy:
             if kept is None or kept.sha256 != digest:
                 self.gallery = await asyncio.to_thread(self._parsed, body)
                 await asyncio.to_thread(self._write, self._document, body)
-            kept = Kept(url=self._source.url, found_at=place, validator=validator, sha256=digest)
+            kept = StoredCopy(url=self._source.url, found_at=place, validator=validator, sha256=digest)
         assert kept is not None, "only what is kept can be unchanged"
         self._kept = replace(kept, confirmed_at=self._now())
         await asyncio.to_thread(self._write, self._about, msgspec.json.encode(self._kept))
@@ -187,13 +187,13 @@ class Copy:
             )
         return replace(self.gallery, backends=entries, skipped=skipped, problem="", is_expected=False)
 
-    def _read_copy(self) -> tuple[Gallery, Kept] | None:
+    def _read_copy(self) -> tuple[Gallery, StoredCopy] | None:
         try:
             body = self._document.read_bytes()
-            kept = msgspec.json.decode(self._about.read_bytes(), type=Kept)
+            kept = msgspec.json.decode(self._about.read_bytes(), type=StoredCopy)
             if kept.sha256 != hashlib.sha256(body).hexdigest():
                 # Written by somebody who did not come to the second file: good, but nobody knows how old.
-                kept = Kept(url=self._source.url, found_at="")
+                kept = StoredCopy(url=self._source.url, found_at="")
             return self._parsed(body), kept
         except FileNotFoundError:
             return None

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from enginehouse.core.entry import Entry, Skipped
+from enginehouse.core.entry import GalleryEntry, Skipped
 from enginehouse.core.errors import EnginehouseError, Invalid
 from enginehouse.core.model import Model
 from enginehouse.core.name import check_model_name, check_name
@@ -34,7 +34,7 @@ _TAGS = {f"tag:yaml.org,2002:{word}" for word in ("null", "bool", "int", "float"
 _NULL_TAG = "tag:yaml.org,2002:null"
 _NULL = ("", "~", "null", "Null", "NULL")
 
-T = TypeVar("T", Entry, Model)
+T = TypeVar("T", GalleryEntry, Model)
 
 
 class _Frame:
@@ -186,12 +186,12 @@ def _read_list(document: bytes) -> list[Any]:
     return builder.root
 
 
-def read_backends(document: bytes, gallery: str) -> tuple[tuple[Entry, ...], tuple[Skipped, ...]]:
+def read_backends(document: bytes, gallery: str) -> tuple[tuple[GalleryEntry, ...], tuple[Skipped, ...]]:
     """The entries that can be used, and those that cannot."""
-    return _entries(document, gallery, Entry)
+    return _entries(document, gallery, GalleryEntry)
 
 
-def parse_backends(document: bytes, gallery: str) -> tuple[Entry, ...]:
+def parse_backends(document: bytes, gallery: str) -> tuple[GalleryEntry, ...]:
     return read_backends(document, gallery)[0]
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from enginehouse.core.errors import Invalid
 from enginehouse.core.reference import MAX_URI, shown_uri
 
-Address = IPv4Address | IPv6Address
+IpAddress = IPv4Address | IPv6Address
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)*")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
@@ -57,14 +57,14 @@ class Rules(Struct, frozen=True):
     allowed: tuple[str, ...] = ()
 
 
-class Target(Struct, frozen=True):
+class CheckedTarget(Struct, frozen=True):
     """A checked URL. `address` is set where the host is one already, so that nothing is left to resolve."""
 
     url: str
     scheme: str
     host: str
     port: int
-    address: Address | None = None
+    address: IpAddress | None = None
 
     @property
     def origin(self) -> tuple[str, str, int]:
@@ -87,14 +87,14 @@ class Border:
         for entry in rules.allowed:
             self._read(entry.strip())
 
-    def check_url(self, url: str) -> Target:
+    def check_url(self, url: str) -> CheckedTarget:
         """`url` taken apart, if we may ask for it as far as can be told without resolving its host."""
         target = _target(url)
         if target.address is not None:
             self.check_address(target.host, target.port, target.address)
         return target
 
-    def check_address(self, host: str, port: int, address: Address) -> None:
+    def check_address(self, host: str, port: int, address: IpAddress) -> None:
         if self._lists(host, port) or any(address in network for network in self._networks) or is_public(address):
             return
         raise Invalid(
@@ -142,7 +142,7 @@ class Border:
         self._hosts.append(_Listed(target.host, target.port if has_port else None, is_plain))
 
 
-def is_public(address: Address) -> bool:
+def is_public(address: IpAddress) -> bool:
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_4)
     if address in _NAT64:
@@ -152,7 +152,7 @@ def is_public(address: Address) -> bool:
     return not any(address in network for network in _NOT_PUBLIC_6)
 
 
-def _target(url: str) -> Target:
+def _target(url: str) -> CheckedTarget:
     # Before anything is parsed: urlsplit removes line ends and tabs silently, and some letters become digits.
     if any(not " " < character <= "~" or character in '"<>\\^`{|}' for character in url):
         raise _not_allowed(url, "it has characters that no URL has")
@@ -177,10 +177,10 @@ def _target(url: str) -> Target:
     # One spelling of the host from here on, so that nobody behind us reads another one out of it.
     netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
     rest = url.partition("://")[2][len(parts.netloc) :]
-    return Target(f"{parts.scheme}://{netloc}{rest}", parts.scheme, host, port or _PORTS[parts.scheme], address)
+    return CheckedTarget(f"{parts.scheme}://{netloc}{rest}", parts.scheme, host, port or _PORTS[parts.scheme], address)
 
 
-def _host(text: str, url: str) -> tuple[str, Address | None]:
+def _host(text: str, url: str) -> tuple[str, IpAddress | None]:
     if ":" in text:
         try:
             address = ip_address(text)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import Upstream
 from enginehouse.fetch.http.answers import failure
-from enginehouse.fetch.http.client import Response
+from enginehouse.fetch.http.client import OutboundResponse
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
@@ -22,12 +22,12 @@ def range_header(start: int, end: int, size_bytes: int) -> dict[str, str]:
     return {} if start == 0 and end >= size_bytes else {"range": f"bytes={start}-{end - 1}"}
 
 
-def ignores_range(response: Response, start: int, end: int, size_bytes: int) -> bool:
+def ignores_range(response: OutboundResponse, start: int, end: int, size_bytes: int) -> bool:
     """Whether a range was asked for and the whole is being sent."""
     return response.status == 200 and bool(range_header(start, end, size_bytes))
 
 
-async def body(response: Response, layer: Layer, start: int, end: int, what: str) -> AsyncIterator[bytes]:
+async def body(response: OutboundResponse, layer: Layer, start: int, end: int, what: str) -> AsyncIterator[bytes]:
     """Bytes [start, end) of `layer`; where the whole is sent instead, [0, end) of it can still be had."""
     _check_head(response, layer, start, end, what)
     left = end - start
@@ -47,7 +47,7 @@ async def body(response: Response, layer: Layer, start: int, end: int, what: str
         raise Upstream(f"cannot get all of {what}: the transfer was cut off {left} bytes before its end")
 
 
-def _check_head(response: Response, layer: Layer, start: int, end: int, what: str) -> None:
+def _check_head(response: OutboundResponse, layer: Layer, start: int, end: int, what: str) -> None:
     if response.status not in (200, 206):
         if response.status >= 400:
             raise failure(response.status, what, response.headers)

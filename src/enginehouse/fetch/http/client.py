@@ -23,10 +23,10 @@ from yarl import URL
 from enginehouse import __version__
 from enginehouse.core.errors import Hopeless, Invalid, TooLarge, Upstream
 from enginehouse.core.reference import shown_uri
-from enginehouse.fetch.http.addresses import Border, Rules, Target
+from enginehouse.fetch.http.addresses import Border, CheckedTarget, Rules
 from enginehouse.fetch.http.answers import Document, failure
 
-__all__ = ["Client", "Document", "Request", "Response", "Rules"]
+__all__ = ["Client", "Document", "OutboundRequest", "OutboundResponse", "Rules"]
 
 MAX_REDIRECTS = 5
 STALL_SECONDS = 60.0
@@ -40,7 +40,7 @@ _BOUND_TO_ORIGIN = {"authorization", "cookie", "proxy-authorization"}
 USER_AGENT = f"enginehouse/{__version__} ({platform.system().lower()}; {platform.machine()})"
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class OutboundRequest(Struct, frozen=True, kw_only=True):
     """One question. A `form` is posted and never follows a redirect."""
 
     url: str
@@ -49,7 +49,7 @@ class Request(Struct, frozen=True, kw_only=True):
     form: Mapping[str, str] | None = None
 
 
-class Response:
+class OutboundResponse:
     """The head of an answer whose body is still arriving. `url` is where it came from in the end."""
 
     def __init__(self, answer: aiohttp.ClientResponse, url: str) -> None:
@@ -101,12 +101,12 @@ class Client:
         total_seconds: float = 120.0,
     ) -> Document:
         """A small body as a whole. An answer of 400 and above is raised as an error, 304 is an answer."""
-        document = await self.exchange(Request(url=url, headers=headers), limit_bytes, total_seconds)
+        document = await self.exchange(OutboundRequest(url=url, headers=headers), limit_bytes, total_seconds)
         if document.status >= 400:
             raise failure(document.status, shown_uri(url), document.headers)
         return document
 
-    async def exchange(self, request: Request, limit_bytes: int, total_seconds: float = 120.0) -> Document:
+    async def exchange(self, request: OutboundRequest, limit_bytes: int, total_seconds: float = 120.0) -> Document:
         """As `document`, with whatever status there is."""
         try:
             async with asyncio.timeout(total_seconds):
@@ -126,7 +126,7 @@ class Client:
             ) from error
 
     @asynccontextmanager
-    async def open(self, request: Request) -> AsyncIterator[Response]:
+    async def open(self, request: OutboundRequest) -> AsyncIterator[OutboundResponse]:
         """The answer with its body still to come, after redirects. Leaving early cuts the connection."""
         target = self.border.check_url(request.url)
         headers = {"user-agent": self._user_agent, "accept-encoding": "identity"}
@@ -136,7 +136,7 @@ class Client:
             try:
                 location = answer.headers.get("location", "")
                 if answer.status not in _REDIRECTS or not location or request.form is not None:
-                    yield Response(answer, target.url)
+                    yield OutboundResponse(answer, target.url)
                     return
             finally:
                 # A body that was not read to its end cannot be skipped cheaply: the connection goes with it.
@@ -154,7 +154,7 @@ class Client:
         if self._session is not None:
             await self._session.close()
 
-    def follow(self, target: Target, location: str) -> Target:
+    def follow(self, target: CheckedTarget, location: str) -> CheckedTarget:
         following = self.border.check_url(urljoin(target.url, location).partition("#")[0])
         if target.scheme == "https" and following.scheme != "https":
             raise Invalid(
@@ -163,7 +163,9 @@ class Client:
             )
         return following
 
-    async def _send(self, request: Request, target: Target, headers: dict[str, str]) -> aiohttp.ClientResponse:
+    async def _send(
+        self, request: OutboundRequest, target: CheckedTarget, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
         url = URL(target.url, encoded=True)
         if url.host != target.host or url.port != target.port:
             # Two parsers that disagree about the host are how a checked URL becomes an unchecked one.

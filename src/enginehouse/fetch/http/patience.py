@@ -16,7 +16,7 @@ from enginehouse.core.errors import Upstream
 T = TypeVar("T")
 
 
-class Patience(Struct, frozen=True):
+class RetryPolicy(Struct, frozen=True):
     """`factor` shortens all pauses, for tests; a server's Retry-After counts up to `longest_seconds`."""
 
     tries: int = 4

@@ -20,8 +20,8 @@ from msgspec import Struct
 from enginehouse.core.errors import Denied, Invalid, Upstream
 from enginehouse.core.reference import ImageReference, shown_uri
 from enginehouse.fetch.http.answers import Document
-from enginehouse.fetch.http.client import Request
-from enginehouse.fetch.registry.credentials import Credential, Credentials
+from enginehouse.fetch.http.client import OutboundRequest
+from enginehouse.fetch.registry.credentials import Credentials, RegistryCredential
 
 MAX_TOKEN_BYTES = 256 * 1024
 DEFAULT_LIFETIME_SECONDS = 60.0  # what the token specification says where the server says nothing
@@ -29,7 +29,7 @@ MARGIN_SECONDS = 5.0  # a token that ends while the request is on its way is no 
 _CHALLENGE = re.compile(r"\s*(basic|bearer)(?:\s+(.*))?", re.IGNORECASE | re.DOTALL)
 _PARAMETER = re.compile(r'([A-Za-z_]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
 
-Ask = Callable[[Request, int], Awaitable[Document]]
+AskServer = Callable[[OutboundRequest, int], Awaitable[Document]]
 
 
 class Challenge(Struct, frozen=True):
@@ -65,14 +65,14 @@ class Door:
         kept = self._kept.get(reference.repository)
         return kept.header if kept is not None and kept.until > time.monotonic() else ""
 
-    async def unlock(self, reference: ImageReference, challenge: str, used: str, ask: Ask) -> None:
+    async def unlock(self, reference: ImageReference, challenge: str, used: str, ask: AskServer) -> None:
         """Answers the 401 that `used` got: afterwards `header` has something new, or this raises."""
         async with self._lock:
             # Of many requests that were refused at the same time only the first asks for a new token.
             if self.header(reference) in ("", used):
                 await self._renew(reference, challenge, ask)
 
-    async def _renew(self, reference: ImageReference, challenge: str, ask: Ask) -> None:
+    async def _renew(self, reference: ImageReference, challenge: str, ask: AskServer) -> None:
         self._kept.pop(reference.repository, None)
         asked = parse_challenge(challenge)
         credential = await self._credentials.find(reference)
@@ -84,7 +84,7 @@ class Door:
             raise refused(reference)
 
     async def _token(
-        self, reference: ImageReference, asked: Challenge, credential: Credential | None, ask: Ask
+        self, reference: ImageReference, asked: Challenge, credential: RegistryCredential | None, ask: AskServer
     ) -> _Kept:
         realm = urlsplit(asked.realm)
         if realm.scheme != "https" and realm.scheme != urlsplit(self._url).scheme:
@@ -150,15 +150,15 @@ def _domain(host: str) -> str:
     return ".".join(labels[-3:] if is_short else labels[-2:])
 
 
-def _token_request(realm: str, parameters: dict[str, str], credential: Credential | None) -> Request:
+def _token_request(realm: str, parameters: dict[str, str], credential: RegistryCredential | None) -> OutboundRequest:
     if credential is not None and credential.identity_token:
         form = parameters | {
             "grant_type": "refresh_token",
             "client_id": "enginehouse",
             "refresh_token": credential.identity_token,
         }
-        return Request(url=realm, form=form)
+        return OutboundRequest(url=realm, form=form)
     separator = "&" if urlsplit(realm).query else "?"
     query = urlencode({name: value for name, value in parameters.items() if value})
     headers = {"authorization": credential.basic} if credential is not None and credential.user else {}
-    return Request(url=f"{realm}{separator}{query}", headers=headers)
+    return OutboundRequest(url=f"{realm}{separator}{query}", headers=headers)

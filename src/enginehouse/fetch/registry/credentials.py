@@ -31,7 +31,7 @@ _HELPER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _IDENTITY_USER = "<token>"  # what helpers and docker call the user of an identity token
 
 
-class Credential(Struct, frozen=True):
+class RegistryCredential(Struct, frozen=True):
     """User and password, or an identity token to trade for others. Its text never shows either."""
 
     user: str = ""
@@ -73,20 +73,20 @@ class Credentials:
         self._environment = environment
         self._settings = settings
 
-    async def find(self, reference: ImageReference) -> Credential | None:
+    async def find(self, reference: ImageReference) -> RegistryCredential | None:
         """The credential for the registry of `reference`, the most specific one first; None is anonymous."""
         keys = list(_keys(reference))
         for key in keys:
             if set_here := self._settings.get(key):
                 user, _, password = set_here.partition(":")
-                return Credential(user, password)
+                return RegistryCredential(user, password)
         for path in _paths(self._environment):
             file = await asyncio.to_thread(_read, path)
             if file is not None and (found := await self._in_file(file, keys)):
                 return found
         return None
 
-    async def _in_file(self, file: _File, keys: list[str]) -> Credential | None:
+    async def _in_file(self, file: _File, keys: list[str]) -> RegistryCredential | None:
         for key in keys:
             if helper := file.cred_helpers.get(key):
                 return await self._ask(helper, key)
@@ -101,7 +101,7 @@ class Credentials:
             return await self._ask(file.creds_store, asked)
         return None
 
-    async def _ask(self, helper: str, key: str) -> Credential | None:
+    async def _ask(self, helper: str, key: str) -> RegistryCredential | None:
         """What `docker-credential-NAME get` says; a helper that fails is told in the log and means anonymous."""
         if not _HELPER_NAME.fullmatch(helper):
             log.warning("credentials.helper_refused helper=%r", helper[:40])
@@ -137,8 +137,8 @@ class Credentials:
             log.warning("credentials.helper_unreadable helper=%s registry=%s", helper, key)
             return None
         if told.username == _IDENTITY_USER:
-            return Credential(identity_token=told.secret)
-        return Credential(told.username, told.secret) if told.username else None
+            return RegistryCredential(identity_token=told.secret)
+        return RegistryCredential(told.username, told.secret) if told.username else None
 
 
 def _keys(reference: ImageReference) -> Iterator[str]:
@@ -177,14 +177,14 @@ def _read(path: Path) -> _File | None:
         return None
 
 
-def _credential(entry: _Entry) -> Credential | None:
+def _credential(entry: _Entry) -> RegistryCredential | None:
     if entry.identitytoken:
-        return Credential(identity_token=entry.identitytoken)
+        return RegistryCredential(identity_token=entry.identitytoken)
     if entry.username:
-        return Credential(entry.username, entry.password)
+        return RegistryCredential(entry.username, entry.password)
     try:
         # Docker fills up with zero bytes.
         user, _, password = base64.b64decode(entry.auth).decode().rstrip("\0").partition(":")
     except (binascii.Error, UnicodeDecodeError, ValueError):
         return None
-    return Credential(user, password) if user else None
+    return RegistryCredential(user, password) if user else None

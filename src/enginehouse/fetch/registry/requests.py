@@ -14,8 +14,8 @@ from enginehouse.core.errors import Hopeless, NotFound, TooLarge, Upstream, can_
 from enginehouse.core.reference import ImageReference
 from enginehouse.fetch.http.addresses import Border, Rules
 from enginehouse.fetch.http.answers import Document, failure
-from enginehouse.fetch.http.client import Client, Request, Response
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.client import Client, OutboundRequest, OutboundResponse
+from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.registry.auth import Door, refused
 from enginehouse.fetch.registry.credentials import Credentials
 
@@ -29,9 +29,9 @@ class Registries:
         *,
         environment: Mapping[str, str] | None = None,
         credentials: Mapping[str, str] | None = None,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
     ) -> None:
-        self.patience = patience or Patience()
+        self.patience = patience or RetryPolicy()
         self._border = Border(rules)
         self._credentials = Credentials(environment or {}, credentials or {})
         self._doors: dict[str, Door] = {}
@@ -45,7 +45,7 @@ class Registries:
 class Registry:
     """One image's registry."""
 
-    def __init__(self, reference: ImageReference, url: str, door: Door, client: Client, patience: Patience) -> None:
+    def __init__(self, reference: ImageReference, url: str, door: Door, client: Client, patience: RetryPolicy) -> None:
         self.reference = reference
         self._url = f"{url}/v2/{reference.repository}"
         self._door = door
@@ -57,7 +57,7 @@ class Registry:
 
     async def document(self, path: str, *, accept: str, limit_bytes: int) -> Document:
         """A manifest or a small blob; `NotFound` names the image, because nothing else is ever taken instead."""
-        request = Request(url=self.url(path), headers={"accept": accept} if accept else {})
+        request = OutboundRequest(url=self.url(path), headers={"accept": accept} if accept else {})
         used = self._door.header(self.reference)
         answer = await self._patience.retried(lambda: self._exchange(self._signed(request), limit_bytes))
         if answer.status == 401 and self._is_own(answer.url):
@@ -77,9 +77,9 @@ class Registry:
         return answer
 
     @asynccontextmanager
-    async def open(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[Response]:
+    async def open(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[OutboundResponse]:
         """A blob from the registry or from where it sent us before, signed in if it is the registry's own URL."""
-        request, used = Request(url=url, headers=headers), self._door.header(self.reference)
+        request, used = OutboundRequest(url=url, headers=headers), self._door.header(self.reference)
         async with self._client.open(self._signed(request)) as response:
             # Only the registry itself is shown who we are, not the place it sends us to.
             if response.status != 401 or not self._is_own(response.url):
@@ -95,10 +95,10 @@ class Registry:
     async def _unlock(self, headers: Mapping[str, str], used: str) -> None:
         await self._door.unlock(self.reference, headers.get("www-authenticate", ""), used, self._ask_for_token)
 
-    async def _ask_for_token(self, request: Request, limit_bytes: int) -> Document:
+    async def _ask_for_token(self, request: OutboundRequest, limit_bytes: int) -> Document:
         return await self._patience.retried(lambda: self._exchange(request, limit_bytes))
 
-    async def _exchange(self, request: Request, limit_bytes: int) -> Document:
+    async def _exchange(self, request: OutboundRequest, limit_bytes: int) -> Document:
         """One try; what may heal is raised, every other answer is the caller's to judge."""
         try:
             answer = await self._client.exchange(request, limit_bytes, self._patience.total_seconds)
@@ -115,6 +115,10 @@ class Registry:
     def _is_own(self, url: str) -> bool:
         return url.startswith(self._url + "/")
 
-    def _signed(self, request: Request) -> Request:
+    def _signed(self, request: OutboundRequest) -> OutboundRequest:
         header = self._door.header(self.reference) if self._is_own(request.url) else ""
-        return Request(url=request.url, headers={**request.headers, "authorization": header}) if header else request
+        return (
+            OutboundRequest(url=request.url, headers={**request.headers, "authorization": header})
+            if header
+            else request
+        )

@@ -1,6 +1,6 @@
 """From a document to the artifact of one platform: which child of an index, which layers.
 
-The same for registries, layout directories and tars, which differ only in how a blob's bytes are had: `Blobs`.
+The same for registries, layout directories and tars, which differ only in how a blob's bytes are had: `Documents`.
 Everything below the first document is asked for by digest and checked against it.
 """
 
@@ -28,7 +28,7 @@ from enginehouse.fetch.registry.manifests import (
 _ATTESTATION = "vnd.docker.reference.type"
 
 
-class Blobs(Protocol):
+class Documents(Protocol):
     """Where documents come from."""
 
     async def manifest(self, descriptor: Descriptor) -> tuple[bytes, str]:
@@ -37,7 +37,7 @@ class Blobs(Protocol):
     async def configuration(self, descriptor: Descriptor) -> bytes: ...
 
 
-async def artifact_of(root: Parsed, blobs: Blobs, *, platform: str, uri: str) -> Artifact:
+async def artifact_of(root: Parsed, blobs: Documents, *, platform: str, uri: str) -> Artifact:
     """What `root`, an index or a manifest, holds for `platform`; raises `unsupported_platform` if it is nothing.
 
     Without a platform, as LocalAI's workers do not tell theirs, a manifest alone is meant and no child is chosen.
@@ -88,7 +88,7 @@ def unsupported(uri: str, wanted: str, offered: list[str]) -> Hopeless:
 
 
 async def _search(
-    index: Parsed, blobs: Blobs, wanted: str, offered: list[str], depth: int, uri: str
+    index: Parsed, blobs: Documents, wanted: str, offered: list[str], depth: int, uri: str
 ) -> tuple[Parsed, bool] | None:
     """The first manifest that fits, and whether its platform was told; indexes inside are looked into afterwards.
 
@@ -114,7 +114,7 @@ async def _search(
     return None
 
 
-async def _child(descriptor: Descriptor, blobs: Blobs, uri: str) -> Parsed:
+async def _child(descriptor: Descriptor, blobs: Documents, uri: str) -> Parsed:
     content, sent_as = await blobs.manifest(descriptor)
     parsed = parse(content, media_type=sent_as or descriptor.media_type, digest=descriptor.digest, what=uri)
     if descriptor.media_type and parsed.media_type != descriptor.media_type:
@@ -125,7 +125,7 @@ async def _child(descriptor: Descriptor, blobs: Blobs, uri: str) -> Parsed:
     return parsed
 
 
-async def _checked(blobs: Blobs, descriptor: Descriptor, uri: str) -> bytes:
+async def _checked(blobs: Documents, descriptor: Descriptor, uri: str) -> bytes:
     if descriptor.size > MAX_DOCUMENT_BYTES:
         raise Hopeless(
             f"cannot use {uri}: its configuration has {descriptor.size} bytes, more than {MAX_DOCUMENT_BYTES}",

@@ -21,7 +21,7 @@ from msgspec import Struct
 from enginehouse.core import intent as intents_core
 from enginehouse.core import report as reports
 from enginehouse.core import wire
-from enginehouse.core.action import Foreign, InstallBackend, StartReplica, phrase
+from enginehouse.core.action import InstallBackend, StartReplica, UnknownAction, phrase
 from enginehouse.core.errors import Conflict, Malformed, Unavailable
 from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
 from enginehouse.core.operation import AWAY_MESSAGE
@@ -194,7 +194,7 @@ class Collector:
                 if reply.outcome is not None:
                     done.others.append((reply, intent.lease_until - now))
                 continue
-            if isinstance(intent.action, Foreign):
+            if isinstance(intent.action, UnknownAction):
                 continue  # what follows from it only a later version knows
             if reply.outcome is None and _may_be_old(intent) and not reply.to.is_forced:
                 done.forced.append(intent)

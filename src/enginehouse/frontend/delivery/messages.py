@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from enginehouse.core import wire
 from enginehouse.core.action import (
-    Foreign,
     InstallBackend,
     PullModel,
     RemoveBackend,
     RemoveModel,
     StartReplica,
     StopReplica,
+    UnknownAction,
 )
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.intent import Intent
@@ -74,7 +74,7 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
                 command=command,
                 drain_seconds=action.drain_seconds,
             )
-        case Foreign():
+        case UnknownAction():
             raise Hopeless(f"cannot send intent {intent.id}: a newer version wrote it", code="unsupported")
         case _:
             assert_never(action)

@@ -23,7 +23,7 @@ from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
 from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
-from enginehouse.core.joining import Origin, approval_lost, claim_of, find_known
+from enginehouse.core.joining import JoinOrigin, approval_lost, claim_of, find_known
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.report import Report
@@ -103,10 +103,10 @@ class AddressRules(Struct, frozen=True):
 
 
 ANYWHERE = AddressRules()
-HERE = Origin()
+HERE = JoinOrigin()
 
 
-def _claim(request: RegisterRequest, origin: Origin) -> str:
+def _claim(request: RegisterRequest, origin: JoinOrigin) -> str:
     return "" if request.public_key else claim_of(origin, request.address)
 
 
@@ -157,7 +157,7 @@ class Nodes:
 
         return await self._store.transaction(work)
 
-    async def register(self, request: RegisterRequest, origin: Origin = HERE) -> Registered:
+    async def register(self, request: RegisterRequest, origin: JoinOrigin = HERE) -> Registered:
         """A machine asks to be a node. Returns its row and a fresh token of its own, which replaces the last one."""
         check_request(request)
         node_type = node_type_of(request.node_type)
@@ -204,7 +204,7 @@ class Nodes:
         await self._board.node_changed(registered.node.id)
         return registered
 
-    async def _check_addresses(self, request: RegisterRequest, origin: Origin) -> None:
+    async def _check_addresses(self, request: RegisterRequest, origin: JoinOrigin) -> None:
         for field in ("address", "http_address"):
             address = getattr(request, field)
             if not address:
@@ -221,7 +221,7 @@ class Nodes:
         """Why nothing is sent to an address that the worker of this node named for a replica; nothing where it may be.
         LocalAI's workers use every port above their first.
         """
-        return replica_refusal(address, node.address, self._addresses.taken, last_port=65535 if node.is_foreign else 0)
+        return replica_refusal(address, node.address, self._addresses.taken, last_port=65535 if node.is_localai else 0)
 
     def _waits_for(self, request: RegisterRequest, known: Node | None) -> str:
         """Why it waits for approval again, or still does."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct, field
 
-from enginehouse.core.action import Foreign
+from enginehouse.core.action import UnknownAction
 from enginehouse.core.intent import NODE_AWAY, Change, Intent
 from enginehouse.core.operation import AWAY_MESSAGE
 from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
 from enginehouse.frontend.localai.lingering import UNHEARD, note_over
 from enginehouse.frontend.localai.listings import Listings, Question
-from enginehouse.frontend.watching.views import Patience
+from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.ports import Bus
 from enginehouse.store import claims, db, leases, lingering, nodes, operations
 from enginehouse.store.db import Connection, Store
@@ -50,7 +50,7 @@ class Poller:
         nodes: Nodes,
         collector: Collector,
         listings: Listings,
-        patience: Patience,
+        patience: SilenceLimits,
         *,
         owner: str,
         lease_seconds: float,
@@ -132,7 +132,7 @@ class Poller:
             away = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
             ids = [one.id for one in operations.open_on(connection, node_id)]
             locked = operations.lock_intents(connection, ids).values()
-            running = [one for one in locked if one.state == "running" and not isinstance(one.action, Foreign)]
+            running = [one for one in locked if one.state == "running" and not isinstance(one.action, UnknownAction)]
             return note_deaf(connection, node_id, now), claims.park(connection, running, away)
 
         is_news, parked = await self._store.transaction(work)

@@ -27,7 +27,7 @@ from enginehouse.store.requests import Wanted, add_intents
 MAX_KEY = 255
 
 T = TypeVar("T")
-Actions = Sequence[tuple[str, Action]]  # the id of a node, and what it is to do
+NodeActions = Sequence[tuple[str, Action]]  # the id of a node, and what it is to do
 
 
 class Requester(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ def once(work: Callable[[Connection], str | T], requester: Requester, body: obje
     return known_or_new
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class OperationDetails(Struct, frozen=True, kw_only=True):
     """What an operation's row keeps beside who asked for what."""
 
     targets: tuple[str, ...]
@@ -85,7 +85,9 @@ class Kept(Struct, frozen=True, kw_only=True):
     retry_of: str = ""
 
 
-def new_operation(connection: Connection, kind: OperationKind, name: str, author: str, kept: Kept) -> Operation:
+def new_operation(
+    connection: Connection, kind: OperationKind, name: str, author: str, kept: OperationDetails
+) -> Operation:
     return Operation(
         id=str(uuid.uuid4()),
         kind=kind,
@@ -99,7 +101,7 @@ def new_operation(connection: Connection, kind: OperationKind, name: str, author
     )
 
 
-def insert_operation(connection: Connection, operation: Operation, actions: Actions, width: int = 0) -> str:
+def insert_operation(connection: Connection, operation: Operation, actions: NodeActions, width: int = 0) -> str:
     """The rows of an operation and of its intents; with a `width`, so many of them run at once."""
     operations.insert(connection, operation)
     wanted = [Wanted(node_id, action, str(uuid.uuid4())) for node_id, action in actions]

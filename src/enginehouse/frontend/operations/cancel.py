@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
-from enginehouse.core.action import Foreign, InstallBackend, RemoveBackend
+from enginehouse.core.action import InstallBackend, RemoveBackend, UnknownAction
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.intent import NODE_REMOVED, Change, Intent
 from enginehouse.core.operation import STILL, Operation, width_of
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.operations.acceptance import (
     Acceptance,
-    Kept,
+    OperationDetails,
     Requester,
     insert_operation,
     new_operation,
@@ -50,7 +50,7 @@ _RETRIED = ("failed", "cancelled")
 Recall = Callable[[Iterable[Intent]], Awaitable[None]]
 
 
-class Endings:
+class Cancellation:
     """`recall` tells workers to stop what has been cancelled: the dispatcher's."""
 
     def __init__(
@@ -105,7 +105,9 @@ class Endings:
 
         def work(connection: Connection) -> str:
             before, again = _retried(connection, operation_id, node)
-            kept = Kept(targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id)
+            kept = OperationDetails(
+                targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id
+            )
             operation = new_operation(connection, before.kind, before.name, requester.author, kept)
             if not _left_behind(connection, before.id, {intent.id for intent in again}):
                 operations.dismiss(connection, before.id, db.now(connection))
@@ -199,7 +201,9 @@ def _retried(connection: Connection, operation_id: str, node: str | None) -> tup
         )
     newest = {(intent.node_id, intent.subject): intent for intent in found}
     again = [
-        intent for intent in newest.values() if intent.state in _RETRIED and not isinstance(intent.action, Foreign)
+        intent
+        for intent in newest.values()
+        if intent.state in _RETRIED and not isinstance(intent.action, UnknownAction)
     ]
     if not again:
         raise Conflict(f"cannot retry operation {operation_id}: nothing of it failed or was cancelled", code="conflict")

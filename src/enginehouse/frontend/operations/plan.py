@@ -1,7 +1,7 @@
 """What a request would do, node by node, without doing it.
 
-The same choice as that of the request itself, with what is known of sizes and of the disks. Nothing is written; LocalAI's
-workers, which report nothing, are asked what they have.
+The same choice as that of the request itself, with what is known of sizes and of the disks. Nothing is written;
+LocalAI's workers, which report nothing, are asked what they have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enginehouse.store.db import Store
 UNKNOWN_NOTE = "its worker records no digest, so nobody knows which version it has; an upgrade fetches it again"
 
 
-class PlanRow(Struct, kw_only=True):
+class NodePlan(Struct, kw_only=True):
     node_id: str
     node_name: str
     node_status: str
@@ -40,10 +40,10 @@ class PlanRow(Struct, kw_only=True):
     note: str | UnsetType = UNSET
 
 
-class Plan(Struct, kw_only=True):
+class FleetPlan(Struct, kw_only=True):
     kind: str
     name: str
-    nodes: list[PlanRow]
+    nodes: list[NodePlan]
     excluded: list[Excluded]
     max_parallel: int  # 0 is all at once
     download_bytes: int
@@ -56,7 +56,7 @@ class Planner:
         self._versions = versions
         self._freshen = freshen
 
-    async def plan(self, request: BackendRequest) -> Plan:
+    async def plan(self, request: BackendRequest) -> FleetPlan:
         check_backend_request(request)
         unknown = await self._freshen(request.nodes)
         if request.kind != "delete":
@@ -67,7 +67,7 @@ class Planner:
         chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, request, unknown))
         rows = [self._row(request, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)
-        return Plan(
+        return FleetPlan(
             kind=request.kind,
             name=request.name,
             nodes=rows,
@@ -76,8 +76,8 @@ class Planner:
             download_bytes=sum(row.download_bytes for row in rows if row.download_bytes),
         )
 
-    def _row(self, request: BackendRequest, node: Node, action: Action) -> PlanRow:
-        row = PlanRow(
+    def _row(self, request: BackendRequest, node: Node, action: Action) -> NodePlan:
+        row = NodePlan(
             node_id=node.id,
             node_name=node.name,
             node_status=node.status,

@@ -18,8 +18,8 @@ from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.fresh import Freshen, as_known
 from enginehouse.frontend.operations.acceptance import (
     Acceptance,
-    Actions,
-    Kept,
+    NodeActions,
+    OperationDetails,
     Requester,
     insert_operation,
     new_operation,
@@ -34,7 +34,7 @@ from enginehouse.store.db import Connection
 DRAIN_SECONDS = 30.0  # for answers under way on a node that is drained (LocalAI waits as long)
 
 
-class Operations:
+class Requests:
     def __init__(
         self, acceptance: Acceptance, targets: Targets, versions: Versions, freshen: Freshen = as_known
     ) -> None:
@@ -59,7 +59,7 @@ class Operations:
         def work(connection: Connection) -> str:
             chosen = self._targets.choose(connection, request, unknown)
             targets = tuple(node.id for node, _ in chosen.actions)
-            kept = Kept(targets=targets, excluded=tuple(chosen.excluded), asked=request.options)
+            kept = OperationDetails(targets=targets, excluded=tuple(chosen.excluded), asked=request.options)
             operation = new_operation(connection, request.kind, request.name, requester.author, kept)
             actions = [(node.id, action) for node, action in chosen.actions]
             return insert_operation(
@@ -77,9 +77,9 @@ class Operations:
             if not found:
                 where = f" on {node}" if node else ""
                 raise NotFound(f"cannot unload {model}: no replica of it runs{where}", code="not_found", param="model")
-            stops: Actions = [(one.node_id, StopReplica(model=model, slot=one.slot)) for one in found]
+            stops: NodeActions = [(one.node_id, StopReplica(model=model, slot=one.slot)) for one in found]
             targets = tuple(dict.fromkeys(node_id for node_id, _ in stops))
-            operation = new_operation(connection, "unload", model, requester.author, Kept(targets=targets))
+            operation = new_operation(connection, "unload", model, requester.author, OperationDetails(targets=targets))
             return insert_operation(connection, operation, stops)
 
         return await self._acceptance.accept(work, requester, ["unload", model, node])
@@ -95,9 +95,11 @@ class Operations:
             is_row = models.remove(connection, model)
             if not holders and not is_row:
                 raise NotFound(f"cannot delete {model}: it is not served, and no node has files of it", param="model")
-            removals: Actions = [(node.id, RemoveModel(model=model)) for node in holders]
+            removals: NodeActions = [(node.id, RemoveModel(model=model)) for node in holders]
             targets = tuple(node.id for node in holders)
-            operation = new_operation(connection, "delete_model", model, requester.author, Kept(targets=targets))
+            operation = new_operation(
+                connection, "delete_model", model, requester.author, OperationDetails(targets=targets)
+            )
             for node in holders:
                 # What has not been sent never is; what comes late is refused by the worker, which knows of the removal.
                 starts = [one for one in operations.open_on(connection, node.id) if _starts(one, model)]
@@ -112,11 +114,13 @@ class Operations:
         def work(connection: Connection) -> str:
             node = find_node(connection, name_or_id)
             nodes.set_drained(connection, node.id, True, db.now(connection))
-            stops: Actions = [
+            stops: NodeActions = [
                 (node.id, StopReplica(model=replica.model, slot=replica.slot, drain_seconds=DRAIN_SECONDS))
                 for replica, _ in replicas.on_node(connection, node.id)
             ]
-            operation = new_operation(connection, "drain", node.name, requester.author, Kept(targets=(node.id,)))
+            operation = new_operation(
+                connection, "drain", node.name, requester.author, OperationDetails(targets=(node.id,))
+            )
             return insert_operation(connection, operation, stops)
 
         accepted = await self._acceptance.accept(work, requester, ["drain", name_or_id])

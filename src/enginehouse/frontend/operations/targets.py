@@ -35,7 +35,7 @@ UNKNOWN = "unknown"  # the code of a node that may have been left out by mistake
 UNKNOWN_REASON = "its worker did not say what it has; ask again when it answers"
 
 
-class Chosen(Struct, frozen=True):
+class Choice(Struct, frozen=True):
     """What a request comes to."""
 
     actions: list[tuple[Node, Action]]
@@ -50,7 +50,7 @@ class Targets:
         self._galleries = galleries
         self._versions = versions
 
-    def choose(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> Chosen:
+    def choose(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> Choice:
         """`unknown` are nodes of which nobody knows now what they have (`Listings.freshen`)."""
         every = nodes.every(connection)
         targets, reasons = _asked_for(connection, every, request)
@@ -80,7 +80,7 @@ class Targets:
         if not actions:
             raise _nothing_to_do(request, excluded)
         actions = [(node, _with_before(action, node)) for node, action in actions]
-        return Chosen(actions, excluded, sum(node.is_target for node in every))
+        return Choice(actions, excluded, sum(node.is_target for node in every))
 
     def _changing(self, connection: Connection, request: BackendRequest, targets: Sequence[Node]) -> list[Intent]:
         """What is open, or was done since their reports, about what the request may mean on these nodes."""
@@ -100,7 +100,7 @@ class Targets:
         return changes
 
     def again(self, connection: Connection, actions: Sequence[tuple[str, Action]]) -> list[tuple[str, Action]]:
-        """The same once more, as it is requested now: a tag may have moved since, and the node may have what it lacked."""
+        """The same actions once more, renewed: a tag may have moved, and the node may have what it lacked."""
         here = {node_id: nodes.get(connection, node_id) for node_id, _ in actions}
         subjects = {subject_of(action) for _, action in actions}
         found = [node for node in here.values() if node is not None]
@@ -185,7 +185,7 @@ class Targets:
                 reasons[node.id] = error.message
                 continue
             action = self._install(request, build, upgrade=True)
-            if node.is_foreign:
+            if node.is_localai:
                 # Under the name that it lists: such a worker stops the processes of the very name that it is told.
                 # It has its pointers already, and an upgrade writes none.
                 plain = msgspec.structs.replace(action.resolved, meta="")
@@ -202,7 +202,7 @@ class Targets:
         called as the alias of its build: there it is the build that the galleries have for that machine.
         """
         held = backends.find(node.report.backends, request.plain_name)
-        if held is not None or not node.is_foreign:
+        if held is not None or not node.is_localai:
             return held
         try:
             return backends.find(node.report.backends, self._galleries.resolve(request.name, node).directory)
@@ -255,7 +255,7 @@ class Targets:
         # Its alias, which hides the pointer from the listing, means this build alone where no other one is there.
         is_alias = build.alias == plain and directory_behind(listed, build.directory) is not None
         is_only = not any(backend.name in others - {plain, build.directory} for backend in listed)
-        is_told_by_name = node.is_foreign and (is_pointer or (is_alias and is_only))
+        is_told_by_name = node.is_localai and (is_pointer or (is_alias and is_only))
         return RemoveBackend(backend=plain, directory=build.directory, called=plain if is_told_by_name else "")
 
 
@@ -323,7 +323,7 @@ def _with_before(action: Action, node: Node) -> Action:
     """For a worker of LocalAI's: with what tells whether it has done it since, where its listing has no digest."""
     if not isinstance(action, InstallBackend):
         return action
-    is_listed = node.is_foreign and node.report.mark > 0
+    is_listed = node.is_localai and node.report.mark > 0
     before = installed_at(node.report.backends, action.resolved.directory) if is_listed else None
     return msgspec.structs.replace(action, before=before)
 

@@ -1,8 +1,8 @@
 """Which version a build is now: the digest behind a tag, asked of its registry.
 
-Asked once for all nodes of a request, so that a fleet gets one version even where the tag moves meanwhile, and for every
-request anew: between two of them somebody may have pushed a new version. A registry
-that cannot be asked from here is no reason to refuse: then every worker resolves for itself, as LocalAI's do.
+Asked once for all nodes of a request, so that a fleet gets one version even where the tag moves meanwhile, and for
+every request anew: between two of them somebody may have pushed a new version. A registry that cannot be asked from
+here is no reason to refuse: then every worker resolves for itself, as LocalAI's do.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from enginehouse.ports import Clock
 
 log = logging.getLogger(__name__)
 
-Ask = Callable[[str, str, str], Awaitable[Artifact]]  # of a URI, for a platform, with the sha256 an archive must have
+AskRegistry = Callable[
+    [str, str, str], Awaitable[Artifact]
+]  # of a URI, for a platform, with the sha256 an archive must have
 
 FAILED_SECONDS = 15.0  # a registry that does not answer is not waited for by everybody who asks meanwhile
 LIMIT_SECONDS = 5.0  # somebody waits for the answer
 MAX_KNOWN = 5000  # builds times platforms of a large gallery; beyond it the oldest are asked again
 
 
-class Known(Struct, frozen=True, kw_only=True):
+class KnownVersion(Struct, frozen=True, kw_only=True):
     """What a registry said, or why it said nothing (`failure`)."""
 
     asked_at: float  # monotonic
@@ -41,10 +43,10 @@ class Known(Struct, frozen=True, kw_only=True):
 
 
 class Versions:
-    def __init__(self, ask: Ask, clock: Clock) -> None:
+    def __init__(self, ask: AskRegistry, clock: Clock) -> None:
         self._ask = ask
         self._clock = clock
-        self._known: dict[tuple[str, str], Known] = {}
+        self._known: dict[tuple[str, str], KnownVersion] = {}
 
     async def look(self, builds: Iterable[Resolved], *, insist: bool = True) -> None:
         """Learn the versions of these builds, all at once; on return each was answered or has failed. Who does not
@@ -58,7 +60,7 @@ class Versions:
         while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
 
-    def known(self, build: Resolved) -> Known | None:
+    def known(self, build: Resolved) -> KnownVersion | None:
         return self._known.get(_key(build))
 
     def pinned(self, build: Resolved) -> Resolved:
@@ -100,7 +102,7 @@ class Versions:
             else:
                 before = self._known.pop(key, None)
                 if before is None or before.failure or before.asked_at <= now:
-                    before = Known(
+                    before = KnownVersion(
                         asked_at=now, digest=found.digest, index_digest=found.index_digest, size_bytes=found.size_bytes
                     )
                 self._known[key] = before  # of two questions under way the later one counts
@@ -112,7 +114,7 @@ class Versions:
             self._known[key] = msgspec.structs.replace(before, failure=failure, failed_at=self._clock.monotonic())
         else:
             now = self._clock.monotonic()
-            self._known[key] = Known(asked_at=now, failure=failure, failed_at=now)
+            self._known[key] = KnownVersion(asked_at=now, failure=failure, failed_at=now)
 
 
 def without_pin(build: Resolved) -> Resolved:

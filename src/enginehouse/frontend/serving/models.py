@@ -42,7 +42,7 @@ def reachable(connection: Connection, model: str | None = None) -> list[Replica]
     return [one for one in found if one.node_id in serving]
 
 
-class Models:
+class ModelViews:
     def __init__(self, store: Store, galleries: Galleries, events: Events) -> None:
         self._store = store
         self._galleries = galleries

@@ -27,8 +27,8 @@ from enginehouse.frontend.watching.views import (
     Moment,
     NodeView,
     OperationView,
-    Patience,
     Sign,
+    SilenceLimits,
     render_node,
     render_operation,
 )
@@ -36,7 +36,7 @@ from enginehouse.ports import Clock
 from enginehouse.store import db, history, nodes, operations
 from enginehouse.store.db import Connection, Store
 
-__all__ = ["Board", "Patience"]
+__all__ = ["Board", "SilenceLimits"]
 
 PUBLISH_SECONDS = 0.2  # how often progress of one operation is told; faster than this nobody reads
 SLOWEST_SECONDS = 0.8  # the same with very many watchers: nobody is more than a second behind
@@ -84,7 +84,7 @@ class Tracked(Struct):
 
 
 class Board:
-    def __init__(self, store: Store, events: Events, clock: Clock, patience: Patience) -> None:
+    def __init__(self, store: Store, events: Events, clock: Clock, patience: SilenceLimits) -> None:
         self._store = store
         self._events = events
         self._clock = clock

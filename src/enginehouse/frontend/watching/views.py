@@ -87,7 +87,7 @@ class Sign(Struct):
     monotonic: float
 
 
-class Patience(Struct, frozen=True):
+class SilenceLimits(Struct, frozen=True):
     """After how much silence a running intent is shown as `running_on_worker`."""
 
     stall_seconds: float = 120.0
@@ -105,7 +105,7 @@ class Moment(Struct, frozen=True):
 
     now: float
     monotonic: float
-    patience: Patience
+    patience: SilenceLimits
     absent: Mapping[str, str]  # nodes that get no commands now, and what they wait for
     drained: Collection[str]
 

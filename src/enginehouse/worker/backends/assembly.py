@@ -10,12 +10,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from enginehouse.artifact.blobs.store import DEFAULT_CAP_BYTES, Blobs
+from enginehouse.artifact.blobs.store import DEFAULT_CAP_BYTES, BlobStore
 from enginehouse.artifact.images.sharing import Manifests
 from enginehouse.artifact.suppliers import Suppliers
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.fetch.http.client import Client, Rules
-from enginehouse.fetch.http.patience import Patience
+from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.pypi import Limits, Python
 from enginehouse.fetch.registry.requests import Registries
 from enginehouse.host import disk, hardware, processes
@@ -34,7 +34,7 @@ class InstallerOptions(Struct, frozen=True, kw_only=True):
     limits: ArchiveLimits = ArchiveLimits()
     cap_bytes: int = DEFAULT_CAP_BYTES
     stall_seconds: float = 120.0
-    patience: Patience = Patience()
+    patience: RetryPolicy = RetryPolicy()
     data: Path | None = None  # what engines must not see; None is where the backends are
     hidden: tuple[Path, ...] = ()  # and what else
     confinement: Confinement = NONE
@@ -43,7 +43,7 @@ class InstallerOptions(Struct, frozen=True, kw_only=True):
 
 class Assembled(Struct, frozen=True, kw_only=True):
     trees: Trees
-    blobs: Blobs
+    blobs: BlobStore
     installer: Installer
     suppliers: Suppliers
     python: Python
@@ -68,8 +68,8 @@ def assemble(options: InstallerOptions, environment: Mapping[str, str]) -> Assem
     trees = Trees(options.backends, options.system)
     storage = Storage(
         trees=trees,
-        blobs=Blobs(trees.house / "blobs"),
-        manifests=Manifests(trees.house / "files"),
+        blobs=BlobStore(trees.private / "blobs"),
+        manifests=Manifests(trees.private / "files"),
         limits=options.limits,
         cap_bytes=options.cap_bytes,
         may_link=options.may_link,
@@ -90,8 +90,8 @@ def assemble(options: InstallerOptions, environment: Mapping[str, str]) -> Assem
 
 def lock(backends: Path, doing: str) -> disk.Lock:
     """Refused while another process works on the directory."""
-    house = Trees(backends).house
+    private = Trees(backends).private
     with disk.naming_the_culprit(backends, "--backends-path"):
         backends.mkdir(parents=True, exist_ok=True)
-        house.mkdir(mode=0o750, exist_ok=True)
-    return disk.Lock(house / "lock", doing, option="--backends-path", place=backends)
+        private.mkdir(mode=0o750, exist_ok=True)
+    return disk.Lock(private / "lock", doing, option="--backends-path", place=backends)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from enginehouse.artifact.blobs.store import DEFAULT_CAP_BYTES, Blobs, Collected
+from enginehouse.artifact.blobs.store import DEFAULT_CAP_BYTES, BlobStore, Collected
 from enginehouse.artifact.images.build import Builder, Built
 from enginehouse.artifact.images.directories import DirectoryEntries
 from enginehouse.artifact.images.layers import SPARE_BYTES, Unpacker
@@ -76,7 +76,7 @@ class Storage(Struct, frozen=True, kw_only=True):
     """Where things are kept, and how much of them."""
 
     trees: Trees
-    blobs: Blobs
+    blobs: BlobStore
     manifests: Manifests
     limits: ArchiveLimits = ArchiveLimits()
     cap_bytes: int = DEFAULT_CAP_BYTES

@@ -27,7 +27,7 @@ _FRAME_HEAD_BYTES = 18  # the longest head of a zstd frame
 _FOUR_GIB = 2**32
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class InstallPlan(Struct, frozen=True, kw_only=True):
     directory: str
     uri: str
     source: str  # where the bytes would come from
@@ -45,7 +45,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     layers: tuple[tuple[str, int, int], ...] = ()  # digest, size, of which here already
 
 
-async def plan(assembled: Assembled, resolved: Resolved) -> Plan:
+async def plan(assembled: Assembled, resolved: Resolved) -> InstallPlan:
     """Asks the source what there is; changes nothing."""
     trees = assembled.trees
     known = await in_thread(trees.metadata_of, resolved.directory)
@@ -58,7 +58,7 @@ async def plan(assembled: Assembled, resolved: Resolved) -> Plan:
     fetch = sum({layer.digest: layer.size_bytes for layer in artifact.layers}.values()) - sum(held.values())
     unpacked = await _unpacked_bytes(artifact, origins[0], assembled)
     is_current = known is not None and bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
-    return Plan(
+    return InstallPlan(
         directory=resolved.directory,
         uri=resolved.uri,
         source=origins[0].uri,
@@ -78,10 +78,10 @@ async def plan(assembled: Assembled, resolved: Resolved) -> Plan:
     )
 
 
-def _plain_plan(resolved: Resolved, known: Metadata | None, tree_bytes: int, free: int) -> Plan:
+def _plain_plan(resolved: Resolved, known: Metadata | None, tree_bytes: int, free: int) -> InstallPlan:
     is_current = known is not None and bool(resolved.digest) and known.digest == resolved.digest
     size = 0 if is_current else resolved.size_bytes
-    return Plan(
+    return InstallPlan(
         directory=resolved.directory,
         uri=resolved.uri,
         source=resolved.uri,

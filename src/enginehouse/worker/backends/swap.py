@@ -144,12 +144,12 @@ class Swap:
         for directory in self._trees.records():
             with _told(self._trees.staging_of(directory)):
                 self.settle(directory)
-        for path in directories(self._trees.house / "replaced"):
+        for path in directories(self._trees.private / "replaced"):
             self._put_back(path, self._trees.path_of(path.name))
-        for path in directories(self._trees.house / "replaced"):
+        for path in directories(self._trees.private / "replaced"):
             with _told(path):
                 self.retire(path.name)
-        for path in directories(self._trees.house / "staging"):
+        for path in directories(self._trees.private / "staging"):
             _remove_left(path)
         self._remove_halves()
         disk.sync_directory(self._trees.backends)
@@ -218,7 +218,7 @@ class Swap:
 
     def _remove_halves(self) -> None:
         """Files that were being written when a worker was killed, beside those they were to replace."""
-        for path in (self._trees.house / "state", *self._trees.every_tree()):
+        for path in (self._trees.private / "state", *self._trees.every_tree()):
             for half in path.glob(".*.json.*.tmp"):
                 half.unlink(missing_ok=True)
 

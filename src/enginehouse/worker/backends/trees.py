@@ -13,12 +13,12 @@ import msgspec
 
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.installation import (
-    HOUSE,
     METADATA_FILE,
+    PRIVATE,
     Found,
     InstallRecord,
     Metadata,
-    Step,
+    SwapStep,
     Version,
     check_directory,
     decode_metadata,
@@ -39,25 +39,25 @@ class Trees:
         self._system = system
 
     @property
-    def house(self) -> Path:
-        return self.backends / HOUSE
+    def private(self) -> Path:
+        return self.backends / PRIVATE
 
     def path_of(self, directory: str) -> Path:
         return self.backends / check_directory(directory)
 
     def staging_of(self, directory: str) -> Path:
-        return self.house / "staging" / check_directory(directory)
+        return self.private / "staging" / check_directory(directory)
 
     def previous_of(self, directory: str) -> Path:
-        return self.house / "previous" / check_directory(directory)
+        return self.private / "previous" / check_directory(directory)
 
     def replaced_of(self, directory: str) -> Path:
-        return self.house / "replaced" / check_directory(directory)
+        return self.private / "replaced" / check_directory(directory)
 
     def make_directories(self) -> None:
         self.backends.mkdir(mode=0o750, parents=True, exist_ok=True)
         for name in ("staging", "replaced", "previous", "state"):
-            (self.house / name).mkdir(mode=0o750, parents=True, exist_ok=True)
+            (self.private / name).mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def list_installed(self) -> tuple[InstalledBackend, ...]:
         """What is there; a directory that cannot be read hides nothing but itself."""
@@ -72,7 +72,7 @@ class Trees:
 
     def every_tree(self) -> list[Path]:
         """All complete versions: installed ones, then previous ones."""
-        return [*self._installed(), *directories(self.house / "previous")]
+        return [*self._installed(), *directories(self.private / "previous")]
 
     def lasting_trees(self) -> list[tuple[Path, int]]:
         """The complete versions that are on disk for good, with their inodes: what a new tree may share files with."""
@@ -98,7 +98,7 @@ class Trees:
         disk.write_atomic(self.path_of(directory) / METADATA_FILE, encode_metadata(metadata))
 
     def forget_generations(self) -> None:
-        """For a worker that has become another node: what was applied was counted by another house."""
+        """For a worker that has become another node: what was applied was counted by another cluster."""
         for path in self.every_tree():
             found = look(path)
             metadata = decode_metadata(found.metadata) if found.metadata else None
@@ -113,7 +113,7 @@ class Trees:
             # One that cannot be read is something else: a tree that nobody saw synced must not pass for whole.
             return InstallRecord(step="cleaned")
 
-    def reach(self, directory: str, step: Step) -> None:
+    def reach(self, directory: str, step: SwapStep) -> None:
         """Write down that an install has come so far."""
         known = self.record(directory)
         alive = {inode(place(directory)) for place in (self.path_of, self.previous_of, self.replaced_of)}
@@ -153,10 +153,10 @@ class Trees:
 
     def records(self) -> list[str]:
         """The directories of which there is one."""
-        return [path.stem for path in (self.house / "state").glob("*.json")]
+        return [path.stem for path in (self.private / "state").glob("*.json")]
 
     def _record_path(self, directory: str) -> Path:
-        return self.house / "state" / f"{directory}.json"
+        return self.private / "state" / f"{directory}.json"
 
     def _installed(self) -> list[Path]:
-        return [path for path in directories(self.backends) if path.name != HOUSE and target_of(path.name) is None]
+        return [path for path in directories(self.backends) if path.name != PRIVATE and target_of(path.name) is None]

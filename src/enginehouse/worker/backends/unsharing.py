@@ -26,7 +26,7 @@ class Separation:
     def __init__(self, trees: Trees, manifests: Manifests) -> None:
         self._trees = trees
         self._manifests = manifests
-        self._mark = trees.house / "separate"
+        self._mark = trees.private / "separate"
 
     def expect_links(self) -> None:
         """Before the first one is made."""

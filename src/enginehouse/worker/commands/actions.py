@@ -13,13 +13,13 @@ from typing import assert_never
 from msgspec import Struct, field
 
 from enginehouse.core.action import (
-    Foreign,
     InstallBackend,
     PullModel,
     RemoveBackend,
     RemoveModel,
     StartReplica,
     StopReplica,
+    UnknownAction,
     phrase,
     subject_of,
 )
@@ -28,7 +28,7 @@ from enginehouse.core.intent import Outcome
 from enginehouse.core.progress import Phase, ReportProgress
 from enginehouse.core.replica import process_key
 from enginehouse.worker.backends.installer import InstallRequest
-from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.engines.process_table import StartRequest, Stopped, is_at
 from enginehouse.worker.locks import Locks
 from enginehouse.worker.protocol.decode import Work
@@ -65,10 +65,10 @@ class UnderWay(Struct, kw_only=True):
                 self.task.cancel()
 
 
-class Acting:
+class Actions:
     """Call `act` with the lock of the subject held."""
 
-    def __init__(self, parts: Parts, locks: Locks) -> None:
+    def __init__(self, parts: CommandPorts, locks: Locks) -> None:
         self._parts = parts
         self._locks = locks
 
@@ -88,7 +88,7 @@ class Acting:
                 return await self._start(action, current)
             case StopReplica():
                 return await self._stop(action, work.expected_address, current)
-            case Foreign():
+            case UnknownAction():
                 raise Invalid(f"cannot do {phrase(action)}: this worker does not know it", code="unsupported")
             case _:
                 assert_never(action)

@@ -1,9 +1,10 @@
 """Carries out commands: one at a time per subject, each once, refusing what is older than what was seen.
 
 A repeat of a finished attempt is answered from the journal, a repeat of a running intent joins it. Install, upgrade and
-delete of one backend exclude each other and exclude starts from it; starts go side by side. A newer request for a subject
-ends an older one that is under way, and a cancelled one ends at once; past its point of no return a command finishes.
-What was ended so, or by the worker's own end, leaves no result in the journal: it was not done, and may be sent again.
+delete of one backend exclude each other and exclude starts from it; starts go side by side. A newer request for a
+subject ends an older one that is under way, and a cancelled one ends at once; past its point of no return a command
+finishes. What was ended so, or by the worker's own end, leaves no result in the journal: it was not done, and may be
+sent again.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from enginehouse.core.progress import ReportProgress
 from enginehouse.core.report import CommandResult
 from enginehouse.core.wire import Command
 from enginehouse.host import disk
-from enginehouse.worker.commands.actions import Acting, UnderWay
-from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.commands.actions import Actions, UnderWay
+from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.locks import Locks
 from enginehouse.worker.protocol.decode import Work, outcome_of
 
@@ -42,12 +43,12 @@ class _Open(Struct, kw_only=True):
     end: asyncio.Future[Outcome]
 
 
-class Actions:
-    def __init__(self, parts: Parts, changed: Callable[[], None]) -> None:
+class Executor:
+    def __init__(self, parts: CommandPorts, changed: Callable[[], None]) -> None:
         self._parts = parts
         self._changed = changed
         self._locks = Locks()
-        self._acting = Acting(parts, self._locks)
+        self._acting = Actions(parts, self._locks)
         self._open: dict[str, _Open] = {}
         self._cancelled: OrderedDict[str, None] = OrderedDict()
 

@@ -1,6 +1,7 @@
 """What this worker must not forget: per subject the newest generation and fence it has seen, and the last results.
 
-All of it belongs to one node of one house: another house, or a house that lost its database, counts from one again.
+All of it belongs to one node of one cluster: another cluster, or a cluster that lost its database, counts from one
+again.
 
 One file of JSON lines, each appended and synced before the step that relies on it, and rewritten whole when it has
 grown. A kill at any byte costs at most the line being written, which is then as if it had never been begun.

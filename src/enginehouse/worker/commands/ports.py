@@ -25,7 +25,7 @@ from enginehouse.worker.engines.process_table import Started, StartRequest, Stop
 LookUp = Callable[[str], Awaitable[Sequence[Gallery]]]  # the galleries that a message of a Go frontend names
 
 
-class Looking(Protocol):
+class BackendInventory(Protocol):
     """What is installed."""
 
     async def list_installed(self) -> tuple[InstalledBackend, ...]: ...
@@ -37,7 +37,7 @@ class Looking(Protocol):
         """What tells a tree from the one that replaced it under the same name; None where there is none."""
 
 
-class Installing(Protocol):
+class BackendInstaller(Protocol):
     """Changes what is installed. Callers hold the lock of the directory."""
 
     async def install(self, request: InstallRequest, report: ReportProgress, swapped: Swapped) -> Installed:
@@ -46,7 +46,7 @@ class Installing(Protocol):
     async def remove(self, directory: str) -> None: ...
 
 
-class Placing(Protocol):
+class ModelStorage(Protocol):
     """The files of models. Callers hold the lock of the model."""
 
     async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> None: ...
@@ -57,7 +57,7 @@ class Placing(Protocol):
         """Whether anything was there."""
 
 
-class Supervising(Protocol):
+class EngineSupervisor(Protocol):
     """The engine processes."""
 
     def running(self) -> tuple[RunningReplica, ...]: ...
@@ -79,7 +79,7 @@ class Supervising(Protocol):
     async def stop_all(self) -> Stopped: ...
 
 
-class Remembering(Protocol):
+class CommandJournal(Protocol):
     """What was seen and done: on disk when a call returns."""
 
     def check(self, subject: str, command: Command) -> None: ...
@@ -93,10 +93,10 @@ class Remembering(Protocol):
     def result_of(self, intent: str, attempt: int) -> Outcome | None: ...
 
 
-class Parts(Struct, frozen=True, kw_only=True):
-    trees: Looking
-    installer: Installing
-    models: Placing
-    supervisor: Supervising
-    journal: Remembering
+class CommandPorts(Struct, frozen=True, kw_only=True):
+    trees: BackendInventory
+    installer: BackendInstaller
+    models: ModelStorage
+    supervisor: EngineSupervisor
+    journal: CommandJournal
     look_up: LookUp

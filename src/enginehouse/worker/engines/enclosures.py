@@ -35,7 +35,7 @@ class Enclosure(Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
 
 
-class Needs(Struct, frozen=True, kw_only=True):
+class EngineNeeds(Struct, frozen=True, kw_only=True):
     """What a process is started with."""
 
     directory: str  # of the backend
@@ -71,11 +71,11 @@ class Enclosures:
         for left in self._temporary.iterdir():
             disk.remove_tree(left)
 
-    def enclose(self, needs: Needs) -> Enclosure:
+    def enclose(self, needs: EngineNeeds) -> Enclosure:
         """Make what the process needs. `remove` ends it."""
         if not self.confinement.is_on:
             return Enclosure(allowed=Allowed(), tree=needs.tree)
-        graphics.make_devices(graphics.Places())
+        graphics.make_devices(graphics.DevicePaths())
         home = self._homes / needs.directory
         temporary = self._temporary_of(needs.nonce)
         for path in (home, temporary):
@@ -157,7 +157,7 @@ class Enclosures:
     def _temporary_of(self, nonce: str) -> Path:
         return self._temporary / nonce[:_NAME_LENGTH]
 
-    def _hand_over(self, needs: Needs, home: Path, temporary: Path) -> None:
+    def _hand_over(self, needs: EngineNeeds, home: Path, temporary: Path) -> None:
         user = self.confinement.user
         if user is None:
             return

@@ -29,10 +29,10 @@ from enginehouse.host import disk, hardware, processes, threads
 from enginehouse.host.blocking import in_thread
 from enginehouse.host.confinement import UNCONFINED_EXIT
 from enginehouse.ports import Engine
-from enginehouse.worker.engines.enclosures import Enclosures, Needs
+from enginehouse.worker.engines.enclosures import Enclosures, EngineNeeds
 from enginehouse.worker.engines.ports import Ports
 from enginehouse.worker.engines.process_table import Record, Records, Running, StartRequest
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.options import WorkerOptions
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ LINES_LOOKED_AT = 50  # of an engine's log, for the file that it was refused
 BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then it goes on without
 
 
-class Chosen(Struct, frozen=True, kw_only=True):
+class LaunchPlan(Struct, frozen=True, kw_only=True):
     """What was decided about a start before the process is made."""
 
     request: StartRequest
@@ -61,7 +61,7 @@ class Chosen(Struct, frozen=True, kw_only=True):
 class Starter:
     def __init__(
         self,
-        place: WorkerPlace,
+        place: WorkerOptions,
         engine: Engine,
         records: Records,
         environment: Mapping[str, str],
@@ -73,7 +73,7 @@ class Starter:
         self._environment = processes.engine_environment(environment)
         self._enclosures = enclosures
 
-    async def spawn(self, chosen: Chosen) -> Running:
+    async def spawn(self, chosen: LaunchPlan) -> Running:
         """The process, not ready yet. Whatever fails leaves no file behind."""
         request = chosen.request
         nonce = secrets.token_hex(16)
@@ -98,7 +98,7 @@ class Starter:
             log=log,
         )
 
-    async def _spawn_within_budget(self, chosen: Chosen, record: Record, log: Path) -> asyncio.subprocess.Process:
+    async def _spawn_within_budget(self, chosen: LaunchPlan, record: Record, log: Path) -> asyncio.subprocess.Process:
         async with threads.budget(BUDGET_SECONDS) as promised:
             given = share(self._place.thread_budget or hardware.cores(), chosen.request.model.options.threads, promised)
             await in_thread(_keep_last, log)
@@ -109,7 +109,7 @@ class Starter:
                 threads.THREADS: str(CARD_THREADS if await in_thread(_is_on_card, chosen) else given),
                 "ENGINEHOUSE_MODEL_FILE": str(description),
             }
-            needs = Needs(
+            needs = EngineNeeds(
                 directory=record.directory,
                 nonce=record.nonce,
                 tree=chosen.tree,
@@ -156,7 +156,7 @@ class Starter:
             return False
         raise await in_thread(_ended, current, self._enclosures)
 
-    def _check_memory(self, chosen: Chosen) -> None:
+    def _check_memory(self, chosen: LaunchPlan) -> None:
         """Whether the model's files fit into what is free now; how much more an engine takes, nobody knows before."""
         model, capacity = chosen.request.model, hardware.capacity(self._place.models)
         if not fits(model, capacity):
@@ -169,7 +169,7 @@ class Starter:
             )
 
 
-def _is_on_card(chosen: Chosen) -> bool:
+def _is_on_card(chosen: LaunchPlan) -> bool:
     return is_for_card(chosen.request.directory, hardware.graphics_vendor())
 
 
@@ -187,7 +187,7 @@ def _record_of(current: Running) -> Record:
     )
 
 
-def _description(chosen: Chosen, given: int) -> dict[str, object]:
+def _description(chosen: LaunchPlan, given: int) -> dict[str, object]:
     options = chosen.request.model.options
     return {
         "path": str(chosen.model_path),

@@ -24,12 +24,12 @@ from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Engine
 from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.engines.enclosures import Enclosures
-from enginehouse.worker.engines.launch import POLL_SECONDS, Chosen, Starter, choose_port
+from enginehouse.worker.engines.launch import POLL_SECONDS, LaunchPlan, Starter, choose_port
 from enginehouse.worker.engines.ports import Ports
 from enginehouse.worker.engines.process_table import Records, Running, Started, StartRequest, Stopped
 from enginehouse.worker.locks import Locks
-from enginehouse.worker.models.files import Models
-from enginehouse.worker.options import WorkerPlace
+from enginehouse.worker.models.files import ModelFiles
+from enginehouse.worker.options import WorkerOptions
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ class Supervisor:
 
     def __init__(
         self,
-        place: WorkerPlace,
+        place: WorkerOptions,
         trees: Trees,
-        models: Models,
+        models: ModelFiles,
         engine: Engine,
         *,
         environment: Mapping[str, str],
@@ -120,7 +120,7 @@ class Supervisor:
                 f"cannot start {request.model.name}: the backend {request.directory} is not installed on this node",
                 code="not_found",
             )
-        chosen = Chosen(
+        chosen = LaunchPlan(
             request=request,
             tree=self._trees.path_of(request.directory),
             inode=inode,
@@ -231,7 +231,7 @@ class Supervisor:
             log.warning("engine.silent key=%s address=%s", current.request.process_key, current.address)
         return False
 
-    async def _start(self, chosen: Chosen) -> Started:
+    async def _start(self, chosen: LaunchPlan) -> Started:
         """Spawn until a port is had; `chosen` has the first one."""
         ports = self._chosen_ports()
         request = chosen.request

@@ -46,7 +46,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
-class Models:
+class ModelFiles:
     """The files of all models below one directory."""
 
     def __init__(self, models: Path, python: Python) -> None:

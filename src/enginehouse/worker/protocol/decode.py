@@ -23,7 +23,7 @@ from enginehouse.core.errors import EnginehouseError, Invalid, can_heal
 from enginehouse.core.intent import Outcome
 from enginehouse.core.replica import parse_process_key, process_key
 from enginehouse.worker.protocol.names import (
-    Known,
+    KnownNames,
     build_for,
     find_usable,
     installed_directory,
@@ -35,7 +35,7 @@ MAX_KEY = 300  # a model's name and a number: Python refuses to read numbers of 
 MAX_DRAIN_SECONDS = 3600.0  # an engine may take so long to answer, not longer
 MAX_SLOT = 1000  # more replicas of one model on one machine are a mistake
 
-Request = (
+WorkRequest = (
     wire.BackendInstallRequest
     | wire.BackendUpgradeRequest
     | wire.BackendDeleteRequest
@@ -64,7 +64,7 @@ class Work(Struct, frozen=True, kw_only=True):
     is_kept: bool = False  # of an install: what is installed there is what is asked for
 
 
-class Needs(Struct, frozen=True, kw_only=True):
+class LookUps(Struct, frozen=True, kw_only=True):
     """What must be looked up before a message can be decoded."""
 
     installed: bool = False
@@ -72,7 +72,7 @@ class Needs(Struct, frozen=True, kw_only=True):
     galleries: str | None = None  # LocalAI's list of them; None where names are not looked up in any
 
 
-def _read(verb: str, payload: bytes) -> Request:
+def _read(verb: str, payload: bytes) -> WorkRequest:
     match verb:
         case wire.INSTALL:
             return wire.decode(payload, wire.BackendInstallRequest, "the install request")
@@ -106,25 +106,25 @@ def head_of(verb: str, payload: bytes) -> Head:
     return Head(op_id=request.op_id, about=about, command=request.command)
 
 
-def needs_of(verb: str, payload: bytes, known: Known | None = None) -> Needs:
+def needs_of(verb: str, payload: bytes, known: KnownNames | None = None) -> LookUps:
     """Without `known`, what has to be looked at on disk; with it, whether a gallery has to be asked as well."""
     request = _read(verb, payload)
     match request:
         case wire.BackendInstallRequest() if request.model_id:
-            return Needs(installed=True)
+            return LookUps(installed=True)
         case wire.BackendInstallRequest() | wire.BackendUpgradeRequest():
             if request.resolved or request.uri or not request.backend:
-                return Needs()
+                return LookUps()
             if known is not None and _is_there(request, known):
-                return Needs()
-            return Needs(installed=True, aliases=True, galleries=request.backend_galleries)
+                return LookUps()
+            return LookUps(installed=True, aliases=True, galleries=request.backend_galleries)
         case wire.BackendDeleteRequest():
-            return Needs(installed=True, aliases=request.command is None)
+            return LookUps(installed=True, aliases=request.command is None)
         case _:
-            return Needs()
+            return LookUps()
 
 
-def decode(verb: str, payload: bytes, known: Known) -> Work:
+def decode(verb: str, payload: bytes, known: KnownNames) -> Work:
     """The work that a message asks for; raises one of our errors for anything else."""
     request = _read(verb, payload)
     match request:
@@ -158,7 +158,7 @@ def decode(verb: str, payload: bytes, known: Known) -> Work:
     return Work(action=action, op_id=head.op_id, about=head.about, command=head.command, expected_address=expected)
 
 
-def _is_there(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: Known) -> bool:
+def _is_there(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: KnownNames) -> bool:
     """Whether a name alone was asked for and is installed, so that there is nothing to look up and nothing to do."""
     return (
         isinstance(request, wire.BackendInstallRequest)
@@ -167,7 +167,7 @@ def _is_there(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, 
     )
 
 
-def _keep(request: wire.BackendInstallRequest, known: Known) -> Work:
+def _keep(request: wire.BackendInstallRequest, known: KnownNames) -> Work:
     backend = find_usable(known, request.backend)
     assert backend is not None, "asked only where it is there"
     resolved = Resolved(directory=backend.name, uri=backend.uri, digest=backend.digest)
@@ -180,7 +180,7 @@ def _keep(request: wire.BackendInstallRequest, known: Known) -> Work:
     )
 
 
-def _start(request: wire.BackendInstallRequest, known: Known) -> StartReplica:
+def _start(request: wire.BackendInstallRequest, known: KnownNames) -> StartReplica:
     model_name(request.model_id)
     _check_slot(request.replica_index)
     if request.model is None:

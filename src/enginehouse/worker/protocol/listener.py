@@ -21,10 +21,10 @@ from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Bus, Message
 from enginehouse.worker.commands.actions import VANISHED
-from enginehouse.worker.commands.executor import Actions
-from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.commands.executor import Executor
+from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.protocol.decode import Head, Work, decode, encode_reply, head_of, needs_of, outcome_of
-from enginehouse.worker.protocol.names import Known
+from enginehouse.worker.protocol.names import KnownNames
 from enginehouse.worker.protocol.progress import Told, publishing
 from enginehouse.worker.protocol.stops import stop_backend, unload
 
@@ -39,7 +39,7 @@ class Listener:
     """Use `run` once; it returns when `until` is set, with every task of its own ended."""
 
     def __init__(
-        self, bus: Bus, node_id: str, parts: Parts, actions: Actions, leave: Callable[[], None] = lambda: None
+        self, bus: Bus, node_id: str, parts: CommandPorts, actions: Executor, leave: Callable[[], None] = lambda: None
     ) -> None:
         self._bus = bus
         self._node_id = node_id
@@ -178,15 +178,15 @@ class Listener:
 
     async def _understand(self, verb: str, payload: bytes) -> Work:
         """A message with everything that its names need, and no more: one of ours that says it all costs no look."""
-        needs, known = needs_of(verb, payload), Known()
+        needs, known = needs_of(verb, payload), KnownNames()
         if needs.installed:
             aliases = await self._parts.trees.aliases() if needs.aliases else {}
-            known = Known(installed=await self._parts.trees.list_installed(), aliases=aliases)
+            known = KnownNames(installed=await self._parts.trees.list_installed(), aliases=aliases)
             needs = needs_of(verb, payload, known)
         if needs.galleries is None:
             return decode(verb, payload, known)
         galleries = await self._parts.look_up(needs.galleries)
-        known = Known(installed=known.installed, aliases=known.aliases, galleries=galleries)
+        known = KnownNames(installed=known.installed, aliases=known.aliases, galleries=galleries)
         return await in_thread(decode, verb, payload, known)
 
 

@@ -23,7 +23,7 @@ from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.host import hardware
 
 
-class Known(Struct, frozen=True, kw_only=True):
+class KnownNames(Struct, frozen=True, kw_only=True):
     """What a name can mean here."""
 
     installed: Sequence[InstalledBackend] = ()
@@ -46,7 +46,7 @@ def model_name(name: str) -> str:
     return name
 
 
-def find_installed(known: Known, name: str) -> str | None:
+def find_installed(known: KnownNames, name: str) -> str | None:
     """The directory that a name means among what is installed; None where it means nothing."""
     plain = plain_name(name)
     # As it is first: LocalAI's workers make pointers that are called `gallery@name`.
@@ -59,7 +59,7 @@ def find_installed(known: Known, name: str) -> str | None:
     return check_directory(candidates[0]) if candidates else None
 
 
-def installed_directory(known: Known, name: str) -> str:
+def installed_directory(known: KnownNames, name: str) -> str:
     """For whoever needs it to be there."""
     found = find_installed(known, name)
     if found is None:
@@ -67,12 +67,12 @@ def installed_directory(known: Known, name: str) -> str:
     return found
 
 
-def literal_directory(known: Known, name: str) -> str:
+def literal_directory(known: KnownNames, name: str) -> str:
     """For messages of ours, which name the directory of the intent's subject, there or not; only a pointer leads on."""
     return check_directory(directory_behind(known.installed, name) or name)
 
 
-def find_usable(known: Known, name: str) -> InstalledBackend | None:
+def find_usable(known: KnownNames, name: str) -> InstalledBackend | None:
     """The backend behind a name that could be started as it is."""
     directory = find_installed(known, name) if name else None
     for backend in known.installed:
@@ -81,7 +81,7 @@ def find_usable(known: Known, name: str) -> InstalledBackend | None:
     return None
 
 
-def build_for(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: Known) -> Resolved:
+def build_for(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: KnownNames) -> Resolved:
     """What a request asks to have installed."""
     if request.resolved is not None:
         return request.resolved
@@ -126,7 +126,7 @@ def _in_galleries(name: str, galleries: Sequence[Gallery]) -> Resolved:
         return resolve(galleries, plain_name(name), hardware.capability(), hardware.platform())
 
 
-def _installed_from_elsewhere(name: str, known: Known) -> Resolved | None:
+def _installed_from_elsewhere(name: str, known: KnownNames) -> Resolved | None:
     """What no gallery knows and is installed all the same, from where it came; None where nobody wrote that down."""
     directory = find_installed(known, name)
     backend = next((one for one in known.installed if one.name == directory and one.uri), None)

@@ -14,7 +14,7 @@ from enginehouse.core import wire
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.replica import process_key
-from enginehouse.worker.commands.ports import Parts
+from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.engines.process_table import Stopped, is_at
 from enginehouse.worker.protocol.decode import outcome_of
 from enginehouse.worker.protocol.names import plain_name
@@ -22,7 +22,7 @@ from enginehouse.worker.protocol.names import plain_name
 log = logging.getLogger(__name__)
 
 
-async def stop_backend(parts: Parts, payload: bytes) -> None:
+async def stop_backend(parts: CommandPorts, payload: bytes) -> None:
     """Every process, or those that the name means in any way: as a process key, a backend, an alias or a model.
 
     `Malformed` for a message that says nothing.
@@ -46,7 +46,7 @@ async def stop_backend(parts: Parts, payload: bytes) -> None:
     log.info("backend_stop.done name=%r stopped=%s survivors=%s", request.backend[:100], stopped, survivors)
 
 
-async def unload(parts: Parts, payload: bytes) -> Outcome:
+async def unload(parts: CommandPorts, payload: bytes) -> Outcome:
     """End the replicas of a model, or the one at an address. That there is none is what was asked for."""
     try:
         request = wire.decode(payload, wire.ModelUnloadRequest, "the unload request")
@@ -68,14 +68,14 @@ async def unload(parts: Parts, payload: bytes) -> Outcome:
     return Outcome(stopped=stopped)
 
 
-async def _stop_one(parts: Parts, key: str) -> Stopped:
+async def _stop_one(parts: CommandPorts, key: str) -> Stopped:
     try:
         return Stopped((key,)) if await parts.supervisor.stop(key) else Stopped()
     except Unavailable:
         return Stopped(survivors=(key,))
 
 
-async def _directories(parts: Parts, name: str) -> set[str]:
+async def _directories(parts: CommandPorts, name: str) -> set[str]:
     """What a name may mean as a backend. Without a readable disk it can still be the directory itself."""
     plain = plain_name(name)
     found = {name, plain}

@@ -283,8 +283,8 @@ class Fleet:
         return self.root / worker / "backends"
 
     def residue_of(self, worker: str) -> list[str]:
-        house = self.backends_of(worker) / ".enginehouse"
-        return [path.name for place in ("staging", "replaced") for path in house.glob(f"{place}/*")]
+        cluster = self.backends_of(worker) / ".enginehouse"
+        return [path.name for place in ("staging", "replaced") for path in cluster.glob(f"{place}/*")]
 
     def journal_of(self, worker: str) -> list[dict[str, Any]]:
         path = self.root / worker / "journal" / "journal.jsonl"
