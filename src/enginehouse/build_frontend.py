@@ -48,20 +48,21 @@ from enginehouse.fetch.http.client import Client, Rules
 from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.origins import open_origin
 from enginehouse.fetch.registry.requests import Registries
+from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
-from enginehouse.frontend.fleet.bus_credentials import BusCredentials, Minted
-from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Nodes
+from enginehouse.frontend.fleet.bus_credentials import BusCredentials, BusIssuer, Minted
+from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Nodes, Verify
 from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys, Role
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
+from enginehouse.frontend.localai import lingering
 from enginehouse.frontend.localai.listings import Listings
 from enginehouse.frontend.localai.poller import Poller
-from enginehouse.frontend.operations.acceptance import Acceptance
 from enginehouse.frontend.operations.cancel import PRUNE_SECONDS, Cancellation
 from enginehouse.frontend.operations.plan import Planner
 from enginehouse.frontend.operations.request import Requests
-from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.targets import Freshen, Targets
 from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
 from enginehouse.frontend.operations.versions import LIMIT_SECONDS, AskRegistry, Versions
 from enginehouse.frontend.serving.loader import Loader
@@ -72,7 +73,7 @@ from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECOND
 from enginehouse.frontend.watching.events import Events
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
-from enginehouse.ports import Bus
+from enginehouse.ports import Bus, Clock
 from enginehouse.settings.file import read_credentials
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store, StoreLimits
@@ -93,7 +94,31 @@ class SystemClock:
         return random.random()
 
 
-class Frontend(Struct, frozen=True):
+def verify(public_key: str, message: bytes, signature: str) -> bool:
+    try:
+        VerifyKey(bytes.fromhex(public_key)).verify(message, bytes.fromhex(signature))
+    except (CryptoError, ValueError, TypeError):
+        return False
+    return True
+
+
+class Outside(Struct, frozen=True, kw_only=True):
+    """What a frontend is built over. Tests and the simulation pass their own."""
+
+    store: Store
+    bus: Bus
+    clock: Clock
+    ask_registry: AskRegistry  # which version a tag means now
+    galleries: Galleries
+    owner: str  # who holds leases
+    verify: Verify = verify
+    addresses: AddressRules = ANYWHERE
+    bus_issuer: BusIssuer = BusIssuer()
+    violation_log: ViolationLog | None = None  # of the embedded bus server
+    freshen: Freshen | None = None  # None asks LocalAI's workers before targets are chosen
+
+
+class Frontend(Struct, frozen=True, kw_only=True):
     """The objects of one frontend."""
 
     store: Store
@@ -101,20 +126,24 @@ class Frontend(Struct, frozen=True):
     events: Events
     keys: Keys
     nodes: Nodes
+    acceptance: Acceptance
+    targets: Targets
+    versions: Versions
     operations: Requests
+    cancellation: Cancellation
     models: ModelViews
     loader: Loader
     router: Router
     collector: Collector
     dispatcher: Dispatcher
-    metrics: Metrics
     galleries: Galleries
-    cancellation: Cancellation
+    listings: Listings
     poller: Poller
     proofs: Proofs
     planner: Planner
     upgrades: Upgrades
-    violation_log: ViolationLog
+    metrics: Metrics
+    violation_log: ViolationLog | None
     bus_credentials: BusCredentials
 
 
@@ -135,7 +164,8 @@ async def run(settings: FrontendSettings) -> int:
         bus = await _open_bus(settings, accounts, wakes)
     engine = HttpEngine()
     addresses = await asyncio.to_thread(_address_rules, settings, listener.getsockname()[1])
-    frontend = make_frontend(settings, store, bus, wakes, addresses)
+    outside = make_outside(settings, store, bus, accounts, addresses)
+    frontend = make_frontend(settings, outside, wakes)
     wakes.on_connected.append(frontend.bus_credentials.forget_told)
     await _take_tokens(settings, frontend.keys)
     await frontend.galleries.restore()
@@ -185,31 +215,27 @@ async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wa
     return await NatsBus.connect(options, limit_seconds=settings.start_wait_seconds)
 
 
-def make_frontend(
-    settings: FrontendSettings, store: Store, bus: Bus, wakes: Wakes, addresses: AddressRules = ANYWHERE
-) -> Frontend:
-    clock = SystemClock()
-    owner = _owner(settings)
+def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) -> Frontend:
+    """The objects of one frontend, over what is outside of it. The program, tests and the simulation use it."""
+    store, bus, clock, owner = outside.store, outside.bus, outside.clock, outside.owner
+    lease = settings.lease_seconds
     events = Events()
-    patience = SilenceLimits(
+    limits = SilenceLimits(
         settings.stall_seconds, settings.backend_install_timeout_seconds, settings.backend_upgrade_timeout_seconds
     )
-    board = Board(store, events, clock, patience)
+    board = Board(store, events, clock, limits)
     board.on_nodes_changed(wakes.of("route", "dispatch"))
-    rules = Rules(settings.allowed_hosts)
-    client = Client(rules)
-    versions = Versions(_ask(client, rules, settings), clock)
-    galleries = Galleries([load_builtin()], Sources(settings.backend_galleries, client, settings.data / "galleries"))
+    galleries = outside.galleries
     nodes = Nodes(
         store,
         board,
         stale_seconds=settings.stale_seconds,
         approve_keys=settings.approve_keys,
-        verify=verify,
+        verify=outside.verify,
         wake=wakes.of("dispatch", "load", "route"),
-        addresses=addresses,
+        addresses=outside.addresses,
     )
-    loader = Loader(store, board, galleries, owner=owner, lease_seconds=settings.lease_seconds)
+    loader = Loader(store, board, galleries, owner=owner, lease_seconds=lease)
     loader.on_step(wakes.of("load", "dispatch", "route"))
     proofs = Proofs(bus, clock, owner)
     router = Router(
@@ -219,42 +245,46 @@ def make_frontend(
         memory_seconds=settings.route_memory_seconds,
         proofs=proofs,
     )
-    collector = Collector(store, board, nodes, clock, owner)
-    # The router first: somebody may be waiting for the route.
+    collector = Collector(store, board, nodes, clock, owner, lingering)
+    # The router first: a request may be waiting for the route.
     collector.on_settled(wakes.of("route", "load", "dispatch"))
-    dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=settings.lease_seconds)
+    dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease)
     dispatcher.on_more(wakes.of("dispatch"))
     collector.on_old_worker(dispatcher.send_forced)
-    violation_log = ViolationLog(settings.data / "logs" / "nats.log")
     listings = Listings(store, collector, owner, galleries.has)
-    poller = Poller(store, nodes, collector, listings, patience, owner=owner, lease_seconds=settings.lease_seconds)
+    poller = Poller(store, nodes, collector, listings, limits, owner=owner, lease_seconds=lease)
     poller.on_due(wakes.of("poll-answers"))
     collector.on_ended(poller.note_ended)
     acceptance = Acceptance(store, board, wakes.of("dispatch", "route"))
+    versions = Versions(outside.ask_registry, clock)
     targets = Targets(galleries, versions)
+    freshen = outside.freshen or listings.freshen
+    violations = [collector.violations, *([outside.violation_log.counts] if outside.violation_log is not None else [])]
     return Frontend(
         store=store,
         board=board,
         events=events,
         keys=Keys(store),
         nodes=nodes,
-        operations=Requests(acceptance, targets, versions, listings.freshen),
-        cancellation=Cancellation(
-            acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=settings.lease_seconds
-        ),
+        acceptance=acceptance,
+        targets=targets,
+        versions=versions,
+        operations=Requests(acceptance, targets, versions, freshen),
+        cancellation=Cancellation(acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease),
+        listings=listings,
         poller=poller,
-        planner=Planner(store, targets, versions, listings.freshen),
-        upgrades=Upgrades(store, targets, versions, listings.freshen),
+        planner=Planner(store, targets, versions, freshen),
+        upgrades=Upgrades(store, targets, versions, freshen),
         models=ModelViews(store, galleries, events),
         loader=loader,
         router=router,
         proofs=proofs,
         collector=collector,
         dispatcher=dispatcher,
-        metrics=Metrics(store, router, (collector.violations, violation_log.counts)),
-        violation_log=violation_log,
-        bus_credentials=_bus_credentials(settings, store, bus_accounts(settings)),
         galleries=galleries,
+        metrics=Metrics(store, router, violations),
+        violation_log=outside.violation_log,
+        bus_credentials=BusCredentials(store, outside.bus_issuer, wall=time.time),
     )
 
 
@@ -281,9 +311,11 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("hopeless", frontend.cancellation.hopeless_step, HOPELESS_SECONDS, is_housekeeping=True),
         Loop("poll", frontend.poller.step, every),
         Loop("poll-answers", frontend.poller.answers_step, every),
-        Loop("violations", partial(asyncio.to_thread, frontend.violation_log.look), LOOK_SECONDS, is_housekeeping=True),
         Loop("upgrades", frontend.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS, is_housekeeping=True),
     ]
+    if frontend.violation_log is not None:
+        look = partial(asyncio.to_thread, frontend.violation_log.look)
+        loops.append(Loop("violations", look, LOOK_SECONDS, is_housekeeping=True))
     return {loop.name: loop for loop in loops}
 
 
@@ -350,8 +382,32 @@ async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:
     await keys.step()
 
 
-def _ask(client: Client, rules: Rules, settings: FrontendSettings) -> AskRegistry:
-    """How registries are asked which version a tag is now."""
+def make_outside(
+    settings: FrontendSettings,
+    store: Store,
+    bus: Bus,
+    accounts: BusAccounts | None = None,
+    addresses: AddressRules = ANYWHERE,
+) -> Outside:
+    """What the program's frontend is built over: real registries and galleries."""
+    rules = Rules(settings.allowed_hosts)
+    client = Client(rules)
+    sources = Sources(settings.backend_galleries, client, settings.data / "galleries")
+    return Outside(
+        store=store,
+        bus=bus,
+        clock=SystemClock(),
+        ask_registry=_registry_question(client, rules, settings),
+        galleries=Galleries([load_builtin()], sources),
+        owner=_owner(),
+        addresses=addresses,
+        bus_issuer=_bus_issuer(settings, accounts),
+        violation_log=ViolationLog(settings.data / "logs" / "nats.log"),
+    )
+
+
+def _registry_question(client: Client, rules: Rules, settings: FrontendSettings) -> AskRegistry:
+    """How a registry is asked which version a tag means now."""
     registries = Registries(
         rules,
         environment=os.environ,
@@ -373,7 +429,7 @@ def _listener(settings: FrontendSettings) -> socket.socket:
     return listen.bind(settings.host, settings.port)
 
 
-def _owner(settings: FrontendSettings) -> str:
+def _owner() -> str:
     """Who holds leases. Under `up` the same after a restart, because `up` sees to it that there is only one."""
     return os.environ.pop(parent.OWNER_VARIABLE, "") or str(uuid.uuid4())
 
@@ -384,39 +440,35 @@ def bus_accounts(settings: FrontendSettings) -> BusAccounts | None:
     return credentials.load_or_create(directory) if (directory / "system.seed").exists() else None
 
 
-def _bus_credentials(settings: FrontendSettings, store: Store, accounts: BusAccounts | None) -> BusCredentials:
-    """What nodes get for the bus; `accounts` are those of the embedded server, None where the bus is another."""
+def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> BusIssuer:
+    """How nodes get credentials for the bus. `accounts` are those of the embedded server, None for another bus."""
     port = settings.nats_url.rpartition(":")[2]
-    account_seed = accounts.account_seed if accounts is not None else ""
     life = settings.bus_credential_seconds
-
-    def mint(node_id: str) -> Minted:
-        allowed = subjects.worker_permissions(node_id)
-        made = credentials.mint_user(account_seed, credentials.worker_name(node_id), allowed, life_seconds=life)
-        return Minted(made.jwt, made.seed, made.user, made.expires_at or 0.0)
-
-    async def revoke(revoked: Mapping[str, int]) -> None:
-        assert accounts is not None
-        await revocation.revoke(settings.nats_url, accounts, revoked, limit_seconds=REVOKE_SECONDS)
 
     def url_for(host: str) -> str:
         if settings.advertise_nats:
             told = settings.advertise_nats
             return f"nats://{told}" if ":" in told.strip("[]") else f"nats://{told}:{port}"
-        if not account_seed:
-            # Whatever this frontend says to get in is its own: workers of such a bus bring theirs.
+        if accounts is None:
+            # The user and password of this frontend are its own; workers of such a bus bring theirs.
             parts = urlsplit(settings.nats_url)
             return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         return f"nats://[{host}]:{port}" if ":" in host else f"nats://{host}:{port}"
 
-    return BusCredentials(
-        store,
-        mint=mint if account_seed else None,
-        life_seconds=life,
-        url_for=url_for,
-        revoke=revoke if accounts is not None else None,
-        wall=time.time,
-    )
+    if accounts is None:
+        return BusIssuer(life_seconds=life, url_for=url_for)
+    embedded_accounts = accounts
+
+    def mint(node_id: str) -> Minted:
+        allowed = subjects.worker_permissions(node_id)
+        name = credentials.worker_name(node_id)
+        made = credentials.mint_user(embedded_accounts.account_seed, name, allowed, life_seconds=life)
+        return Minted(made.jwt, made.seed, made.user, made.expires_at or 0.0)
+
+    async def revoke(revoked: Mapping[str, int]) -> None:
+        await revocation.revoke(settings.nats_url, embedded_accounts, revoked, limit_seconds=REVOKE_SECONDS)
+
+    return BusIssuer(mint=mint, life_seconds=life, url_for=url_for, revoke=revoke)
 
 
 def _address_rules(settings: FrontendSettings, port: int) -> AddressRules:
@@ -438,11 +490,3 @@ def _address_rules(settings: FrontendSettings, port: int) -> AddressRules:
 
     endpoints = {Endpoint(plain_host(one), number) for host, number in taken for one in listen.addresses_of(host)}
     return AddressRules(settings.node_networks, frozenset(endpoints), resolve)
-
-
-def verify(public_key: str, message: bytes, signature: str) -> bool:
-    try:
-        VerifyKey(bytes.fromhex(public_key)).verify(message, bytes.fromhex(signature))
-    except (CryptoError, ValueError, TypeError):
-        return False
-    return True

@@ -10,10 +10,10 @@ from typing import Any
 
 from msgspec import Struct
 from starlette.applications import Starlette
-from tests.frontend.world import MemoryBus
+from tests.bus.memory import MemoryBus, MemoryNetwork
 
 from enginehouse.api.app import Entry, build
-from enginehouse.build_frontend import Frontend, make_entries, make_frontend
+from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.loop import Wakes
 from enginehouse.settings.programs import FrontendSettings
@@ -112,8 +112,8 @@ async def site(data: Path, database_url: str = "") -> AsyncIterator[Site]:
     """
     settings = FrontendSettings(data=data, nats_url="nats://127.0.0.1:4222", model_load_wait_seconds=0.1)
     store = await Store.open(database_url or f"sqlite:///{data / 'test.db'}")
-    bus, wakes, engine = MemoryBus(), Wakes(), HttpEngine()
-    frontend = make_frontend(settings, store, bus, wakes)
+    bus, wakes, engine = MemoryBus(MemoryNetwork(tells_no_responders=False)), Wakes(), HttpEngine()
+    frontend = make_frontend(settings, make_outside(settings, store, bus), wakes)
     await frontend.collector.listen(bus)
     made = Site(store, frontend, bus, wakes, make_entries(settings, frontend, engine, bus, wakes))
     for role in ("admin", "user", "join"):

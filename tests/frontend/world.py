@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
 from nacl.signing import SigningKey
+from tests.bus.memory import MemoryBus, MemoryNetwork
 
-from enginehouse.build_frontend import verify
+from enginehouse.build_frontend import Outside, make_frontend
 from enginehouse.core import wire
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import InstalledBackend
-from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
+from enginehouse.core.errors import Unavailable, Upstream
 from enginehouse.core.gallery import Gallery, GalleryEntry
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.model import Model, ModelFile
@@ -26,27 +27,15 @@ from enginehouse.core.operation import BackendRequest
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
-from enginehouse.frontend.delivery.collector import Collector
-from enginehouse.frontend.delivery.dispatcher import Dispatcher
-from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Nodes, Registered
-from enginehouse.frontend.fleet.tokens import Keys
+from enginehouse.frontend.acceptance import Requester
+from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Registered
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.localai.listings import Listings
-from enginehouse.frontend.localai.poller import Poller
-from enginehouse.frontend.operations.acceptance import Acceptance, Requester
-from enginehouse.frontend.operations.cancel import Cancellation
-from enginehouse.frontend.operations.plan import Planner
-from enginehouse.frontend.operations.request import Requests
-from enginehouse.frontend.operations.targets import Targets
-from enginehouse.frontend.operations.upgrades import Upgrades
-from enginehouse.frontend.operations.versions import Versions
-from enginehouse.frontend.serving.loader import Loader
-from enginehouse.frontend.serving.models import ModelViews
-from enginehouse.frontend.serving.router import Router
-from enginehouse.frontend.watching.board import Board, SilenceLimits
-from enginehouse.frontend.watching.events import Events
+from enginehouse.frontend.operations.targets import as_known
+from enginehouse.frontend.watching.board import SilenceLimits
 from enginehouse.frontend.watching.views import OperationView
+from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Message
+from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store import db, nodes, operations
 from enginehouse.store.db import Connection, Store
 
@@ -105,53 +94,6 @@ class Registry:
         return Artifact(uri=uri, digest=self.digests[uri], platform=platform, layers=(layer,))
 
 
-class Published(Struct, frozen=True):
-    subject: str
-    payload: bytes
-    reply: str
-
-
-class MemoryBus:
-    """`ports.Bus`: keeps what is published; `deliver` hands a message to whoever subscribed."""
-
-    def __init__(self) -> None:
-        self.published: list[Published] = []
-        self.is_connected = True
-        self.is_refused = False
-        self.renewed: list[tuple[str, str]] = []
-        self.error: EnginehouseError | None = None
-        self._receivers: dict[str, Callable[[Message], None]] = {}
-        self._polls: Callable[[Message], None] | None = None
-
-    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        if self.error is not None:
-            raise self.error
-        self.published.append(Published(subject, payload, reply))
-
-    async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
-        if subject.startswith(wire.POLLS):
-            self._polls = receive
-        self._receivers[subject] = receive
-
-    async def renew(self, jwt: str, seed: str) -> None:
-        self.renewed.append((jwt, seed))
-
-    async def close(self) -> None:
-        self.is_connected = False
-
-    def deliver(self, message: Message) -> None:
-        if message.subject.startswith(wire.POLLS):
-            assert self._polls is not None
-            self._polls(message)
-            return
-        kind = wire.ALL_REPLIES if message.subject.startswith(wire.INBOX) else wire.ALL_PROGRESS
-        self._receivers[kind](message)
-
-    def take(self) -> list[Published]:
-        taken, self.published = self.published, []
-        return taken
-
-
 class WatchedStore(Store):
     """The real store; a test may take it away, or look at what every transaction left behind."""
 
@@ -180,50 +122,42 @@ class World:
     ) -> None:
         self.store = store
         self.time = time
-        self.woken = 0
-        self.bus = MemoryBus()
-        self.events = Events()
-        self.board = Board(store, self.events, time, PATIENCE)
-        self.galleries = Galleries(galleries)
-        self.nodes = Nodes(
-            store,
-            self.board,
-            stale_seconds=STALE_SECONDS,
-            approve_keys=approve_keys,
-            verify=verify,
-            wake=self._wake,
-            addresses=addresses,
-        )
+        # Steps are taken by hand and workers answer by hand, so that nothing is said unless the test says it.
+        self.bus = MemoryBus(MemoryNetwork(tells_no_responders=False))
         self.registry = Registry()
-        self.versions = Versions(self.registry.ask, time)
-        self.targets = Targets(self.galleries, self.versions)
-        self.acceptance = Acceptance(store, self.board, self._wake)
-        self.operations = Requests(self.acceptance, self.targets, self.versions)
-        self.collector = Collector(store, self.board, self.nodes, time, owner)
-        self.dispatcher = Dispatcher(store, self.bus, self.board, owner=owner, lease_seconds=LEASE_SECONDS)
-        self.collector.on_old_worker(self.dispatcher.send_forced)
-        self.cancellation = Cancellation(
-            self.acceptance,
-            self.dispatcher.recall,
-            self.targets,
-            self.versions,
-            owner=owner,
+        self.wakes = Wakes()
+        settings = FrontendSettings(
+            data=Path("/nowhere"),
+            stale_seconds=STALE_SECONDS,
             lease_seconds=LEASE_SECONDS,
+            approve_keys=tuple(approve_keys),
+            model_load_wait_seconds=5.0,
         )
-        self.listings = Listings(store, self.collector, owner, self.galleries.has)
-        self.poller = Poller(
-            store, self.nodes, self.collector, self.listings, PATIENCE, owner=owner, lease_seconds=LEASE_SECONDS
+        outside = Outside(
+            store=store,
+            bus=self.bus,
+            clock=time,
+            ask_registry=self.registry.ask,
+            galleries=Galleries(galleries),
+            owner=owner,
+            addresses=addresses,
+            freshen=as_known,
         )
-        self.collector.on_ended(self.poller.note_ended)
-        self.upgrades = Upgrades(store, self.targets, self.versions)
-        self.planner = Planner(store, self.targets, self.versions)
-        self.loader = Loader(store, self.board, self.galleries, owner=owner, lease_seconds=LEASE_SECONDS)
-        self.models = ModelViews(store, self.galleries, self.events)
-        self.router = Router(store, self.loader, wait_seconds=5.0)
-        self.keys = Keys(store)
+        made = make_frontend(settings, outside, self.wakes)
+        self.events, self.board, self.galleries = made.events, made.board, made.galleries
+        self.nodes, self.keys = made.nodes, made.keys
+        self.versions, self.targets, self.acceptance = made.versions, made.targets, made.acceptance
+        self.operations, self.cancellation = made.operations, made.cancellation
+        self.upgrades, self.planner = made.upgrades, made.planner
+        self.collector, self.dispatcher = made.collector, made.dispatcher
+        self.listings, self.poller = made.listings, made.poller
+        self.loader, self.models, self.router = made.loader, made.models, made.router
+        self.wakes.loops["dispatch"] = Loop("dispatch", self.dispatcher.step, 60.0)  # never run: `woken` looks at it
 
-    def _wake(self) -> None:
-        self.woken += 1
+    @property
+    def woken(self) -> bool:
+        """Whether the dispatcher was told that there is something to send."""
+        return self.wakes.loops["dispatch"]._woken.is_set()
 
     async def start(self) -> None:
         await self.collector.listen(self.bus)

@@ -18,7 +18,7 @@ from sqlalchemy import text
 from tests.api.whole_frontend import Answer, Site
 from tests.replay.lab import Lab
 
-from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_loops
+from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_loops, make_outside
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.gallery_source import decode_sources
 from enginehouse.engine.openai.client import HttpEngine
@@ -186,7 +186,7 @@ async def _open(settings: FrontendSettings, database_url: str) -> AsyncIterator[
     store, wakes, engine = await Store.open(database_url), Wakes(), HttpEngine()
     options = BusOptions(url=settings.nats_url, name=settings.data.name, on_connected=wakes.of("dispatch"))
     bus = await NatsBus.connect(options, limit_seconds=10)
-    frontend = make_frontend(settings, store, bus, wakes)
+    frontend = make_frontend(settings, make_outside(settings, store, bus), wakes)
     await frontend.galleries.step()
     await frontend.board.restore()
     await frontend.collector.listen(bus)

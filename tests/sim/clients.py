@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from tests.sim.frontends import Objects
 from tests.sim.options import SimRequest
 from tests.sim.rows import select_rows
 from tests.sim.trace import Violation
 
+from enginehouse.build_frontend import Frontend
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.operation import BackendRequest
-from enginehouse.frontend.operations.acceptance import Requester
+from enginehouse.frontend.acceptance import Requester
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -32,7 +32,7 @@ RESUME_PAUSE_SECONDS = 0.2
 REPEAT_RATE = 0.3  # of clients with a key who ask once more although they were answered
 LOST = frozenset({"connection_lost", "connection_refused"})
 
-Ask = Callable[[Objects], Awaitable[str]]
+Ask = Callable[[Frontend], Awaitable[str]]
 
 
 class Accepted(Struct, frozen=True):
@@ -93,15 +93,15 @@ class Clients:
         requester = Requester(author=author, key=key)
         target = node or self._world.machines[0].name
 
-        async def load(to: Objects) -> str:
+        async def load(to: Frontend) -> str:
             found = await to.loader.request(request.name, node, author, key)
             return found if isinstance(found, str) else ""
 
-        async def resume(to: Objects) -> str:
+        async def resume(to: Frontend) -> str:
             await to.nodes.resume(target)
             return ""
 
-        async def ask(to: Objects) -> str:
+        async def ask(to: Frontend) -> str:
             match request.kind:
                 case "unload":
                     return await to.operations.request_unload(request.name, node, requester)

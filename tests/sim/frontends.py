@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import Struct
 from tests.sim.bus import SimBus
 from tests.sim.clocks import SimClock
 from tests.sim.loop import PROCESS, Process
@@ -20,26 +20,17 @@ from tests.sim.registry import HOST
 from tests.sim.store import SimStore
 from tests.sim.trace import Violation
 
+from enginehouse.build_frontend import Frontend, Outside, make_frontend
 from enginehouse.core import wire
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery import Gallery, GalleryEntry
 from enginehouse.core.model import Model, ModelFile
-from enginehouse.frontend.delivery.collector import LATE_SECONDS, Collector
-from enginehouse.frontend.delivery.dispatcher import Dispatcher
-from enginehouse.frontend.fleet.nodes import Nodes
-from enginehouse.frontend.fresh import as_known
+from enginehouse.frontend.delivery.collector import LATE_SECONDS
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.localai.listings import Listings
-from enginehouse.frontend.localai.poller import Poller
-from enginehouse.frontend.operations.acceptance import Acceptance
-from enginehouse.frontend.operations.cancel import Cancellation
-from enginehouse.frontend.operations.request import Requests
-from enginehouse.frontend.operations.targets import Targets
-from enginehouse.frontend.operations.versions import Versions
-from enginehouse.frontend.serving.loader import Loader
-from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, SilenceLimits
-from enginehouse.frontend.watching.events import Events
-from enginehouse.loop import Loop
+from enginehouse.frontend.operations.targets import as_known
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, SilenceLimits
+from enginehouse.loop import Loop, Wakes
+from enginehouse.settings.programs import FrontendSettings
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -76,26 +67,12 @@ PATIENCE = SilenceLimits(4.0, 6.0, 6.0)  # with a worker that says nothing: twic
 WRITE_SECONDS = 1.0  # twice as often as in earnest: more chances for an older number to come after a newer one
 
 
-class Objects(Struct, frozen=True):
-    """Of one life of a frontend."""
-
-    owner: str
-    events: Events
-    board: Board
-    nodes: Nodes
-    operations: Requests
-    cancellation: Cancellation
-    collector: Collector
-    loader: Loader
-    poller: Poller
-
-
 class SimFrontend:
     def __init__(self, world: World, number: int) -> None:
         self._world = world
         self.name = f"frontend-{number}"
         self.process: Process | None = None
-        self.objects: Objects | None = None  # while it serves
+        self.objects: Frontend | None = None  # while it serves
         self._calls: dict[asyncio.Future[Any], None] = {}  # in their order: a set would have one of its own
 
     def start(self) -> None:
@@ -107,7 +84,7 @@ class SimFrontend:
             return
         self._world.trace.note(self.name, "killed")
         self.process.kill()
-        self._world.network.remove(self.process)
+        self._world.network.remove_process(self.process)
         self.process = self.objects = None
         for call in list(self._calls):
             if not call.done():
@@ -128,79 +105,56 @@ class SimFrontend:
                 bus = SimBus(world.network)
                 await asyncio.sleep(0.5)
         self.objects = objects
-        world.trace.note(self.name, f"serves as {objects.owner[:8]}")
+        world.trace.note(self.name, f"serves as {objects.dispatcher.owner[:8]}")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(objects))
             for loop in loops.values():
                 group.create_task(loop.run())
 
-    def _build(self, bus: SimBus) -> tuple[Objects, dict[str, Loop]]:
-        world = self._world
-        store = SimStore(world.database, world.store_weather, world.chance("store"), world.committed)
-        clock = SimClock(world.loop.time, world.chance(self.name))
-        loops: dict[str, Loop] = {}
-
-        def wake() -> None:
-            loops["dispatch"].wake()
-
-        def wake_all() -> None:
-            wake()
-            loops["load"].wake()
-
-        owner, lease = str(uuid.uuid4()), world.options.lease_seconds
-        events = Events()
-        board = Board(store, events, clock, PATIENCE)
-        keys = [machine.public_key for machine in world.machines if machine.public_key]
-        nodes = Nodes(
-            store, board, stale_seconds=STALE_SECONDS, approve_keys=keys, verify=lambda *_: True, wake=wake_all
+    def _build(self, bus: SimBus) -> tuple[Frontend, dict[str, Loop]]:
+        world, wakes = self._world, Wakes()
+        lease = world.options.lease_seconds
+        settings = FrontendSettings(
+            data=Path("/nowhere"),
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+            stale_seconds=STALE_SECONDS,
+            lease_seconds=lease,
+            stall_seconds=PATIENCE.stall_seconds,
+            backend_install_timeout_seconds=PATIENCE.install_seconds,
+            backend_upgrade_timeout_seconds=PATIENCE.upgrade_seconds,
+            approve_keys=tuple(machine.public_key for machine in world.machines if machine.public_key),
         )
-        versions = Versions(world.registry.ask, clock)
-        galleries = Galleries(world.galleries)
-        targets = Targets(galleries, versions)
-        acceptance = Acceptance(store, board, wake)
-        collector = Collector(store, board, nodes, clock, owner)
-        collector.on_settled(wake_all)
-        loader = Loader(store, board, galleries, owner=owner, lease_seconds=lease)
-        loader.on_step(wake_all)
-        dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease)
-        collector.on_old_worker(dispatcher.send_forced)
-        dispatcher.on_more(wake)
-        listings = Listings(store, collector, owner, galleries.has)
-        poller = Poller(store, nodes, collector, listings, PATIENCE, owner=owner, lease_seconds=lease)
-        poller.on_due(lambda: loops["poll-answers"].wake())
-        collector.on_ended(poller.note_ended)
-        # Without such workers nobody is asked, and to look for them is part of a run's cost.
-        freshen = listings.freshen if world.options.old_nodes else as_known
-        objects = Objects(
-            owner=owner,
-            events=events,
-            board=board,
-            nodes=nodes,
-            operations=Requests(acceptance, targets, versions, freshen),
-            cancellation=Cancellation(
-                acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease
-            ),
-            collector=collector,
-            loader=loader,
-            poller=poller,
+        outside = Outside(
+            store=SimStore(world.database, world.store_weather, world.chance("store"), world.committed),
+            bus=bus,
+            clock=SimClock(world.loop.time, world.chance(self.name)),
+            ask_registry=world.registry.ask,
+            galleries=Galleries(world.galleries),
+            owner=str(uuid.uuid4()),
+            verify=lambda *_: True,
+            # Without such workers nobody is asked, and to look for them is part of a run's cost.
+            freshen=None if world.options.old_nodes else as_known,
         )
+        made = make_frontend(settings, outside, wakes)
+        loops = wakes.loops
+        dispatcher, collector, board, poller = made.dispatcher, made.collector, made.board, made.poller
         for loop in (
             Loop("dispatch", self._while_open(dispatcher.step), DISPATCH_SECONDS),
             Loop("renew", self._while_open(dispatcher.renew_step), lease / 6),
             Loop("collect", collector.replies_step, 0.0),
             Loop("late-replies", collector.late_step, LATE_SECONDS),
             Loop("write-progress", collector.write_progress_step, WRITE_SECONDS),
-            Loop("health", nodes.step, HEALTH_SECONDS),
+            Loop("health", made.nodes.step, HEALTH_SECONDS),
             Loop("tell", board.step, PUBLISH_SECONDS),
             Loop("catch-up", self._only_news(board.catch_up_step), CATCH_UP_SECONDS),
-            Loop("hopeless", objects.cancellation.hopeless_step, HOPELESS_SECONDS),
-            Loop("load", self._while_steered(loader.step), LOAD_SECONDS),
-            Loop("poll", objects.poller.step, POLL_SECONDS),
-            Loop("poll-answers", objects.poller.answers_step, POLL_SECONDS),
+            Loop("hopeless", made.cancellation.hopeless_step, HOPELESS_SECONDS),
+            Loop("load", self._while_steered(made.loader.step), LOAD_SECONDS),
+            Loop("poll", poller.step, POLL_SECONDS),
+            Loop("poll-answers", poller.answers_step, POLL_SECONDS),
         ):
             if not loop.name.startswith("poll") or world.options.old_nodes:  # nobody else is ever asked
                 loops[loop.name] = loop
-        return objects, loops
+        return made, loops
 
     def _while_open(self, step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """The same step, left out while no intent is open anywhere: it would find nothing."""
@@ -236,7 +190,7 @@ class SimFrontend:
 
         return look
 
-    async def _watch(self, objects: Objects) -> None:
+    async def _watch(self, objects: Frontend) -> None:
         checks = self._world.watched(self.name)
         with objects.events.watch() as watcher:
             while True:
@@ -247,7 +201,7 @@ class SimFrontend:
 
     # What HTTP carries ----------------------------------------------------------------------------
 
-    async def call(self, work: Callable[[Objects], Awaitable[T]], limit_seconds: float) -> T:
+    async def call(self, work: Callable[[Frontend], Awaitable[T]], limit_seconds: float) -> T:
         """Have `work` done over there. What it raises of ours comes back; a lost connection is `connection_lost`."""
         loop = self._world.loop
         caller = PROCESS.get(loop.outside)
@@ -286,7 +240,7 @@ class SimFrontend:
         return chance.uniform(*(LATE_LINK_SECONDS if late_rate and chance.random() < late_rate else LINK_SECONDS))
 
 
-async def register(objects: Objects, request: wire.RegisterRequest) -> wire.RegisterReply:
+async def register(objects: Frontend, request: wire.RegisterRequest) -> wire.RegisterReply:
     registered = await objects.nodes.register(request)
     node = registered.node
     if not node.report.is_whole:
@@ -303,7 +257,7 @@ async def register(objects: Objects, request: wire.RegisterRequest) -> wire.Regi
     )
 
 
-async def heartbeat(objects: Objects, node_id: str, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
+async def heartbeat(objects: Frontend, node_id: str, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
     cancelled: tuple[str, ...] = ()
     if request.report is not None:
         cancelled = await objects.collector.report(node_id, request.report)

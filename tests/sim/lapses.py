@@ -26,9 +26,8 @@ from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.operations import cancel as ending
 from enginehouse.frontend.operations import request as operations
 from enginehouse.frontend.operations.targets import Targets
-from enginehouse.store import claims, lingering, nodes
+from enginehouse.store import claims, lingering, nodes, requests
 from enginehouse.store import intents as store_intents
-from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.commands import executor as actions

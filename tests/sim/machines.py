@@ -94,7 +94,7 @@ class SimMachine:
             return
         self._world.trace.note(self.name, "power cut" if power_cut else "killed")
         self.process.kill()
-        self._world.network.remove(self.process)
+        self._world.network.remove_process(self.process)
         self.process = None
         if power_cut:
             self.disk.power_cut()

@@ -23,11 +23,10 @@ from enginehouse.core import intent, report
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.progress import Progress
-from enginehouse.frontend.operations import acceptance as accepting
+from enginehouse.frontend import acceptance as accepting
 from enginehouse.frontend.watching import board
-from enginehouse.store import claims, operations
+from enginehouse.store import claims, operations, requests
 from enginehouse.store import intents as store_intents
-from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import intents
 from enginehouse.worker.commands.journal import Journal

@@ -22,13 +22,14 @@ from msgspec import Struct
 from tests.sim import frontends
 from tests.sim.bus import SimBus
 from tests.sim.disk import Disk, DiskWeather
-from tests.sim.frontends import HEARTBEAT_SECONDS, PATIENCE, Objects
+from tests.sim.frontends import HEARTBEAT_SECONDS, PATIENCE
 from tests.sim.ledgers import WorkerChecks
 from tests.sim.loop import Process
 from tests.sim.options import BACKENDS
 from tests.sim.rows import IntentRow
 from tests.sim.store import EPOCH
 
+from enginehouse.build_frontend import Frontend
 from enginehouse.core import wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Conflict, EnginehouseError, NotFound, Unavailable
@@ -89,7 +90,7 @@ class SimOldMachine:
         if self.process is not None:
             self._world.trace.note(self.name, "power cut" if power_cut else "killed")
             self.process.kill()
-            self._world.network.remove(self.process)
+            self._world.network.remove_process(self.process)
             self.process = None
             self._at_work = 0
 
@@ -120,9 +121,9 @@ class SimOldMachine:
                 await self._beat()
             except NotFound:
                 self._world.trace.note(self.name, "is unknown and registers anew")
-                self._world.network.remove(self._here())
+                self._world.network.remove_process(self._here())
             except Unavailable:
-                self._world.network.remove(self._here())
+                self._world.network.remove_process(self._here())
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _beat(self) -> None:
@@ -147,7 +148,7 @@ class SimOldMachine:
                 await self._call(lambda to: to.nodes.approve(node.id))
         return node.id
 
-    async def _call(self, work: Callable[[Objects], Awaitable[T]]) -> T:
+    async def _call(self, work: Callable[[Frontend], Awaitable[T]]) -> T:
         if self.name in self._world.cut_links:
             raise Unavailable("cannot reach the frontend: no route", code="connection_refused")
         return await self._chance.choice(self._world.frontends).call(work, LIMIT_SECONDS)

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from nacl.signing import SigningKey, VerifyKey
+from tests.bus.memory import MemoryBus
 from tests.worker.whole_worker import WholeWorker, command, start, working
-from tests.worker.world import MemoryBus, ask, link_tree, tiny_chat, until, xllamacpp
+from tests.worker.world import ask, link_tree, tiny_chat, until, xllamacpp
 
 from enginehouse.core import wire
 from enginehouse.core.errors import Unauthenticated, Unavailable

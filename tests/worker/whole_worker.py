@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
-from tests.worker.world import KEY, MemoryBus, MemoryLink, tiny_chat, until
+from tests.bus.memory import MemoryBus
+from tests.worker.world import KEY, MemoryLink, tiny_chat, until
 
 from enginehouse.core import wire
 from enginehouse.core.report import Report

@@ -13,8 +13,8 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import msgspec
+from tests.bus.memory import MemoryBus
 
-from enginehouse.core import wire
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.gallery import find_model, resolve
@@ -24,7 +24,6 @@ from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.fetch.galleries.sources import load_builtin, load_named
 from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
-from enginehouse.ports import Message
 from enginehouse.worker.backends.assembly import assemble
 from enginehouse.worker.backends.inventory import InstalledBackends
 from enginehouse.worker.commands.executor import Executor
@@ -155,47 +154,6 @@ async def running_world(
     async with world.supervisor:
         yield world
     await world.engine.close()
-
-
-class MemoryBus:
-    """A bus within one process: publishes to its own subscribers, and keeps what was said."""
-
-    def __init__(self) -> None:
-        self.is_connected = True
-        self.is_refused = False
-        self.is_closed = False
-        self.renewed: list[tuple[str, str]] = []
-        self.said: list[tuple[str, bytes]] = []
-        self._receivers: dict[str, Callable[[Message], None]] = {}
-
-    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        self.said.append((subject, payload))
-        receive = self._receivers.get(subject)
-        if receive is not None:
-            receive(Message(subject, payload, reply))
-
-    async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
-        self._receivers[subject] = receive
-
-    async def renew(self, jwt: str, seed: str) -> None:
-        self.renewed.append((jwt, seed))
-
-    async def close(self) -> None:
-        self.is_closed = True
-        self._receivers.clear()
-
-    def hears(self, subject: str) -> bool:
-        return subject in self._receivers
-
-    def replies(self, subject: str) -> list[wire.AnyReply]:
-        return [wire.decode(payload, wire.AnyReply, "a reply") for to, payload in self.said if to == subject]
-
-    async def ask(self, subject: str, payload: bytes, reply: str) -> bytes:
-        """Publish and wait for the next answer on `reply`."""
-        before = sum(1 for to, _ in self.said if to == reply)
-        await self.publish(subject, payload, reply)
-        await until(lambda: sum(1 for to, _ in self.said if to == reply) > before)
-        return [payload for to, payload in self.said if to == reply][before]
 
 
 class MemoryLink:

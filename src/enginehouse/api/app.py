@@ -27,8 +27,8 @@ from enginehouse.api.metrics import Metrics
 from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, TooLarge, Unauthenticated
 from enginehouse.core.name import shown
 from enginehouse.core.reading import read_json
+from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.fleet.tokens import Caller, Keys
-from enginehouse.frontend.operations.acceptance import Requester
 
 log = logging.getLogger(__name__)
 

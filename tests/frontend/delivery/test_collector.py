@@ -13,8 +13,8 @@ from enginehouse.core.intent import MAX_FAILURES, Intent, Outcome
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import CommandResult
+from enginehouse.frontend.acceptance import insert_operation
 from enginehouse.frontend.fleet.nodes import AddressRules
-from enginehouse.frontend.operations.acceptance import insert_operation
 from enginehouse.frontend.watching.views import OperationView
 from enginehouse.ports import Message
 from enginehouse.store import db, replicas

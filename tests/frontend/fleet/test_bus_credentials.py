@@ -9,7 +9,7 @@ from nacl.signing import SigningKey
 from tests.frontend.world import World, registration
 
 from enginehouse.core.errors import Unavailable
-from enginehouse.frontend.fleet.bus_credentials import BusCredentials, Minted
+from enginehouse.frontend.fleet.bus_credentials import BusCredentials, BusIssuer, Minted
 
 KEY = SigningKey(b"1" * 32)
 
@@ -24,10 +24,7 @@ class Server:
         self.is_away = False
         self.credentials = BusCredentials(
             world.store,
-            mint=self.mint,
-            life_seconds=3600.0,
-            url_for=lambda host: f"nats://{host}:4222",
-            revoke=self.revoke,
+            BusIssuer(mint=self.mint, url_for=lambda host: f"nats://{host}:4222", revoke=self.revoke),
             wall=lambda: self.now,
         )
 

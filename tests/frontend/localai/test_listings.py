@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from tests.bus.memory import Published
 from tests.frontend.localai.go_workers import NOBODY, answer_polls, joined, listed, pointing
-from tests.frontend.world import Published, World
+from tests.frontend.world import World
 
 from enginehouse.core import wire
 from enginehouse.core.errors import NotFound, Unavailable
@@ -15,8 +16,8 @@ from enginehouse.core.intent import Outcome
 from enginehouse.core.operation import BackendRequest
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
+from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.localai import listings as listings_file
-from enginehouse.frontend.operations.acceptance import Requester
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import UNKNOWN
 from enginehouse.ports import Message

@@ -14,7 +14,7 @@ from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
-from enginehouse.frontend.operations.acceptance import Requester
+from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.watching.views import NodeRow, OperationView
 from enginehouse.store import nodes, schema
 from enginehouse.store.db import Connection

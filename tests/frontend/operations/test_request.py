@@ -15,7 +15,7 @@ from enginehouse.core.errors import Conflict, Invalid, NotFound, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest
-from enginehouse.frontend.operations.acceptance import Requester
+from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.frontend.watching.views import NodeRow, OperationView
 

@@ -15,11 +15,10 @@ from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.replica import Replica
 from enginehouse.core.routing import Route
-from enginehouse.frontend.operations.acceptance import Requester
+from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.watching.events import Event, Watcher
-from enginehouse.store import db, models, operations, replicas
-from enginehouse.store import requests as requests
+from enginehouse.store import db, models, operations, replicas, requests
 from enginehouse.store.db import Connection
 
 GONE = Outcome(code="backend_exited", message="cannot start: it exited")

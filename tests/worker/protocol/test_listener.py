@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.bus.memory import MemoryBus
 from tests.bus.server import plain_server
 from tests.worker.shelf import write_backend
-from tests.worker.world import MemoryBus, World, until
+from tests.worker.world import World, until
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import wire

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.worker.world import MemoryBus, until
+from tests.bus.memory import MemoryBus
+from tests.worker.world import until
 
 from enginehouse.core import wire
 from enginehouse.core.progress import Progress

@@ -14,7 +14,8 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -31,11 +32,9 @@ from enginehouse.core.report import Report
 from enginehouse.frontend.delivery.late_replies import Overheard, Reply
 from enginehouse.frontend.delivery.replica_rows import follow, forget_gone_replicas
 from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
-from enginehouse.frontend.localai.lingering import RESTARTED, ended_as, note_over, note_shown, shadows
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus, Clock, Message
-from enginehouse.store import db, intents, lingering, nodes, operations
-from enginehouse.store import requests as requests
+from enginehouse.store import db, intents, nodes, operations, requests
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -68,9 +67,24 @@ class Reported(Struct):
     ended: tuple[str, ...] = ()  # which of those that the worker still works on have been cancelled or superseded
 
 
+class LingeringCommands(Protocol):
+    """Commands that workers continue although their intents have ended (`frontend.localai.lingering`)."""
+
+    def note_replies(self, connection: Connection, outcomes: Mapping[str, Outcome], now: float) -> list[Intent]: ...
+
+    def note_restart(self, connection: Connection, node_id: str, now: float) -> list[Intent]: ...
+
+    def note_shown(self, connection: Connection, before: Intent, report: Report) -> None: ...
+
+    def shadows(self, connection: Connection, node_id: str) -> dict[str, set[str]]: ...
+
+
 class Collector:
-    def __init__(self, store: Store, board: Board, nodes: Nodes, clock: Clock, owner: str) -> None:
+    def __init__(
+        self, store: Store, board: Board, nodes: Nodes, clock: Clock, owner: str, lingering: LingeringCommands
+    ) -> None:
         self._store = store
+        self._lingering = lingering
         self._board = board
         self._nodes = nodes
         self._clock = clock
@@ -175,7 +189,7 @@ class Collector:
     def _settle(self, connection: Connection, batch: Sequence[Reply]) -> _Settled:
         now = db.now(connection)
         done = _Settled([], set(), [], [], [])
-        over: dict[str, str] = {}
+        over: dict[str, Outcome] = {}
         known = operations.lock_intents(connection, {reply.to.intent_id for reply in batch})
         changes: dict[str, tuple[Intent, Change]] = {}
         for reply in batch:
@@ -184,7 +198,7 @@ class Collector:
                 self._refuse("reply", reply.to.node_id)
                 continue
             if intent is not None and reply.outcome is not None:
-                over[intent.id] = ended_as(reply.outcome)
+                over[intent.id] = reply.outcome
             if intent is None or intent.state != "running" or intent.attempt != reply.to.attempt:
                 continue
             if intent.id in changes:
@@ -208,7 +222,7 @@ class Collector:
                 outcome = self._believed(connection, intent, reply.outcome)
                 change = intents_core.after_outcome(intent, outcome, now, self._clock.random())
             changes[intent.id] = intent, change
-        done.over = note_over(connection, over, now)
+        done.over = self._lingering.note_replies(connection, over, now)
         done.intents = operations.apply_all(connection, changes.values())
         for intent in done.intents:
             follow(connection, intent, now)
@@ -245,8 +259,7 @@ class Collector:
 
         def work(connection: Connection) -> list[Intent]:
             now = db.now(connection)
-            given_up = lingering.on_node(connection, node_id)
-            settled = note_over(connection, dict.fromkeys(given_up, RESTARTED), now)
+            settled = self._lingering.note_restart(connection, node_id, now)
             for intent in operations.open_on(connection, node_id):
                 if intent.state == "running":
                     again = Change(
@@ -269,7 +282,7 @@ class Collector:
         # What is so proves nothing while an older command about it is at work, or may still arrive: the newer one has
         # to be seen first.
         shadowed = intents.shadowed(connection, node_id, {intent.subject for intent in open_ones})
-        at_work = {} if report.is_whole else shadows(connection, node_id)
+        at_work = {} if report.is_whole else self._lingering.shadows(connection, node_id)
         for intent in open_ones:
             is_shadowed = shadowed.get(intent.subject, 0) > 0 and report.is_whole
             is_shadowed = is_shadowed or bool(at_work.get(intent.subject, set()) - {intent.id})
@@ -283,7 +296,7 @@ class Collector:
             if change is not None:
                 settled += _applied(connection, intent, change)
                 if not report.is_whole and change.kind == "succeed":
-                    note_shown(connection, intent, report)
+                    self._lingering.note_shown(connection, intent, report)
         gone = forget_gone_replicas(connection, node_id, report)
         changed = gone or _shown(report) != _shown(node.report)
         nodes.set_report(connection, node_id, report, now if changed else None)

@@ -33,7 +33,7 @@ class Dispatcher:
         self._store = store
         self._bus = bus
         self._board = board
-        self._owner = owner
+        self.owner = owner
         self._lease_seconds = lease_seconds
         self._wake_again: Callable[[], None] = lambda: None
 
@@ -108,8 +108,8 @@ class Dispatcher:
 
         def work(connection: Connection) -> list[Intent]:
             until = db.now(connection) + self._lease_seconds
-            claims.renew(connection, self._owner, until)
-            return claims.take_over(connection, self._owner, db.now(connection), until)
+            claims.renew(connection, self.owner, until)
+            return claims.take_over(connection, self.owner, db.now(connection), until)
 
         for intent in await self._store.transaction(work):
             log.info("intent.taken_over intent=%s node=%s fence=%d", intent.id, intent.node_id, intent.fence)
@@ -119,7 +119,7 @@ class Dispatcher:
         # What ran on a node that is offline waits for it, due as soon as the node is healthy again.
         away = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
         changed = claims.park_absent(connection, away)
-        claimed = claims.claim_due(connection, self._owner, now, now + self._lease_seconds, CLAIM_LIMIT)
+        claimed = claims.claim_due(connection, self.owner, now, now + self._lease_seconds, CLAIM_LIMIT)
         # Workers report progress under the id of the operation that asked first.
         first = operations.first_of_intents(connection, [intent.id for intent in claimed])
         return [(intent, first.get(intent.id, intent.id)) for intent in claimed], changed

@@ -31,26 +31,24 @@ class Minted(Struct, frozen=True):
     expires_at: float  # in seconds since 1970
 
 
+class BusIssuer(Struct, frozen=True, kw_only=True):
+    """How credentials for the bus are made and revoked. The default is a bus that takes anonymous clients."""
+
+    mint: Callable[[str], Minted] | None = None  # makes the credential of a node; None where workers bring their own
+    life_seconds: float = 3600.0
+    # The address of the bus for a worker that reached this frontend under that host name.
+    url_for: Callable[[str], str] = lambda host: ""
+    revoke: Callable[[Mapping[str, int]], Awaitable[None]] | None = None  # only the embedded server can be told
+
+
 class BusCredentials:
-    def __init__(
-        self,
-        store: Store,
-        *,
-        mint: Callable[[str], Minted] | None,
-        life_seconds: float,
-        url_for: Callable[[str], str],
-        revoke: Callable[[Mapping[str, int]], Awaitable[None]] | None,
-        wall: Callable[[], float],
-    ) -> None:
-        """`mint` makes the credential of a node, of `life_seconds`; None where the bus takes anonymous clients, or
-        workers bring their own. `url_for` gives the address of the bus as seen by a worker that reached this frontend
-        under that host name. `revoke` tells the server, where it is ours. `wall` is what that server judges an end by.
-        """
+    def __init__(self, store: Store, issuer: BusIssuer, *, wall: Callable[[], float]) -> None:
+        """`wall` is the clock by which the bus server judges the end of a credential."""
         self._store = store
-        self._mint = mint
-        self._life_seconds = life_seconds
-        self._url_for = url_for
-        self._revoke = revoke
+        self._mint = issuer.mint
+        self._life_seconds = issuer.life_seconds
+        self._url_for = issuer.url_for
+        self._revoke = issuer.revoke
         self._wall = wall
         self._told: dict[str, int] = {}
         self._is_told = False

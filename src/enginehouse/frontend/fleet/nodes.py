@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 1000  # a join token that got about must not fill the database; the longest silent make room
 MAX_NAMED = 5  # of the machines of one name, in an error
 _WORSE: dict[Health, int] = {"healthy": 0, "unhealthy": 1, "offline": 2}
+Verify = Callable[[str, bytes, str], bool]  # of a public key, a message and its signature
 
 
 class Registered(Struct, frozen=True):
@@ -131,7 +132,7 @@ class Nodes:
         *,
         stale_seconds: float,
         approve_keys: Collection[str],
-        verify: Callable[[str, bytes, str], bool],
+        verify: Verify,
         wake: Callable[[], None],
         addresses: AddressRules = ANYWHERE,
     ) -> None:

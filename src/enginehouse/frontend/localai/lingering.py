@@ -1,7 +1,8 @@
-"""What LocalAI's workers go on with although nobody waits for it any more: they cannot be told to stop.
+"""Commands that LocalAI's workers continue although their intents have ended: these workers cannot be stopped.
 
-A row says so (`STILL`) until the worker has answered, was restarted, or was silent for too long; meanwhile nothing
-newer about the same thing is sent to that node (`store/claims`), and no listing proves anything about it.
+A row records such a command until the worker replies, registers again, or is silent for too long. Meanwhile no newer
+command for the same subject is sent to that node (`store/claims`), and no listing settles an intent about it. The
+functions of this module are the collector's `LingeringCommands`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,24 @@ RESTARTED = "LocalAI's worker went on with it until it was restarted"
 UNHEARD = "LocalAI's worker went on with it and never said how that ended"
 
 
-def ended_as(outcome: Outcome) -> str:
+def note_replies(connection: Connection, outcomes: Mapping[str, Outcome], now: float) -> list[Intent]:
+    """Workers have replied to these intents: their commands have ended. Returns the intents whose message changed."""
+    return note_over(connection, {intent_id: _ended_as(outcome) for intent_id, outcome in outcomes.items()}, now)
+
+
+def note_restart(connection: Connection, node_id: str, now: float) -> list[Intent]:
+    """The worker of this node was restarted, which ended its commands. Returns the intents whose message changed."""
+    return note_over(connection, dict.fromkeys(lingering.on_node(connection, node_id), RESTARTED), now)
+
+
+def _ended_as(outcome: Outcome) -> str:
     if outcome.succeeded:
         return "LocalAI's worker went on with it and has done it"
     return f"LocalAI's worker went on with it and failed: {outcome.message}"
 
 
 def note_over(connection: Connection, ended: Mapping[str, str], now: float) -> list[Intent]:
-    """These commands (intent and how it ended, in words) are over on their workers; the intents that say so now."""
+    """These commands (intent, and how it ended in words) have ended. Returns the intents whose message changed."""
     ids = lingering.among(connection, ended)
     if not ids:
         return []
@@ -40,8 +51,8 @@ def note_over(connection: Connection, ended: Mapping[str, str], now: float) -> l
 
 
 def note_shown(connection: Connection, before: Intent, report: Report) -> None:
-    """A listing has settled an intent. Its command is over where its own effect was seen; an upgrade to what was there
-    already may go on.
+    """A listing has settled an intent. Its command has ended if its own effect was seen; an upgrade to the version that
+    was there already may still run.
     """
     action = before.action
     does_anyway = isinstance(action, InstallBackend) and (action.upgrade or action.force or not action.keep)
@@ -52,7 +63,7 @@ def note_shown(connection: Connection, before: Intent, report: Report) -> None:
 
 
 def shadows(connection: Connection, node_id: str) -> dict[str, set[str]]:
-    """Per subject, the commands that the node's worker may still carry out."""
+    """Commands that the node's worker may still carry out, by subject."""
     found: dict[str, set[str]] = {}
     for one in lingering.every(connection):
         if one.node_id == node_id:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -17,9 +18,9 @@ from enginehouse.core import wire
 from enginehouse.core.action import InstallBackend
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import EnginehouseError, Malformed
+from enginehouse.core.intent import Intent
 from enginehouse.core.replica import RunningReplica, process_key
 from enginehouse.core.report import Report
-from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.ports import Bus, Message
 from enginehouse.store import db, nodes, operations
 from enginehouse.store.db import Connection, Store
@@ -45,10 +46,20 @@ class Question(Struct):
         return self.backends is not None and self.replicas is not None
 
 
+class Reports(Protocol):
+    """Takes the reports that are made of listings, and says what is heard of intents: the collector."""
+
+    async def report(self, node_id: str, report: Report) -> tuple[str, ...]: ...
+
+    async def tell(self, settled: Sequence[Intent]) -> None: ...
+
+    def silence_of(self, intent: Intent) -> float | None: ...
+
+
 class Listings:
-    def __init__(self, store: Store, collector: Collector, owner: str, is_backend: Callable[[str], bool]) -> None:
+    def __init__(self, store: Store, reports: Reports, owner: str, is_backend: Callable[[str], bool]) -> None:
         self._store = store
-        self._collector = collector
+        self._reports = reports
         self._owner = owner
         # Whether a gallery has a backend of that name: a pointer with the name of an alias is in no listing.
         self._is_backend = is_backend
@@ -117,7 +128,7 @@ class Listings:
             if one.replica_index == 0 and (one.model_id in names or self._is_backend(one.model_id))
         ]
         served = tuple(one for one in running if one not in idle)
-        await self._collector.report(question.node_id, Report(mark=question.asked_at, backends=listed, replicas=served))
+        await self._reports.report(question.node_id, Report(mark=question.asked_at, backends=listed, replicas=served))
         if idle:
             await self._stop(question.node_id, idle)
 

@@ -15,10 +15,9 @@ from msgspec import Struct, field
 from enginehouse.core.action import UnknownAction
 from enginehouse.core.intent import NODE_AWAY, Change, Intent
 from enginehouse.core.operation import AWAY_MESSAGE
-from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
 from enginehouse.frontend.localai.lingering import UNHEARD, note_over
-from enginehouse.frontend.localai.listings import Listings, Question
+from enginehouse.frontend.localai.listings import Listings, Question, Reports
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.ports import Bus
 from enginehouse.store import claims, db, leases, lingering, nodes, operations
@@ -48,7 +47,7 @@ class Poller:
         self,
         store: Store,
         nodes: Nodes,
-        collector: Collector,
+        reports: Reports,
         listings: Listings,
         patience: SilenceLimits,
         *,
@@ -57,7 +56,7 @@ class Poller:
     ) -> None:
         self._store = store
         self._nodes = nodes
-        self._collector = collector
+        self._reports = reports
         self._listings = listings
         self._patience = patience
         self._owner = owner
@@ -95,7 +94,7 @@ class Poller:
         looked = await self._store.transaction(self._silent_nodes)
         self._busy = looked.busy
         if looked.changed:
-            await self._collector.tell(looked.changed)
+            await self._reports.tell(looked.changed)
         await self._ask(looked.asked, looked.at)
 
     async def answers_step(self) -> None:
@@ -138,7 +137,7 @@ class Poller:
         is_news, parked = await self._store.transaction(work)
         if is_news:
             await self._nodes.tell({node_id})
-        await self._collector.tell(parked)
+        await self._reports.tell(parked)
 
     def _silent_nodes(self, connection: Connection) -> _Looked:
         now = db.now(connection)
@@ -184,5 +183,5 @@ class Poller:
         would do an upgrade twice, and its answer to the first sending would come too late to count.
         """
         limit = LOST_AFTER_BUDGETS * self._patience.budget_of(intent)
-        heard_ago = self._collector.silence_of(intent)
+        heard_ago = self._reports.silence_of(intent)
         return now - intent.dispatched_at > limit and (heard_ago is None or heard_ago > limit)

@@ -13,8 +13,7 @@ from enginehouse.core.action import InstallBackend, RemoveBackend, UnknownAction
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.intent import NODE_REMOVED, Change, Intent
 from enginehouse.core.operation import STILL, Operation, width_of
-from enginehouse.frontend.fleet.nodes import find_node
-from enginehouse.frontend.operations.acceptance import (
+from enginehouse.frontend.acceptance import (
     Acceptance,
     OperationDetails,
     Requester,
@@ -22,6 +21,7 @@ from enginehouse.frontend.operations.acceptance import (
     new_operation,
     with_intents,
 )
+from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.versions import Versions, without_pin
 from enginehouse.store import (

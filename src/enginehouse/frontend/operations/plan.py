@@ -12,9 +12,8 @@ from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend
 from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest, Excluded, width_of
-from enginehouse.frontend.fresh import Freshen, as_known
 from enginehouse.frontend.operations.checks import check_backend_request
-from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store.db import Store
 

@@ -14,9 +14,7 @@ from enginehouse.core.intent import Intent
 from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest, width_of
-from enginehouse.frontend.fleet.nodes import find_node
-from enginehouse.frontend.fresh import Freshen, as_known
-from enginehouse.frontend.operations.acceptance import (
+from enginehouse.frontend.acceptance import (
     Acceptance,
     NodeActions,
     OperationDetails,
@@ -24,9 +22,10 @@ from enginehouse.frontend.operations.acceptance import (
     insert_operation,
     new_operation,
 )
+from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.operations.cancel import cancel_all
 from enginehouse.frontend.operations.checks import check_backend_request
-from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection

@@ -7,7 +7,7 @@ waits; waiting for approval, being of another kind, having no build or not havin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -30,9 +30,16 @@ from enginehouse.store import intents, nodes
 from enginehouse.store.db import Connection
 
 Unknown = Collection[str]  # the ids of nodes
+# Refreshes what is known of these nodes, or of all; returns the ids of nodes whose state is unknown.
+Freshen = Callable[[Collection[str] | None], Awaitable[Collection[str]]]
 WAITS = "it waits for approval"
 UNKNOWN = "unknown"  # the code of a node that may have been left out by mistake
 UNKNOWN_REASON = "its worker did not say what it has; ask again when it answers"
+
+
+async def as_known(_nodes: Collection[str] | None) -> Collection[str]:
+    """Uses the last reports: for a cluster without workers that have to be polled."""
+    return ()
 
 
 class Choice(Struct, frozen=True):

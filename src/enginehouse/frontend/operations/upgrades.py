@@ -16,8 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.node import Node
-from enginehouse.frontend.fresh import Freshen, as_known
-from enginehouse.frontend.operations.targets import Targets
+from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import nodes
 from enginehouse.store.db import Store

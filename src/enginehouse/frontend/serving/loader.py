@@ -25,15 +25,14 @@ from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
 from enginehouse.core.replica import Replica, process_key
+from enginehouse.frontend.acceptance import Requester, once
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.operations.acceptance import Requester, once
 from enginehouse.frontend.serving.models import reachable
 from enginehouse.frontend.serving.router import model_not_found
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import db, leases, models, nodes, operations, replicas
+from enginehouse.store import db, leases, models, nodes, operations, replicas, requests
 from enginehouse.store import intents as store_intents
-from enginehouse.store import requests as requests
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
