@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from enginehouse.build_worker import make_installation
 from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.model import Model
 from enginehouse.engine.openai.client import HttpEngine
@@ -26,7 +27,6 @@ from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
 from enginehouse.ports import EngineCall
-from enginehouse.worker.backends.assembly import assemble
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.engines.process_table import StartRequest
 from enginehouse.worker.engines.supervisor import Supervisor
@@ -55,7 +55,7 @@ def place_of(directory: Path, chosen: Confinement) -> WorkerOptions:
 async def install(directory: Path) -> None:
     place = place_of(directory, confinement.NONE)
     place.make_directories()
-    made = assemble(place.installer_options, os.environ)
+    made = make_installation(place.installer_options, os.environ)
     engine = resolve((load_builtin(),), model().backend, "default", hardware.platform())
 
     async def nothing() -> None:
@@ -71,7 +71,7 @@ async def install(directory: Path) -> None:
 async def once(directory: Path, chosen: Confinement, answers: int) -> tuple[float, float]:
     """Seconds until the engine is ready, and seconds of so many answers, one after the other."""
     place, engine = place_of(directory, chosen), HttpEngine()
-    made = assemble(place.installer_options, os.environ)
+    made = make_installation(place.installer_options, os.environ)
     supervisor = Supervisor(
         place,
         made.trees,

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import uvloop
 
+from enginehouse.build_worker import make_installation
 from enginehouse.core.backend import Resolved
 from enginehouse.host import confinement
 from enginehouse.host.blocking import in_thread
-from enginehouse.worker.backends.assembly import InstallerOptions, assemble, lock
+from enginehouse.worker.backends.installation import InstallerOptions, lock_backends
 from enginehouse.worker.backends.installer import InstallRequest
 
 
@@ -29,7 +30,7 @@ async def main(reference: str, backends: str, host: str, sharing: str = "") -> N
     # As a worker here: hard links where engines are confined. `copy` measures a worker whose engines are not.
     may_link = sharing != "copy" and confinement.choose("auto", "").protects_trees
     options = InstallerOptions(backends=Path(backends), allowed_hosts=(host,), may_link=may_link)
-    held, assembled = lock(options.backends, "measure"), assemble(options, os.environ)
+    held, assembled = lock_backends(options.backends, "measure"), make_installation(options, os.environ)
     await in_thread(assembled.installer.recover)
     request = InstallRequest(resolved=Resolved(directory="engine", uri=reference, digest=""), upgrade=True)
     usable: list[float] = []

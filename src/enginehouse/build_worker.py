@@ -1,23 +1,53 @@
-"""Builds one worker: the agent, its link to the frontend, its bus and its way to ask engines whether they are ready."""
+"""Builds one worker: every part of it, its link to the frontend and its bus. Also builds installations for commands
+that need no cluster. The only place that chooses the worker's adapters.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
-from enginehouse.bus.nats import BusOptions, NatsBus
+from enginehouse.artifact.blobs.store import BlobStore
+from enginehouse.artifact.images.sharing import Manifests
+from enginehouse.artifact.suppliers import Suppliers
 from enginehouse.core.errors import Invalid
 from enginehouse.core.wire import RegisterReply
 from enginehouse.engine.openai.client import HttpEngine
-from enginehouse.host import confinement, disk, processes
+from enginehouse.fetch.galleries.sources import load_named
+from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.pypi import Limits, Python
+from enginehouse.fetch.registry.requests import Registries
+from enginehouse.host import confinement, disk, hardware, processes
+from enginehouse.host.blocking import in_thread
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
+from enginehouse.loop import Signal
+from enginehouse.ports import Engine
 from enginehouse.settings.file import read_credentials
 from enginehouse.settings.programs import WorkerSettings
 from enginehouse.worker.agent import Agent
-from enginehouse.worker.backends import assembly
+from enginehouse.worker.backends.installation import Installation, InstallerOptions, lock_backends
+from enginehouse.worker.backends.installer import Installer, Storage
+from enginehouse.worker.backends.inventory import Inventory
+from enginehouse.worker.backends.python_packages import Packages
+from enginehouse.worker.backends.trees import Trees
+from enginehouse.worker.commands.executor import Executor
+from enginehouse.worker.commands.journal import Journal
+from enginehouse.worker.commands.ports import CommandPorts
+from enginehouse.worker.enclosures import Enclosures
+from enginehouse.worker.engines.supervisor import Supervisor
+from enginehouse.worker.identity import IdentityFiles
+from enginehouse.worker.local import Local
+from enginehouse.worker.models.files import ModelFiles
 from enginehouse.worker.options import WorkerOptions
+from enginehouse.worker.parts import AgentParts
+
+if TYPE_CHECKING:
+    from enginehouse.bus.nats import NatsBus
 
 BUS_CONNECT_SECONDS = 30.0  # then the worker registers again: the address may have changed
 FIRST_ENGINE_PORT = 50051
@@ -25,31 +55,14 @@ FIRST_ENGINE_PORT = 50051
 
 async def run(settings: WorkerSettings) -> int:
     disk.make_usable(settings.data)
-    chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
-    place = WorkerOptions(
-        directory=settings.data,
-        name=settings.name,
-        join_token=settings.token,
-        advertise_host=settings.advertise_host,
-        base_port=settings.base_port or FIRST_ENGINE_PORT,
-        labels=settings.labels,
-        max_replicas_per_model=settings.max_replicas_per_model,
-        grace_seconds=settings.grace_seconds,
-        allowed_hosts=settings.allowed_hosts,
-        registry_credentials=read_credentials(settings.registry_credentials),
-        system_backends=settings.backends_system_path,
-        archive_limit_bytes=settings.archive_limit_bytes,
-        blob_cap_bytes=settings.blob_cap_bytes,
-        confinement=chosen,
-        hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
-    )
+    options = _options(settings)
     lock = disk.Lock(settings.data / "worker.lock", "start a worker")
     # Beside that of the data directory: `enginehouse local` may be given the backends alone.
-    backends_lock = assembly.lock(place.backends, "start a worker")
+    backends_lock = lock_backends(options.backends, "start a worker")
     engine = HttpEngine()
     clients = [FrontendClient(url, settings.token, user_agent="enginehouse-worker") for url in settings.url.split(",")]
-    link = WorkerLink(*clients)
-    agent = Agent(place, link, partial(_open_bus, settings), engine, os.environ)
+    parts = make_parts(options, engine, os.environ)
+    agent = Agent(options, parts, WorkerLink(*clients), partial(_open_bus, settings))
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(agent.run())
@@ -64,6 +77,121 @@ async def run(settings: WorkerSettings) -> int:
     return 0
 
 
+def make_parts(options: WorkerOptions, engine: Engine, environment: Mapping[str, str]) -> AgentParts:
+    """The parts of a worker on the disk, processes and network of this machine."""
+    changed = Signal()
+    installation = make_installation(options.installer_options, environment)
+    models = ModelFiles(options.models, installation.python)
+    supervisor = Supervisor(
+        options,
+        installation.trees,
+        models,
+        engine,
+        environment=environment,
+        enclosures=installation.enclosures,
+        changed=changed,
+    )
+    journal = Journal(options.journal)
+    ports = CommandPorts(
+        trees=Inventory(installation.trees),
+        installer=installation.installer,
+        models=models,
+        supervisor=supervisor,
+        journal=journal,
+        look_up=lambda named: load_named(named, installation.client, options.directory / "galleries"),
+    )
+    return AgentParts(
+        machine=hardware,
+        node_files=IdentityFiles(options.node_key, options.node_file),
+        generations=installation.trees,
+        inventory=ports.trees,
+        installer=installation.installer,
+        models=models,
+        supervisor=supervisor,
+        journal=journal,
+        executor=Executor(ports, changed),
+        look_up=ports.look_up,
+        changed=changed,
+        close=installation.close,
+    )
+
+
+def make_installation(options: InstallerOptions, environment: Mapping[str, str]) -> Installation:
+    """A backends directory with its installer. The caller holds the lock of the directory."""
+    rules = Rules(options.allowed_hosts)
+    client = Client(rules, stall_seconds=options.stall_seconds)
+    registries = Registries(
+        rules, environment=environment, credentials=options.registry_credentials, patience=options.patience
+    )
+    python = Python(
+        environment,
+        limits=Limits(stall_seconds=options.stall_seconds),
+        before_exec=processes.die_with_parent(),
+    )
+    trees = Trees(options.backends, options.system)
+    storage = Storage(
+        trees=trees,
+        blobs=BlobStore(trees.private / "blobs"),
+        manifests=Manifests(trees.private / "files"),
+        limits=options.limits,
+        cap_bytes=options.cap_bytes,
+        may_link=options.may_link,
+    )
+    suppliers = Suppliers(client, registries, hardware.platform())
+    enclosures = Enclosures(options.data or options.backends.parent, options.confinement, options.hidden)
+    return Installation(
+        trees=trees,
+        blobs=storage.blobs,
+        installer=Installer(storage, suppliers, Packages(python, environment, enclosures)),
+        suppliers=suppliers,
+        python=python,
+        client=client,
+        enclosures=enclosures,
+    )
+
+
+@asynccontextmanager
+async def open_local(
+    options: InstallerOptions, environment: Mapping[str, str], *, doing: str, is_locked: bool = True
+) -> AsyncIterator[Local]:
+    """Backends without a cluster. With the lock, it first finishes or undoes what a killed run left; without the lock
+    nothing may be changed.
+    """
+    lock = lock_backends(options.backends, doing) if is_locked else None
+    installation = make_installation(options, environment)
+    try:
+        if is_locked:
+            try:
+                await in_thread(installation.installer.recover)
+            except OSError as error:
+                raise disk.storage_error(error, f"use the backends directory {options.backends}") from error
+        yield Local(options, installation)
+    finally:
+        await installation.close()
+        if lock is not None:
+            lock.release()
+
+
+def _options(settings: WorkerSettings) -> WorkerOptions:
+    return WorkerOptions(
+        directory=settings.data,
+        name=settings.name,
+        join_token=settings.token,
+        advertise_host=settings.advertise_host,
+        base_port=settings.base_port or FIRST_ENGINE_PORT,
+        labels=settings.labels,
+        max_replicas_per_model=settings.max_replicas_per_model,
+        grace_seconds=settings.grace_seconds,
+        allowed_hosts=settings.allowed_hosts,
+        registry_credentials=read_credentials(settings.registry_credentials),
+        system_backends=settings.backends_system_path,
+        archive_limit_bytes=settings.archive_limit_bytes,
+        blob_cap_bytes=settings.blob_cap_bytes,
+        confinement=confinement.choose(settings.engine_confinement, settings.engine_user),
+        hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
+    )
+
+
 async def _open_bus(settings: WorkerSettings, reply: RegisterReply) -> NatsBus:
     url = settings.nats_url or reply.nats_url
     if not url:
@@ -74,6 +202,8 @@ async def _open_bus(settings: WorkerSettings, reply: RegisterReply) -> NatsBus:
             code="invalid_setting",
             param="nats_url",
         )
+    from enginehouse.bus.nats import BusOptions, NatsBus  # here: `enginehouse local` has no bus
+
     options = BusOptions(
         url=url,
         name=f"enginehouse-worker-{reply.name}",

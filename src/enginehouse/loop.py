@@ -88,6 +88,20 @@ class Loop:
                 pass
 
 
+class Signal:
+    """A callback that is connected after it was handed out: objects are built before the object that listens."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], None] | None = None
+
+    def connect(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        if self._call is not None:
+            self._call()
+
+
 class Wakes:
     """Loops wake each other; they are made after the objects that ask for it, so the names come first."""
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from random import Random
-from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,8 +28,8 @@ from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.model import HeldModel
 from enginehouse.core.wire import Command
 from enginehouse.worker.commands.journal import Journal
+from enginehouse.worker.commands.work import Work
 from enginehouse.worker.engines.process_table import StartRequest
-from enginehouse.worker.protocol.decode import Work
 
 WORK: ContextVar[Work | None] = ContextVar("work", default=None)  # what the current task was asked to do
 ENDED: ContextVar[list[str]] = ContextVar("ended")  # the engines that were stopped for it
@@ -296,38 +295,24 @@ def _shown(work: Work | None) -> str:
     return f"{command.intent[:8]} generation {command.generation} attempt {command.attempt} fence {command.fence}"
 
 
-class JournalFile:
-    """As much of a path as the journal needs."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-
-    def read_bytes(self) -> bytes:
-        self._disk.check_read("the journal")
-        return self._disk.journal
-
-    def replace(self, content: bytes) -> None:
-        self._disk.check_room()
-        self._disk.journal = content
-
-    def truncate(self, length: int) -> None:
-        self._disk.check_write()
-        self._disk.journal = self._disk.journal[:length]
-
-
-def write_atomic(path: JournalFile | Path, content: bytes, mode: int = 0o644) -> None:
-    """For what the worker writes whole: its journal. The rest nobody reads here."""
-    if isinstance(path, JournalFile):
-        path.replace(content)
-
-
 class SimJournal(Journal):
     """The real journal; only its bytes are elsewhere."""
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(Path())
-        self._path = cast(Path, JournalFile(disk))
         self._disk = disk
+
+    def _read(self) -> bytes:
+        self._disk.check_read("the journal")
+        return self._disk.journal
+
+    def _truncate(self, length: int) -> None:
+        self._disk.check_write()
+        self._disk.journal = self._disk.journal[:length]
+
+    def _replace(self, content: bytes) -> None:
+        self._disk.check_room()
+        self._disk.journal = content
 
     def check(self, subject: str, command: Command) -> None:
         super().check(subject, command)

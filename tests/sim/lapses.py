@@ -33,8 +33,8 @@ from enginehouse.worker.agent import Agent
 from enginehouse.worker.commands import executor as actions
 from enginehouse.worker.commands.actions import Actions, UnderWay
 from enginehouse.worker.commands.executor import Executor
+from enginehouse.worker.commands.work import outcome_of
 from enginehouse.worker.engines.process_table import Stopped
-from enginehouse.worker.protocol.decode import outcome_of
 
 ALPHA, BETA = "one@alpha", "two@alpha"
 

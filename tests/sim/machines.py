@@ -1,48 +1,39 @@
-"""One simulated machine: the real agent on parts in memory, in a process that can be killed and paused.
-
-The agent chooses its parts by name in its own module; those names are replaced for the whole run, and each machine is
-found again through the context of its process.
-"""
+"""One simulated machine: the real agent on parts in memory, in a process that can be killed and paused."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 from tests.sim import frontends
 from tests.sim.bus import SimBus
-from tests.sim.disk import Disk, JournalFile, SimJournal, write_atomic
+from tests.sim.disk import Disk, SimJournal
 from tests.sim.engines import SimSupervisor
 from tests.sim.ledgers import WorkerChecks
 from tests.sim.loop import Process
-from tests.sim.parts import SimActions, SimAssembled, SimInstaller, SimModels
+from tests.sim.parts import SimActions, SimInstaller, SimModels, SimTrees
 from tests.sim.rows import select_rows
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError, Unavailable
+from enginehouse.core.gallery import Gallery
 from enginehouse.core.node import Capacity
 from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.frontend.fleet.nodes import token_hash
-from enginehouse.host import disk as real_disk
-from enginehouse.ports import Engine
-from enginehouse.worker import agent
-from enginehouse.worker import registration as joining
+from enginehouse.loop import Signal
 from enginehouse.worker.agent import Agent
-from enginehouse.worker.commands import journal
+from enginehouse.worker.backends.inventory import Inventory
+from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.options import WorkerOptions
+from enginehouse.worker.parts import AgentParts
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-MACHINE: ContextVar[SimMachine] = ContextVar("machine")
 LINK_LIMIT_SECONDS = 4.0
 RESTART_SECONDS = 1.0
 
@@ -58,6 +49,32 @@ class SimIdentity:
 
     def signed(self, request: RegisterRequest) -> RegisterRequest:
         return msgspec.structs.replace(request, public_key=self.public_key, signature="00")
+
+
+class SimNodeFiles:
+    def __init__(self, public_key: str) -> None:
+        self._public_key = public_key
+
+    def load_identity(self) -> SimIdentity:
+        return SimIdentity(self._public_key)
+
+    def write_node(self, node: RegisterReply) -> None:
+        """Nothing reads it here."""
+
+
+class SimHardware:
+    def capacity(self, _directory: Path) -> Capacity:
+        return Capacity(cores=2, total_ram=2**34, available_ram=2**33, total_disk=2**40, available_disk=2**39)
+
+    def capability(self) -> str:
+        return "default"
+
+    def platform(self) -> str:
+        return "linux/amd64"
+
+
+async def _no_galleries(_named: str) -> tuple[Gallery, ...]:
+    return ()
 
 
 class SimMachine:
@@ -80,7 +97,6 @@ class SimMachine:
 
     def start(self) -> None:
         self.process = self._world.loop.new_process(self.name)
-        self.process.context.run(MACHINE.set, self)
         self.process.spawn(self._run())
 
     def stop(self) -> None:
@@ -115,7 +131,7 @@ class SimMachine:
         """The worker, and what starts it again when it ends for a reason that may heal."""
         place = SimPlace(directory=Path("/nowhere"), name=self.name, advertise_host="10.0.0.1")
         while True:
-            self._agent = Agent(place, SimLink(self._world, self), self._open_bus, cast(Engine, None), {})
+            self._agent = Agent(place, self._parts(), SimLink(self._world, self), self._open_bus)
             try:
                 await self._agent.run()
                 self._world.trace.note(self.name, "has stopped")
@@ -126,6 +142,33 @@ class SimMachine:
             except EnginehouseError as error:
                 self._world.loop.fail(Violation("internal error", f"{self.name} gave up: {error!r}"))
                 return
+
+    def _parts(self) -> AgentParts:
+        changed = Signal()
+        self.supervisor = SimSupervisor(self.disk, changed)
+        trees = SimTrees(self.disk)
+        ports = CommandPorts(
+            trees=Inventory(cast(Trees, trees)),
+            installer=self.installer,
+            models=SimModels(self.disk),
+            supervisor=self.supervisor,
+            journal=SimJournal(self.disk),
+            look_up=_no_galleries,
+        )
+        self.actions = SimActions(ports, changed, self.checks)
+        return AgentParts(
+            machine=SimHardware(),
+            node_files=SimNodeFiles(self.public_key),
+            generations=trees,
+            inventory=ports.trees,
+            installer=self.installer,
+            models=SimModels(self.disk),
+            supervisor=self.supervisor,
+            journal=cast(SimJournal, ports.journal),
+            executor=self.actions,
+            look_up=ports.look_up,
+            changed=changed,
+        )
 
     async def _open_bus(self, node: RegisterReply) -> SimBus:
         bus = SimBus(self._world.network)
@@ -177,45 +220,3 @@ class SimLink:
         if self._machine.name in self._world.cut_links:
             raise Unavailable("cannot reach the frontend: no route", code="connection_refused")
         return self._chance.choice(self._world.frontends)
-
-
-def _make_actions(parts: CommandPorts, changed: Callable[[], None]) -> SimActions:
-    machine = MACHINE.get()
-    machine.actions = SimActions(parts, changed, machine.checks)
-    return machine.actions
-
-
-def _make_supervisor(*_: object, changed: Callable[[], None], **__: object) -> SimSupervisor:
-    machine = MACHINE.get()
-    machine.supervisor = SimSupervisor(machine.disk, changed)
-    return machine.supervisor
-
-
-def _capacity(_path: Path) -> Capacity:
-    return Capacity(cores=2, total_ram=2**34, available_ram=2**33, total_disk=2**40, available_disk=2**39)
-
-
-@contextlib.contextmanager
-def simulated_parts() -> Iterator[None]:
-    """While this lasts, agents are made of the parts of the machine in whose process they are made."""
-    hardware = SimpleNamespace(capacity=_capacity, capability=lambda: "default", platform=lambda: "linux/amd64")
-    disk = SimpleNamespace(write_atomic=write_atomic, storage_error=real_disk.storage_error)
-    here = MACHINE.get
-    names: list[tuple[ModuleType, str, object]] = [
-        (agent, "assemble", lambda *_: SimAssembled(here().disk, here().installer)),
-        (agent, "ModelFiles", lambda *_: SimModels(here().disk)),
-        (agent, "Supervisor", _make_supervisor),
-        (agent, "Journal", lambda _: SimJournal(here().disk)),
-        (agent, "Executor", _make_actions),
-        (agent, "load_identity", lambda _: SimIdentity(here().public_key)),
-        (agent, "hardware", hardware),
-        (agent, "disk", disk),
-        (joining, "hardware", hardware),
-        (journal, "disk", disk),
-        (journal, "os", SimpleNamespace(truncate=JournalFile.truncate)),
-    ]
-    with contextlib.ExitStack() as stack:
-        for module, name, value in names:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, value)
-        yield

@@ -27,7 +27,7 @@ from enginehouse.host.disk import storage_error
 from enginehouse.worker.backends.installer import Installed, InstallRequest, Swapped
 from enginehouse.worker.commands.executor import Executor
 from enginehouse.worker.commands.ports import CommandPorts
-from enginehouse.worker.protocol.decode import Work
+from enginehouse.worker.commands.work import Work
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -194,18 +194,3 @@ class SimActions(Executor):
             ENDED.reset(other)
             if work.command is not None:
                 self._checks.answered(work.command)
-
-
-class SimAssembled:
-    """What the agent gets instead of an installer with everything around it."""
-
-    def __init__(self, disk: Disk, installer: SimInstaller) -> None:
-        self.trees = SimTrees(disk)
-        self.installer = installer
-        self.python = None
-        self.enclosures = None
-        self.client = None
-        self.enclosures = None
-
-    async def close(self) -> None:
-        """No connections to close."""

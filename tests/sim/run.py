@@ -21,7 +21,6 @@ from tests.sim.clocks import no_wall_clock
 from tests.sim.ending import is_all_shown, is_settled, judge_the_end, shown_open, stale_routes
 from tests.sim.isolation import Isolation
 from tests.sim.loop import SimLoop, StepLimit
-from tests.sim.machines import simulated_parts
 from tests.sim.options import Options
 from tests.sim.store import clock_of, database
 from tests.sim.trace import Violation
@@ -57,7 +56,6 @@ def run(options: Options) -> Result:
     violation: Exception | None = None
     trace_back = ""
     with (
-        simulated_parts(),
         clock_of(loop, world.chance("store")),
         no_wall_clock(loop),
         _seeded(world.chance("ids")),

@@ -22,11 +22,12 @@ from msgspec import Struct
 
 from enginehouse.artifact.blobs import download as fetching
 from enginehouse.artifact.blobs import partial
+from enginehouse.build_worker import make_installation
 from enginehouse.core.backend import Resolved
 from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
-from enginehouse.worker.backends.assembly import InstallerOptions, assemble
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.backends.installer import InstallRequest
 
 LIMIT_SECONDS = 60.0
@@ -59,7 +60,7 @@ async def perform(job: Job, gate: int) -> None:
         disk.exchange = lambda first, second: False
     partial.PART_BYTES //= job.scale
     fetching.WRITE_BYTES //= job.scale
-    assembled = assemble(options(Path(job.backends)), os.environ)
+    assembled = make_installation(options(Path(job.backends)), os.environ)
     await in_thread(assembled.installer.recover)
     match job.work:
         case "install":

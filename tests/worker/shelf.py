@@ -23,15 +23,15 @@ from tests.fetch.images import Compression, Image, write_image
 from tests.fetch.real_registry import Registry
 from tests.worker.world import nothing
 
+from enginehouse.build_worker import make_installation, open_local
 from enginehouse.core.backend import Resolved
 from enginehouse.core.installation import METADATA_FILE, Metadata, decode_metadata
 from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.host import hardware
-from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble
+from enginehouse.worker.backends.installation import Installation, InstallerOptions
 from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.listing import LocalBackend
 from enginehouse.worker.backends.plan import InstallPlan, plan
-from enginehouse.worker.local import Local
 
 DIRECTORY = "engine"
 Tree = dict[str, tuple[int, bytes]]
@@ -68,7 +68,7 @@ class Shelf:
         self.directory = directory
         self.backends = options.backends
         self.options = options
-        self.assembled = assemble(options, os.environ)
+        self.assembled = make_installation(options, os.environ)
         self._opened = [self.assembled]
         self.progress: list[tuple[str, int, int]] = []
 
@@ -118,9 +118,9 @@ class Shelf:
         assert found is not None
         return found
 
-    def again(self, **options: object) -> Assembled:
+    def again(self, **options: object) -> Installation:
         """A new process, as it were: everything remembered in memory is gone."""
-        self.assembled = assemble(msgspec.structs.replace(self.options, **options), os.environ)
+        self.assembled = make_installation(msgspec.structs.replace(self.options, **options), os.environ)
         self._opened.append(self.assembled)
         self.assembled.installer.recover()
         return self.assembled
@@ -165,7 +165,7 @@ def five_layers(changed: int = -1, text: str = "one") -> list[dict[str, bytes]]:
 
 
 async def listed(one: Shelf) -> dict[str, LocalBackend]:
-    async with Local(one.options, os.environ, doing="list", is_locked=False) as local:
+    async with open_local(one.options, os.environ, doing="list", is_locked=False) as local:
         return {backend.name: backend for backend in local.list_backends()}
 
 

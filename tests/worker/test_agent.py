@@ -52,7 +52,7 @@ async def test_it_registers_with_everything_that_a_frontend_of_localai_asks_for(
     identity = Identity(SigningKey(bytes(32)))
     place = WorkerOptions(directory=tmp_path, name="node-one", max_replicas_per_model=3)
     place.make_directories()
-    request = joining.registration(place, identity, "10.0.0.1", "challenge")
+    request = joining.registration(place, hardware, identity, "10.0.0.1", "challenge")
     assert (request.gpu_vendor, request.gpu_compute_capability) == ("nvidia", "12.1")
     assert (request.max_replicas_per_model, request.labels["node.replica-slots"]) == (3, "3")
     assert request.http_address == "", "nothing listens there"

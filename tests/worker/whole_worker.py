@@ -12,6 +12,7 @@ import msgspec
 from tests.bus.memory import MemoryBus
 from tests.worker.world import KEY, MemoryLink, tiny_chat, until
 
+from enginehouse.build_worker import make_parts
 from enginehouse.core import wire
 from enginehouse.core.report import Report
 from enginehouse.core.wire import Command, RegisterReply
@@ -40,7 +41,7 @@ class WholeWorker:
         self.link = MemoryLink(statuses)
         self.buses: list[MemoryBus] = []
         self.engine = HttpEngine()
-        self.agent = Agent(self.place, self.link, self._open, self.engine, os.environ)
+        self.agent = Agent(self.place, make_parts(self.place, self.engine, os.environ), self.link, self._open)
 
     async def _open(self, registered: RegisterReply) -> MemoryBus:
         self.buses.append(MemoryBus())

@@ -15,20 +15,19 @@ from urllib.request import Request, urlopen
 import msgspec
 from tests.bus.memory import MemoryBus
 
+from enginehouse.build_worker import make_parts
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.model import Model
 from enginehouse.core.wire import BusCredential, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.engine.openai.client import HttpEngine
-from enginehouse.fetch.galleries.sources import load_builtin, load_named
+from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
-from enginehouse.worker.backends.assembly import assemble
-from enginehouse.worker.backends.inventory import InstalledBackends
-from enginehouse.worker.commands.executor import Executor
+from enginehouse.worker.backends.installer import Installer
+from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.commands.journal import Journal
-from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.engines.supervisor import Supervisor
 from enginehouse.worker.models.files import ModelFiles
 from enginehouse.worker.options import WorkerOptions
@@ -116,31 +115,19 @@ class World:
             confinement=chosen or confinement.choose("auto", ""),
         )
         self.place.make_directories()
-        self.assembled = assemble(self.place.installer_options, os.environ)
-        self.python, self.trees = self.assembled.python, self.assembled.trees
-        self.models = ModelFiles(self.place.models, self.python)
-        self.installer = self.assembled.installer
         self.engine = HttpEngine()
-        self.journal = Journal(self.place.journal)
+        made = make_parts(self.place, self.engine, os.environ)
+        self.made = made
+        made.changed.connect(self._changed)
+        assert isinstance(made.models, ModelFiles)
+        assert isinstance(made.installer, Installer)
+        assert isinstance(made.supervisor, Supervisor)
+        assert isinstance(made.journal, Journal)
+        assert isinstance(made.generations, Trees)
+        self.models, self.installer, self.supervisor = made.models, made.installer, made.supervisor
+        self.journal, self.trees, self.python = made.journal, made.generations, made.models._python
+        self.parts, self.actions = made.ports, made.executor
         self.changes = 0
-        self.supervisor = Supervisor(
-            self.place,
-            self.trees,
-            self.models,
-            self.engine,
-            environment=os.environ,
-            enclosures=self.assembled.enclosures,
-            changed=self._changed,
-        )
-        self.parts = CommandPorts(
-            trees=InstalledBackends(self.trees),
-            installer=self.installer,
-            models=self.models,
-            supervisor=self.supervisor,
-            journal=self.journal,
-            look_up=lambda named: load_named(named, self.assembled.client, directory / "galleries"),
-        )
-        self.actions = Executor(self.parts, self._changed)
 
     def _changed(self) -> None:
         self.changes += 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -19,20 +19,12 @@ import enginehouse
 from enginehouse.core.errors import Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.report import Report
 from enginehouse.core.wire import BUS_AWAY, HeartbeatReply, HeartbeatRequest, RegisterReply
-from enginehouse.fetch.galleries.sources import load_named
-from enginehouse.host import disk, hardware
+from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.loop import Loop
-from enginehouse.ports import Bus, Engine, Link
-from enginehouse.worker.backends.assembly import assemble
-from enginehouse.worker.backends.inventory import InstalledBackends
-from enginehouse.worker.commands.executor import Executor
-from enginehouse.worker.commands.journal import Journal
-from enginehouse.worker.commands.ports import CommandPorts
-from enginehouse.worker.engines.supervisor import Supervisor
-from enginehouse.worker.identity import Identity, load_identity
-from enginehouse.worker.models.files import ModelFiles
+from enginehouse.ports import Bus, Link
 from enginehouse.worker.options import WorkerOptions
+from enginehouse.worker.parts import AgentParts, Signer
 from enginehouse.worker.protocol.listener import Listener
 from enginehouse.worker.registration import Joined, join
 from enginehouse.worker.renewal import Renewal
@@ -52,10 +44,9 @@ LEAVE_SECONDS = 5.0  # for the goodbye: a frontend that does not hear it notices
 class Agent:
     """`run` works until `stop` is called, or ends with the error that refused it for good."""
 
-    def __init__(
-        self, place: WorkerOptions, link: Link, open_bus: OpenBus, engine: Engine, environment: Mapping[str, str]
-    ) -> None:
-        self._place = place
+    def __init__(self, options: WorkerOptions, parts: AgentParts, link: Link, open_bus: OpenBus) -> None:
+        self._options = options
+        self._parts = parts
         self._link = link
         self._open_bus = open_bus
         self._stop = asyncio.Event()
@@ -75,29 +66,7 @@ class Agent:
         self._renewal = Renewal(lambda: asyncio.get_running_loop().time())
         self._bus: Bus | None = None
         self._node: RegisterReply | None = None
-        self._assembled = assemble(place.installer_options, environment)
-        trees = self._assembled.trees
-        self._installed = InstalledBackends(trees)
-        self._models = ModelFiles(place.models, self._assembled.python)
-        self._supervisor = Supervisor(
-            place,
-            trees,
-            self._models,
-            engine,
-            environment=environment,
-            enclosures=self._assembled.enclosures,
-            changed=self._wake,
-        )
-        self._journal = Journal(place.journal)
-        self._parts = CommandPorts(
-            trees=self._installed,
-            installer=self._assembled.installer,
-            models=self._models,
-            supervisor=self._supervisor,
-            journal=self._journal,
-            look_up=lambda named: load_named(named, self._assembled.client, place.directory / "galleries"),
-        )
-        self._actions = Executor(self._parts, self._wake)
+        parts.changed.connect(self._wake)
 
     def stop(self) -> None:
         """Ask `run` to leave in order. On the loop's thread."""
@@ -107,26 +76,26 @@ class Agent:
     async def run(self) -> None:
         identity = await in_thread(self._prepare)
         self._connected_at = asyncio.get_running_loop().time()
-        async with self._supervisor:
+        async with self._parts.supervisor:
             try:
                 while not self._stop.is_set():
-                    joined = await join(self._place, self._link, identity, self._stop)
+                    joined = await join(self._options, self._parts.machine, self._link, identity, self._stop)
                     if joined is not None:
                         await self._serve(joined)
             finally:
                 await self._leave()
-                await self._assembled.close()
+                await self._parts.close()
 
-    def _prepare(self) -> Identity:
+    def _prepare(self) -> Signer:
         """Everything on disk as it must be before the first message: finished or undone, and known."""
         try:
-            self._place.make_directories()
-            identity = load_identity(self._place.node_key)
-            self._journal.load()
-            self._assembled.installer.recover()
-            self._models.recover()
+            self._options.make_directories()
+            identity = self._parts.node_files.load_identity()
+            self._parts.journal.load()
+            self._parts.installer.recover()
+            self._parts.models.recover()
         except OSError as error:
-            raise disk.storage_error(error, f"use the data directory {self._place.directory}") from error
+            raise disk.storage_error(error, f"use the data directory {self._options.directory}") from error
         return identity
 
     def _wake(self) -> None:
@@ -136,7 +105,7 @@ class Agent:
     async def _serve(self, joined: Joined) -> None:
         """Listen and report until told to stop or to join again."""
         node = joined.node
-        self._supervisor.listen_on(joined.host)
+        self._parts.supervisor.listen_on(joined.host)
         if not self._stop.is_set():
             self._turn.clear()
         try:
@@ -184,7 +153,7 @@ class Agent:
 
     async def _hear(self, bus: Bus, node: RegisterReply) -> None:
         self._bus = bus
-        listener = Listener(bus, node.id, self._parts, self._actions, self.stop)
+        listener = Listener(bus, node.id, self._parts.ports, self._parts.executor, self.stop)
         listening = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
@@ -232,12 +201,11 @@ class Agent:
 
     async def _become(self, node: RegisterReply) -> None:
         """Remember which node this worker is, and count anew where it is another one than before."""
-        described = msgspec.json.encode({"id": node.id, "name": node.name})
-        await in_thread(disk.write_atomic, self._place.node_file, described)
-        if node.id != self._journal.node_id:
+        await in_thread(self._parts.node_files.write_node, node)
+        if node.id != self._parts.journal.node_id:
             # The trees first: a kill between the two is then the same as one before both.
-            await in_thread(self._assembled.trees.forget_generations)
-            await self._journal.belong_to(node.id)
+            await in_thread(self._parts.generations.forget_generations)
+            await self._parts.journal.belong_to(node.id)
 
     async def _beat(self) -> None:
         """One heartbeat, if it is due."""
@@ -271,11 +239,11 @@ class Agent:
             self._mark, self._is_known = reply.mark, True
             await self._take_renewed(reply)
             for intent in reply.cancelled:
-                self._actions.cancel(intent)
+                self._parts.executor.cancel(intent)
             self._is_unheard = False
-            interval = self._place.heartbeat_seconds or self._node.heartbeat_seconds or HEARTBEAT_SECONDS
+            interval = self._options.heartbeat_seconds or self._node.heartbeat_seconds or HEARTBEAT_SECONDS
             self._due_at = asyncio.get_running_loop().time() + interval
-            await in_thread(self._supervisor.tidy)
+            await in_thread(self._parts.supervisor.tidy)
 
     async def _take_renewed(self, reply: HeartbeatReply) -> None:
         """Use what a heartbeat has brought: a new token, a new credential. What is being done goes on."""
@@ -289,7 +257,7 @@ class Agent:
                 node, nats_jwt=given.nats_jwt, nats_user_seed=given.nats_user_seed, nats_url=given.nats_url
             )
             self._renewal.begin(given.nats_life_seconds)
-            if has_moved and self._bus is not None and not self._actions.running():
+            if has_moved and self._bus is not None and not self._parts.executor.running():
                 self._turn.set()
         self._node = node
         if given is not None and given.nats_jwt and self._bus is not None:
@@ -312,7 +280,7 @@ class Agent:
         # A frontend of LocalAI's gives a credential to who registers, and to nobody else; to register ends its drain,
         # so that is done for nothing less. And what is being done here comes first, because joining again ends it.
         is_refused = self._bus is not None and self._bus.is_refused and not self._renewal.is_possible
-        if is_refused and away > FAR_AWAY_SECONDS and not self._actions.running():
+        if is_refused and away > FAR_AWAY_SECONDS and not self._parts.executor.running():
             log.warning("worker.joins_again bus_away_seconds=%.0f", away)
             self._turn.set()
         is_opening = not self._is_listening and away < OPENING_SECONDS
@@ -322,11 +290,15 @@ class Agent:
         """What is so now. What lives in memory is read in one go, so that a command is never in neither list; and what
         was under way at any moment of looking at the disk is called so, because it may have been seen half done.
         """
-        before = self._actions.running()
-        capacity = await in_thread(hardware.capacity, self._place.models)
-        backends = await self._installed.list_installed()
-        models = await in_thread(self._models.held_models)
-        replicas, results, running = self._supervisor.running(), self._journal.results(), self._actions.running()
+        before = self._parts.executor.running()
+        capacity = await in_thread(self._parts.machine.capacity, self._options.models)
+        backends = await self._parts.inventory.list_installed()
+        models = await in_thread(self._parts.models.held_models)
+        replicas, results, running = (
+            self._parts.supervisor.running(),
+            self._parts.journal.results(),
+            self._parts.executor.running(),
+        )
         self._sequence += 1
         report = Report(
             boot_id=self._boot_id,
@@ -334,7 +306,7 @@ class Agent:
             mark=self._mark,
             boot_mark=self._boot_mark,
             version=enginehouse.__version__,
-            confinement=self._place.confinement.described,
+            confinement=self._options.confinement.described,
             backends=backends,
             models=models,
             replicas=replicas,

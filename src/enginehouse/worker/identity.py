@@ -14,8 +14,22 @@ from nacl.signing import SigningKey
 
 from enginehouse.core.errors import Invalid
 from enginehouse.core.node import registration_message
-from enginehouse.core.wire import RegisterRequest
+from enginehouse.core.wire import RegisterReply, RegisterRequest
 from enginehouse.host import disk
+
+
+class IdentityFiles:
+    """The node's key and the record of which node this is, in the data directory."""
+
+    def __init__(self, key: Path, node: Path) -> None:
+        self._key = key
+        self._node = node
+
+    def load_identity(self) -> Identity:
+        return load_identity(self._key)
+
+    def write_node(self, node: RegisterReply) -> None:
+        disk.write_atomic(self._node, msgspec.json.encode({"id": node.id, "name": node.name}))
 
 
 class Identity:

@@ -1,12 +1,10 @@
-"""Backends of this machine without a cluster: the same installer, asked directly.
+"""Backends of this machine without a cluster: the same installer, called directly.
 
-Holds the lock of the backends directory for as long as it is open, and begins by finishing or undoing what a killed
-run left. Names are those on disk: a directory, or a meta name that leads to one.
+Names are those on disk: a directory, or a meta name that points to one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from enginehouse.artifact.blobs.store import Collected
@@ -19,68 +17,44 @@ from enginehouse.core.progress import ReportProgress
 from enginehouse.core.reference import parse_uri
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
-from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble, lock
+from enginehouse.worker.backends.installation import Installation, InstallerOptions
 from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.listing import LocalBackend, list_backends
 from enginehouse.worker.backends.plan import InstallPlan, plan
 
 
 class Local:
-    """Use as a context."""
+    """Built by `build_worker.open_local`, which holds the lock of the directory. Without the lock nothing may be
+    changed.
+    """
 
-    def __init__(
-        self, options: InstallerOptions, environment: Mapping[str, str], *, doing: str, is_locked: bool = True
-    ) -> None:
-        """Without the lock nothing may be changed, and nothing is."""
+    def __init__(self, options: InstallerOptions, installation: Installation) -> None:
         self._options = options
-        self._environment = environment
-        self._doing = doing
-        self._is_locked = is_locked
-        self._lock: disk.Lock | None = None
-
-    async def __aenter__(self) -> Local:
-        if self._is_locked:
-            self._lock = lock(self._options.backends, self._doing)
-        self._assembled: Assembled = assemble(self._options, self._environment)
-        try:
-            if self._is_locked:
-                await in_thread(self._assembled.installer.recover)
-        except OSError as error:
-            await self.__aexit__()
-            raise disk.storage_error(error, f"use the backends directory {self._options.backends}") from error
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._assembled.close()
-        if self._lock is not None:
-            self._lock.release()
+        self._installation = installation
 
     async def install(self, request: InstallRequest, report: ReportProgress) -> Installed:
-        return await self._assembled.installer.install(request, report, _nobody_runs)
+        return await self._installation.installer.install(request, report, _nobody_runs)
 
     async def upgrade(self, resolved: Resolved, report: ReportProgress) -> Installed:
         """To what its source has now; nothing happens where that is what is installed."""
         return await self.install(InstallRequest(resolved=resolved, upgrade=True), report)
 
     async def roll_back(self, name: str) -> Metadata:
-        return await self._assembled.installer.roll_back(self.directory_of(name), _nobody_runs)
+        return await self._installation.installer.roll_back(self.directory_of(name), _nobody_runs)
 
     async def delete(self, name: str) -> str:
         directory = self.directory_of(name)
-        await self._assembled.installer.remove(directory)
+        await self._installation.installer.remove(directory)
         return directory
 
     async def collect(self, cap_bytes: int | None) -> Collected:
         try:
-            return await in_thread(self._assembled.installer.collect, cap_bytes)
+            return await in_thread(self._installation.installer.collect, cap_bytes)
         except OSError as error:
             raise disk.storage_error(error, f"remove what nobody needs from {self._options.backends}") from error
 
     async def plan(self, resolved: Resolved) -> InstallPlan:
-        return await plan(self._assembled, resolved)
+        return await plan(self._installation, resolved)
 
     async def newest_digest(self, resolved: Resolved) -> str:
         """What the source has now, without fetching it."""
@@ -89,19 +63,19 @@ class Local:
         source = parse_uri(resolved.uri)
         if source.kind == "directory":
             return await in_thread(digest_of, Path(source.path), self._options.limits.total_bytes)
-        artifact, _ = await self._assembled.suppliers.resolve(resolved)
+        artifact, _ = await self._installation.suppliers.resolve(resolved)
         return artifact.digest
 
     def list_backends(self) -> list[LocalBackend]:
-        return list_backends(self._assembled.trees)
+        return list_backends(self._installation.trees)
 
     def metadata_of(self, directory: str) -> Metadata | None:
-        return self._assembled.trees.metadata_of(directory)
+        return self._installation.trees.metadata_of(directory)
 
     def directory_of(self, name: str) -> str:
         """The directory that a name of the listing means."""
-        found = directory_behind(self._assembled.trees.list_installed(), name)
-        if found is None and self._assembled.trees.previous_metadata(check_name(name, "backend")) is not None:
+        found = directory_behind(self._installation.trees.list_installed(), name)
+        if found is None and self._installation.trees.previous_metadata(check_name(name, "backend")) is not None:
             found = name
         if found is None:
             raise NotFound(

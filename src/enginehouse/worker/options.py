@@ -12,7 +12,7 @@ from msgspec import Struct
 from enginehouse.artifact.blobs.store import DEFAULT_CAP_BYTES
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.host.confinement import NONE, Confinement
-from enginehouse.worker.backends.assembly import InstallerOptions
+from enginehouse.worker.backends.installation import InstallerOptions
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):

@@ -15,11 +15,10 @@ from msgspec import Struct
 from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.errors import Conflict, EnginehouseError, Unavailable
 from enginehouse.core.wire import RegisterReply, RegisterRequest
-from enginehouse.host import hardware
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Link
-from enginehouse.worker.identity import Identity
 from enginehouse.worker.options import WorkerOptions
+from enginehouse.worker.parts import Machine, Signer
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +32,17 @@ class Joined(Struct, frozen=True):
     host: str  # under which the frontend reaches this machine
 
 
-async def join(place: WorkerOptions, link: Link, identity: Identity, stop: asyncio.Event) -> Joined | None:
+async def join(
+    options: WorkerOptions, machine: Machine, link: Link, identity: Signer, stop: asyncio.Event
+) -> Joined | None:
     """The answer that lets us in; None when told to stop meanwhile."""
-    pause, told, host = RETRY_FIRST_SECONDS, "", place.advertise_host or link.local_address()
+    pause, told, host = RETRY_FIRST_SECONDS, "", options.advertise_host or link.local_address()
     while not stop.is_set():
         try:
             # Before all else: it also tells our address, which is part of what is signed.
             challenge = await link.challenge()
             host = host or link.local_address()
-            node = await link.register(await in_thread(registration, place, identity, host, challenge))
+            node = await link.register(await in_thread(registration, options, machine, identity, host, challenge))
             said = f"node {node.name} ({node.id}) waits for approval: `enginehouse nodes approve {node.name}`"
             if host and node.status != "pending":
                 return Joined(node, host)
@@ -59,7 +60,7 @@ async def join(place: WorkerOptions, link: Link, identity: Identity, stop: async
                 raise
             said, wait = error.message, 0.0
         # The near end of the connection may change, where nobody said what to advertise: a laptop moves.
-        known = place.advertise_host or link.local_address() or ("127.0.0.1" if not wait else "")
+        known = options.advertise_host or link.local_address() or ("127.0.0.1" if not wait else "")
         if known != host:
             host, wait = known, 0.0
         elif said != told:
@@ -71,17 +72,19 @@ async def join(place: WorkerOptions, link: Link, identity: Identity, stop: async
     return None
 
 
-def registration(place: WorkerOptions, identity: Identity, host: str, challenge: str) -> RegisterRequest:
+def registration(
+    options: WorkerOptions, machine: Machine, identity: Signer, host: str, challenge: str
+) -> RegisterRequest:
     """What this machine is, as of now. Blocks. No `http_address`: this worker serves no files over HTTP, and LocalAI's
     frontends would send a model's files to whatever listens there.
     """
-    capacity = hardware.capacity(place.models)
+    capacity = machine.capacity(options.models)
     shown = f"[{host}]" if ":" in host else host
     request = RegisterRequest(
-        name=place.name,
+        name=options.name,
         node_type="backend",
-        address=f"{shown}:{place.base_port}" if host else "",
-        token=place.join_token,
+        address=f"{shown}:{options.base_port}" if host else "",
+        token=options.join_token,
         total_vram=capacity.total_vram,
         available_vram=capacity.available_vram,
         total_ram=capacity.total_ram,
@@ -90,10 +93,10 @@ def registration(place: WorkerOptions, identity: Identity, host: str, challenge:
         available_disk=capacity.available_disk,
         gpu_vendor=capacity.gpu_vendor,
         gpu_compute_capability=capacity.gpu_compute_capability,
-        capability=hardware.capability(),
-        labels={"node.replica-slots": str(place.max_replicas_per_model), **place.labels},
-        max_replicas_per_model=place.max_replicas_per_model,
-        platform=hardware.platform(),
+        capability=machine.capability(),
+        labels={"node.replica-slots": str(options.max_replicas_per_model), **options.labels},
+        max_replicas_per_model=options.max_replicas_per_model,
+        platform=machine.platform(),
         cores=capacity.cores,
         challenge=challenge,
     )

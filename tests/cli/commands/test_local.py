@@ -27,7 +27,7 @@ from enginehouse.core.backend import package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import Metadata
 from enginehouse.host import confinement, hardware
-from enginehouse.worker.backends.assembly import lock
+from enginehouse.worker.backends.installation import lock_backends
 from enginehouse.worker.local import resolved_from
 
 PROGRAM = str(Path(sys.executable).with_name("enginehouse"))
@@ -281,7 +281,7 @@ def test_what_cannot_be_done_is_told_in_one_sentence(
 
 
 async def test_a_directory_that_another_process_works_on_is_left_alone(place: Place) -> None:
-    held = lock(place.backends, "test")
+    held = lock_backends(place.backends, "test")
     try:
         refused = place.local("install", "engine", code=1)
         assert f"{place.backends} is in use by process {os.getpid()}" in refused.stderr

@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ from tests.fetch.images import write_image
 from tests.worker.shelf import launcher
 from tests.worker.world import silent
 
+from enginehouse.build_worker import open_local
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.host import disk, hardware
-from enginehouse.worker.backends.assembly import InstallerOptions
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.local import Local
 
@@ -59,8 +61,8 @@ def image(place: Path, text: str) -> str:
     return f"ocifile://{place}"
 
 
-def local(place: Path) -> Local:
-    return Local(InstallerOptions(backends=place / "backends"), os.environ, doing="test")
+def local(place: Path) -> AbstractAsyncContextManager[Local]:
+    return open_local(InstallerOptions(backends=place / "backends"), os.environ, doing="test")
 
 
 def request(uri: str, name: str = "odd") -> InstallRequest:

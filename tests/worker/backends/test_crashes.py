@@ -22,9 +22,10 @@ from tests.worker.shelf import DIRECTORY, Shelf, Tree, launcher, noise, said_by,
 from tests.worker.world import nothing, silent, until
 
 from enginehouse.artifact.blobs.partial import PART_BYTES
+from enginehouse.build_worker import make_installation
 from enginehouse.core.backend import Resolved
 from enginehouse.host import hardware
-from enginehouse.worker.backends.assembly import Assembled, assemble
+from enginehouse.worker.backends.installation import Installation
 from enginehouse.worker.backends.installer import InstallRequest
 
 IS_PROOF = bool(os.environ.get("ENGINEHOUSE_PROOF"))
@@ -65,7 +66,7 @@ class Start:
     async def make(self) -> None:
         for name in ("v0", "v1", "v2"):
             place = self._origin if name != "v2" else self._origin.with_name("aside")
-            assembled = assemble(options(place), os.environ)
+            assembled = make_installation(options(place), os.environ)
             await assembled.installer.install(InstallRequest(resolved=self.versions[name]), silent, nothing)
             self.trees[name] = tree_of(place / DIRECTORY)
             await assembled.close()
@@ -75,8 +76,8 @@ class Start:
         shutil.copytree(self._origin, self.backends, symlinks=True)
         return self.backends
 
-    def recovered(self) -> Assembled:
-        assembled = assemble(options(self.backends), os.environ)
+    def recovered(self) -> Installation:
+        assembled = make_installation(options(self.backends), os.environ)
         assembled.installer.recover()
         return assembled
 
@@ -109,7 +110,7 @@ async def calls_of(forked: Forks, job: Job, log: Path) -> list[tuple[str, int]]:
     return [(name, names[: index + 1].count(name)) for index, name in enumerate(names)]
 
 
-async def killed_everywhere(forked: Forks, start: Start, job: Job, log: Path) -> AsyncIterator[Assembled]:
+async def killed_everywhere(forked: Forks, start: Start, job: Job, log: Path) -> AsyncIterator[Installation]:
     """What a new process finds after a kill at each call."""
     start.fresh()
     calls = await calls_of(forked, job, log)
@@ -128,7 +129,7 @@ async def killed_everywhere(forked: Forks, start: Start, job: Job, log: Path) ->
         await assembled.close()
 
 
-def whole(start: Start, assembled: Assembled) -> str:
+def whole(start: Start, assembled: Installation) -> str:
     """The version that is installed, if it and the one before it are complete and run."""
     current, previous = assembled.trees.path_of(DIRECTORY), assembled.trees.previous_of(DIRECTORY)
     version = said_by(current)

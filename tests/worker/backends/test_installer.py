@@ -14,17 +14,17 @@ import msgspec
 import pytest
 from tests.worker.world import KEY, World, link_tree, nothing, silent, tiny_chat, until, xllamacpp
 
+from enginehouse.build_worker import make_installation
 from enginehouse.core.action import InstallBackend, StartReplica
 from enginehouse.core.backend import Resolved, find, package_digest
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, Unavailable, Upstream
 from enginehouse.core.installation import METADATA_FILE, Version
 from enginehouse.host import disk
-from enginehouse.worker.backends.assembly import assemble
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.backends.python_packages import link_libgomp
 from enginehouse.worker.backends.swap import Swap
 from enginehouse.worker.backends.trees import Trees
-from enginehouse.worker.protocol.decode import Work
+from enginehouse.worker.commands.work import Work
 
 
 def names(world: World) -> list[str]:
@@ -106,7 +106,7 @@ async def test_without_a_network_it_says_so_and_leaves_nothing(tmp_path: Path) -
     }
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | closed
     world = World(tmp_path)
-    installer = assemble(world.place.installer_options, environment).installer
+    installer = make_installation(world.place.installer_options, environment).installer
     with pytest.raises(Upstream, match="the package index cannot be reached; check the network") as caught:
         await installer.install(InstallRequest(resolved=xllamacpp()), silent, nothing)
     assert caught.value.code == "upstream_error"

@@ -9,9 +9,10 @@ import pytest
 from tests.fetch.images import Image, write_index
 from tests.worker.shelf import DIRECTORY, Shelf, five_layers, launcher, listed, said_by, write_backend, write_metadata
 
+from enginehouse.build_worker import open_local
 from enginehouse.core.installation import METADATA_FILE
 from enginehouse.host import disk
-from enginehouse.worker.local import Local, resolved_from
+from enginehouse.worker.local import resolved_from
 
 
 async def test_the_digest_of_an_index_in_metadata_of_localai_is_understood(one: Shelf) -> None:
@@ -57,7 +58,7 @@ async def test_a_directory_of_localai_is_listed_and_taken_over(one: Shelf) -> No
 
 async def test_backends_of_localai_are_upgraded_and_can_be_rolled_back(one: Shelf) -> None:
     image = await make_localai_directory(one)
-    async with Local(one.options, os.environ, doing="upgrade") as local:
+    async with open_local(one.options, os.environ, doing="upgrade") as local:
         directory = local.directory_of("lab@mock")
         metadata = local.metadata_of(directory)
         assert metadata is not None

@@ -12,8 +12,8 @@ from tests.fetch.real_registry import Registry
 from tests.worker.shelf import Shelf, launcher, noise, shelf
 
 from enginehouse.artifact.blobs import partial
+from enginehouse.build_worker import open_local
 from enginehouse.core.errors import EnginehouseError
-from enginehouse.worker.local import Local
 
 TEXT = b"a line that is easily compressed\n" * 20_000
 LAYERS = [{"run.sh": launcher("one"), "a": noise(300_000, 1)}, {"b": TEXT, "c": noise(100_000, 2)}]
@@ -104,9 +104,9 @@ async def test_a_plan_needs_no_lock_and_changes_nothing(registry: Registry, tmp_
         await one.publish("engine:1", LAYERS)
         await one.install(one.request("engine:1"))
         await one.publish("engine:2", [LAYERS[0]])
-        async with Local(one.options, os.environ, doing="hold the lock"):
+        async with open_local(one.options, os.environ, doing="hold the lock"):
             before = {path: path.stat().st_mtime_ns for path in one.backends.rglob("*")}
-            async with Local(one.options, os.environ, doing="plan", is_locked=False) as local:
+            async with open_local(one.options, os.environ, doing="plan", is_locked=False) as local:
                 planned = await local.plan(one.resolved("engine:2"))
                 assert not planned.is_current
                 assert await local.newest_digest(one.resolved("engine:2")) == planned.digest

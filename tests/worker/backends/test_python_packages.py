@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from tests.worker.world import nothing
 
+from enginehouse.build_worker import make_installation
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
-from enginehouse.worker.backends.assembly import Assembled, InstallerOptions, assemble
+from enginehouse.worker.backends.installation import Installation, InstallerOptions
 from enginehouse.worker.backends.installer import InstallRequest
 
 # Small, pure Python, without dependencies; the second has several console entry points.
@@ -29,11 +30,11 @@ def package(uri: str, **fields: object) -> Resolved:
 
 
 @pytest.fixture
-def assembled(tmp_path: Path) -> Assembled:
-    return assemble(InstallerOptions(backends=tmp_path / "backends", stall_seconds=30.0), os.environ)
+def assembled(tmp_path: Path) -> Installation:
+    return make_installation(InstallerOptions(backends=tmp_path / "backends", stall_seconds=30.0), os.environ)
 
 
-async def install(assembled: Assembled, resolved: Resolved) -> Path:
+async def install(assembled: Installation, resolved: Resolved) -> Path:
     phases: list[str] = []
     request = InstallRequest(resolved=resolved)
     await assembled.installer.install(request, lambda phase, *_: phases.append(phase), nothing)
@@ -47,12 +48,12 @@ def run(tree: Path, *arguments: str) -> str:
     ).stdout
 
 
-def left(assembled: Assembled) -> list[str]:
+def left(assembled: Installation) -> list[str]:
     places = ("staging", "replaced", "previous")
     return [path.name for place in places for path in (assembled.trees.private / place).glob("*")]
 
 
-async def test_a_package_is_installed_with_its_console_entry_point_as_launcher(assembled: Assembled) -> None:
+async def test_a_package_is_installed_with_its_console_entry_point_as_launcher(assembled: Installation) -> None:
     tree = await install(assembled, package(f"pypi:{SPEAKER}"))
     assert "it works" in run(tree, "--text", "it works")
     metadata = assembled.trees.metadata_of("speaker")
@@ -64,14 +65,14 @@ async def test_a_package_is_installed_with_its_console_entry_point_as_launcher(a
     assert left(assembled) == []
 
 
-async def test_one_of_several_entry_points_can_be_chosen(assembled: Assembled) -> None:
+async def test_one_of_several_entry_points_can_be_chosen(assembled: Installation) -> None:
     source = assembled.trees.backends.parent / "text.rst"
     source.write_text("*words*\n")
     tree = await install(assembled, package(f"pypi:{CONVERTER}#rst2xml"))
     assert "<emphasis>words</emphasis>" in run(tree, str(source))
 
 
-async def test_an_entry_point_that_is_not_there_is_told_with_those_that_are(assembled: Assembled) -> None:
+async def test_an_entry_point_that_is_not_there_is_told_with_those_that_are(assembled: Installation) -> None:
     with pytest.raises(Hopeless, match=r"no console entry point nothing \(it has: cowsay\)") as caught:
         await install(assembled, package(f"pypi:{SPEAKER}#nothing"))
     assert caught.value.code == "unsupported"
@@ -79,7 +80,7 @@ async def test_an_entry_point_that_is_not_there_is_told_with_those_that_are(asse
     assert left(assembled) == []
 
 
-async def test_a_hash_is_honoured_and_a_wrong_one_refused(assembled: Assembled, tmp_path: Path) -> None:
+async def test_a_hash_is_honoured_and_a_wrong_one_refused(assembled: Installation, tmp_path: Path) -> None:
     tree = await install(assembled, package(f"pypi:{SPEAKER}", sha256=SPEAKER_SHA256))
     inode = assembled.trees.inode_of("speaker")
     assert "hashed" in run(tree, "--text", "hashed")
@@ -125,7 +126,7 @@ PLACES = ("uri", "requirements", "launcher", "sha256")
     ("place", "text"), [(place, text) for place in PLACES for text in SMUGGLED if (place, text) not in HARMLESS]
 )
 async def test_whatever_is_smuggled_into_a_description_is_refused_before_anything_runs(
-    assembled: Assembled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, text: str
+    assembled: Installation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, text: str
 ) -> None:
     """F-110."""
     started: list[object] = []
@@ -166,7 +167,7 @@ async def test_uv_hears_of_the_configured_index_only_and_of_no_secret(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     environment = dict(os.environ) | {"ENGINEHOUSE_TOKEN": "secret-word", "LOCALAI_API_KEY": "secret-word"}
-    assembled = assemble(InstallerOptions(backends=tmp_path / "backends"), environment)
+    assembled = make_installation(InstallerOptions(backends=tmp_path / "backends"), environment)
     await install(assembled, package(f"pypi:{SPEAKER}"))
     assert len(seen) >= 2
     assert "secret-word" not in repr(seen)
@@ -175,7 +176,7 @@ async def test_uv_hears_of_the_configured_index_only_and_of_no_secret(
     assert all("--only-binary" in arguments for arguments, _ in seen if "install" in arguments)
 
 
-async def test_a_package_that_does_not_exist_is_told_and_leaves_nothing(assembled: Assembled) -> None:
+async def test_a_package_that_does_not_exist_is_told_and_leaves_nothing(assembled: Installation) -> None:
     with pytest.raises(EnginehouseError) as caught:
         await install(assembled, package("pypi:cowsay==99.99.99"))
     assert caught.value.code == "not_found"

@@ -19,10 +19,10 @@ from tests.worker.forks import Forks, Job, forks, options
 from tests.worker.shelf import DIRECTORY, Shelf, launcher, noise, said_by, tree_of, write_metadata
 from tests.worker.world import nothing, silent
 
+from enginehouse.build_worker import make_installation
 from enginehouse.core.backend import Resolved
 from enginehouse.core.installation import METADATA_FILE, InstallRecord, Version
 from enginehouse.host import disk
-from enginehouse.worker.backends.assembly import assemble
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.backends.swap import Swap
 from enginehouse.worker.backends.trees import Trees
@@ -274,7 +274,7 @@ async def test_an_install_settles_the_one_before_it_even_where_nothing_is_left_t
     wanted = start.versions["v2"]
     kill = ["-o", "/dev/null", "-e", "trace=syncfs", "-e", "inject=syncfs:signal=KILL:when=1"]
     assert await traced(forked, Job(backends=str(start.backends), resolved=wanted), kill) == -signal.SIGKILL
-    assembled = assemble(options(start.backends), os.environ)
+    assembled = make_installation(options(start.backends), os.environ)
     record = assembled.trees.record(DIRECTORY)
     assembled.trees.write_record(DIRECTORY, msgspec.structs.replace(record, boot_id=boot_id or record.boot_id))
     installed = await assembled.installer.install(InstallRequest(resolved=wanted), silent, nothing)

@@ -25,9 +25,9 @@ from tests.worker.shelf import (
 )
 from tests.worker.world import nothing
 
+from enginehouse.build_worker import open_local
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.host import disk, hardware
-from enginehouse.worker.local import Local
 
 
 async def test_a_forced_install_makes_the_tree_anew_without_fetching_a_byte(one: Shelf) -> None:
@@ -176,7 +176,7 @@ async def test_a_backend_without_a_previous_version_cannot_be_rolled_back(one: S
 async def test_deleting_takes_the_pointers_and_the_previous_version_along(one: Shelf) -> None:
     await two_versions(one)
     write_metadata(one.backends / "lab@mock", name="lab@mock", meta_backend_for=DIRECTORY)
-    async with Local(one.options, os.environ, doing="delete") as local:
+    async with open_local(one.options, os.environ, doing="delete") as local:
         assert await local.delete("lab@mock") == DIRECTORY
         assert local.list_backends() == []
         with pytest.raises(NotFound):
@@ -189,7 +189,7 @@ async def test_deleting_takes_the_pointers_and_the_previous_version_along(one: S
 async def test_a_pointer_that_leads_nowhere_is_broken_and_can_be_deleted(one: Shelf) -> None:
     write_metadata(one.backends / "named", name="named", meta_backend_for="gone")
     assert (await listed(one))["named"].kind == "broken"
-    async with Local(one.options, os.environ, doing="delete") as local:
+    async with open_local(one.options, os.environ, doing="delete") as local:
         await local.delete("named")
         assert local.list_backends() == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
@@ -14,9 +15,10 @@ from tests.worker.shelf import launcher
 from tests.worker.world import silent
 
 from enginehouse.artifact.images import sharing as sharing_module
+from enginehouse.build_worker import open_local
 from enginehouse.core.backend import Resolved
 from enginehouse.host import hardware
-from enginehouse.worker.backends.assembly import InstallerOptions
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.local import Local
 
@@ -34,9 +36,9 @@ def without_clones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing_module, "_ficlone", refuse)
 
 
-def local(place: Path, *, may_link: bool) -> Local:
+def local(place: Path, *, may_link: bool) -> AbstractAsyncContextManager[Local]:
     options = InstallerOptions(backends=place / "backends")
-    return Local(msgspec.structs.replace(options, may_link=may_link), os.environ, doing="test")
+    return open_local(msgspec.structs.replace(options, may_link=may_link), os.environ, doing="test")
 
 
 async def install(here: Local, place: Path, text: str) -> Installed:

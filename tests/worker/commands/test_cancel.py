@@ -21,8 +21,8 @@ from enginehouse.core.progress import ReportProgress
 from enginehouse.core.wire import Command
 from enginehouse.host import processes
 from enginehouse.worker.backends.installer import Installed, Installer, InstallRequest, Swapped
+from enginehouse.worker.commands.work import Work
 from enginehouse.worker.models import files as pull
-from enginehouse.worker.protocol.decode import Work
 
 LAYERS = [{"run.sh": launcher("one"), "lib/a.so": noise(500_000, 1)}, {"lib/b.so": noise(300_000, 2)}]
 SLOW = 100_000  # bytes a second: some seconds for an image
@@ -34,7 +34,7 @@ async def node(tmp_path: Path) -> AsyncIterator[World]:
     async with world.supervisor:
         yield world
     await world.engine.close()
-    await world.assembled.close()
+    await world.made.close()
 
 
 @pytest.fixture

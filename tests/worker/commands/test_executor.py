@@ -12,7 +12,7 @@ from tests.worker.world import KEY, World, ask, is_reachable, silent, tiny_chat,
 from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBackend, StartReplica, StopReplica
 from enginehouse.core.intent import Outcome
 from enginehouse.core.wire import Command
-from enginehouse.worker.protocol.decode import Work
+from enginehouse.worker.commands.work import Work
 
 START = StartReplica(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
 

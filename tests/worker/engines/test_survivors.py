@@ -18,8 +18,9 @@ from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
 from enginehouse.core.wire import Command
 from enginehouse.host import processes
+from enginehouse.worker.commands.work import Work
 from enginehouse.worker.engines.process_table import StartRequest
-from enginehouse.worker.protocol.decode import Work, encode_reply
+from enginehouse.worker.protocol.decode import encode_reply
 from enginehouse.worker.protocol.stops import unload
 
 Immortal = Callable[[str], None]

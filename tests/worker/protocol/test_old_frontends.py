@@ -16,6 +16,7 @@ from tests.worker.shelf import Shelf, launcher, said_by, write_backend, write_me
 from tests.worker.whole_worker import WholeWorker, working
 from tests.worker.world import link_tree, until
 
+from enginehouse.build_worker import make_parts
 from enginehouse.core import wire
 from enginehouse.core.errors import TooLarge
 from enginehouse.core.installation import PRIVATE
@@ -170,7 +171,7 @@ async def test_alias_meta_name_and_directory_share_one_lock_and_what_vanished_me
 ) -> None:
     assert (await worker.tell(wire.INSTALL, external(one))).success
     write_metadata(worker.place.backends / "pointer", meta_backend_for="engine")
-    locks = worker.agent._actions._locks
+    locks = worker.agent._parts.executor._locks
     async with asyncio.TaskGroup() as group:
         async with locks.hold("backend:engine"):
             deleting = group.create_task(worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="engine"), "d"))
@@ -213,7 +214,7 @@ async def test_a_go_frontend_that_forgot_a_worker_gets_it_back(tmp_path: Path) -
     worker = WholeWorker(tmp_path)
     place = msgspec.structs.replace(worker.place, heartbeat_seconds=0.1)
     with serving(answer) as (client, _):
-        agent = Agent(place, WorkerLink(client), worker._open, worker.engine, os.environ)
+        agent = Agent(place, make_parts(place, worker.engine, os.environ), WorkerLink(client), worker._open)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(agent.run())
             await until(lambda: task.done() or len(asked) >= 8)

@@ -19,8 +19,8 @@ from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
 from enginehouse.core.replica import process_key
 from enginehouse.core.wire import Command
+from enginehouse.worker.commands.work import Work
 from enginehouse.worker.engines.process_table import StartRequest
-from enginehouse.worker.protocol.decode import Work
 from enginehouse.worker.protocol.stops import stop_backend, unload
 
 ALL = {"tiny-chat#0", "tiny-chat#1", "second#0"}

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from enginehouse.build_worker import open_local
 from enginehouse.cli.client.shapes import Operation, Row
 from enginehouse.cli.options.galleries import load_galleries, local_settings
 from enginehouse.cli.options.names import checked_backend
@@ -29,7 +30,7 @@ from enginehouse.core.progress import Phase, format_bytes
 from enginehouse.core.reference import parse_uri
 from enginehouse.host import confinement, hardware
 from enginehouse.settings.file import read_credentials
-from enginehouse.worker.backends.assembly import InstallerOptions
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.plan import InstallPlan
 from enginehouse.worker.local import Local, resolved_from
@@ -143,7 +144,7 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
         assert task is not None
         # A second one while the first is being honoured must not cut the clean-up short.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        async with Local(options, os.environ, doing=doing, is_locked=is_locked) as local:
+        async with open_local(options, os.environ, doing=doing, is_locked=is_locked) as local:
             return await work(local)
 
     try:

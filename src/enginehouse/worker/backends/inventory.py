@@ -15,7 +15,7 @@ from enginehouse.host.blocking import in_thread
 from enginehouse.worker.backends.trees import Trees
 
 
-class InstalledBackends:
+class Inventory:
     def __init__(self, trees: Trees) -> None:
         self._trees = trees
         self._turn = asyncio.Lock()

@@ -21,7 +21,7 @@ from enginehouse.core.reference import parse_uri
 from enginehouse.fetch.origins import Origin
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
-from enginehouse.worker.backends.assembly import Assembled
+from enginehouse.worker.backends.installation import Installation
 
 _FRAME_HEAD_BYTES = 18  # the longest head of a zstd frame
 _FOUR_GIB = 2**32
@@ -45,7 +45,7 @@ class InstallPlan(Struct, frozen=True, kw_only=True):
     layers: tuple[tuple[str, int, int], ...] = ()  # digest, size, of which here already
 
 
-async def plan(assembled: Assembled, resolved: Resolved) -> InstallPlan:
+async def plan(assembled: Installation, resolved: Resolved) -> InstallPlan:
     """Asks the source what there is; changes nothing."""
     trees = assembled.trees
     known = await in_thread(trees.metadata_of, resolved.directory)
@@ -96,13 +96,13 @@ def _plain_plan(resolved: Resolved, known: Metadata | None, tree_bytes: int, fre
     )
 
 
-def _held(assembled: Assembled, layer: Layer, origins: Sequence[Origin]) -> int:
+def _held(assembled: Installation, layer: Layer, origins: Sequence[Origin]) -> int:
     if any(origin.local(layer) for origin in origins):
         return layer.size_bytes
     return assembled.blobs.held_bytes(layer)
 
 
-async def _unpacked_bytes(artifact: Artifact, origin: Origin, assembled: Assembled) -> int:
+async def _unpacked_bytes(artifact: Artifact, origin: Origin, assembled: Installation) -> int:
     """The sum over all layers, or 0 if one of them does not tell."""
     total = 0
     for layer in artifact.layers:
@@ -113,7 +113,7 @@ async def _unpacked_bytes(artifact: Artifact, origin: Origin, assembled: Assembl
     return total
 
 
-async def _hint(layer: Layer, origin: Origin, assembled: Assembled) -> int:
+async def _hint(layer: Layer, origin: Origin, assembled: Installation) -> int:
     match layer.compression:
         case "none":
             return layer.size_bytes if layer.form == "tar" else 0
@@ -133,7 +133,7 @@ async def _hint(layer: Layer, origin: Origin, assembled: Assembled) -> int:
             return max(0, size)
 
 
-async def _read(layer: Layer, start: int, end: int, origin: Origin, assembled: Assembled) -> bytes:
+async def _read(layer: Layer, start: int, end: int, origin: Origin, assembled: Installation) -> bytes:
     if assembled.blobs.has(layer):
         return await in_thread(_read_here, assembled.blobs.path_of(layer.digest), start, end - start)
     local = origin.local(layer)

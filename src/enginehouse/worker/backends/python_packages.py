@@ -22,7 +22,7 @@ from enginehouse.fetch.galleries.sources import builtin_directory
 from enginehouse.fetch.pypi import Python, check_package, check_requirement
 from enginehouse.host import processes
 from enginehouse.host.blocking import in_thread
-from enginehouse.worker.engines.enclosures import Enclosures
+from enginehouse.worker.enclosures import Enclosures
 
 CHECK_SECONDS = 60.0  # an import takes 0.1 s; on a cold disk under load much longer
 _RUN_SCRIPT = b"""#!/bin/sh

@@ -29,9 +29,9 @@ from enginehouse.core.progress import Phase, ReportProgress
 from enginehouse.core.replica import process_key
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.commands.ports import CommandPorts
+from enginehouse.worker.commands.work import Work
 from enginehouse.worker.engines.process_table import StartRequest, Stopped, is_at
 from enginehouse.worker.locks import Locks
-from enginehouse.worker.protocol.decode import Work
 
 log = logging.getLogger(__name__)
 

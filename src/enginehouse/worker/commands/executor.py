@@ -26,8 +26,8 @@ from enginehouse.core.wire import Command
 from enginehouse.host import disk
 from enginehouse.worker.commands.actions import Actions, UnderWay
 from enginehouse.worker.commands.ports import CommandPorts
+from enginehouse.worker.commands.work import Work, outcome_of
 from enginehouse.worker.locks import Locks
-from enginehouse.worker.protocol.decode import Work, outcome_of
 
 log = logging.getLogger(__name__)
 

@@ -58,13 +58,13 @@ class Journal:
         Nothing is written, so that a worker starts on a full disk too.
         """
         try:
-            content = self._path.read_bytes()
+            content = self._read()
         except FileNotFoundError:
             return
         whole, end, torn = content.rpartition(b"\n")
         if torn:
             log.warning("journal.end_cut bytes=%d", len(torn))
-            os.truncate(self._path, len(whole) + len(end))
+            self._truncate(len(whole) + len(end))
         for number, text in enumerate(whole.split(b"\n") if whole else ()):
             try:
                 self._take(msgspec.json.decode(text, type=_Line))
@@ -157,5 +157,16 @@ class Journal:
         lines = [_Line(node=self.node_id)] if self.node_id else []
         lines += [_Line(subject=subject, generation=pair[0], fence=pair[1]) for subject, pair in self._seen.items()]
         lines += [_Line(result=result) for result in self._results.values()]
-        disk.write_atomic(self._path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), mode=0o600)
+        self._replace(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    # The file -------------------------------------------------------------------------------------
+
+    def _read(self) -> bytes:
+        return self._path.read_bytes()
+
+    def _truncate(self, length: int) -> None:
+        os.truncate(self._path, length)
+
+    def _replace(self, content: bytes) -> None:
+        disk.write_atomic(self._path, content, mode=0o600)
         self._appended = 0

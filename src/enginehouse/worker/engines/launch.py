@@ -29,7 +29,7 @@ from enginehouse.host import disk, hardware, processes, threads
 from enginehouse.host.blocking import in_thread
 from enginehouse.host.confinement import UNCONFINED_EXIT
 from enginehouse.ports import Engine
-from enginehouse.worker.engines.enclosures import Enclosures, EngineNeeds
+from enginehouse.worker.enclosures import Enclosures, EngineNeeds
 from enginehouse.worker.engines.ports import Ports
 from enginehouse.worker.engines.process_table import Record, Records, Running, StartRequest
 from enginehouse.worker.options import WorkerOptions

@@ -23,7 +23,7 @@ from enginehouse.host import disk, processes
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Engine
 from enginehouse.worker.backends.trees import Trees
-from enginehouse.worker.engines.enclosures import Enclosures
+from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.engines.launch import POLL_SECONDS, LaunchPlan, Starter, choose_port
 from enginehouse.worker.engines.ports import Ports
 from enginehouse.worker.engines.process_table import Records, Running, Started, StartRequest, Stopped

@@ -19,9 +19,10 @@ from enginehouse.core.action import (
     StopReplica,
 )
 from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import EnginehouseError, Invalid, can_heal
+from enginehouse.core.errors import Invalid
 from enginehouse.core.intent import Outcome
 from enginehouse.core.replica import parse_process_key, process_key
+from enginehouse.worker.commands.work import Work
 from enginehouse.worker.protocol.names import (
     KnownNames,
     build_for,
@@ -51,17 +52,6 @@ class Head(Struct, frozen=True, kw_only=True):
     op_id: str = ""
     about: str = ""  # the backend or model, in the words of the request
     command: wire.Command | None = None
-
-
-class Work(Struct, frozen=True, kw_only=True):
-    """One command, decoded."""
-
-    action: Action
-    op_id: str = ""
-    about: str = ""
-    command: wire.Command | None = None
-    expected_address: str = ""  # of a stop: only the process there is meant
-    is_kept: bool = False  # of an install: what is installed there is what is asked for
 
 
 class LookUps(Struct, frozen=True, kw_only=True):
@@ -212,10 +202,6 @@ def _stop(request: wire.ModelStopRequest) -> StopReplica:
 def _check_slot(slot: int) -> None:
     if not 0 <= slot < MAX_SLOT:
         raise Invalid(f"cannot use {slot} as a replica index: it must be 0 to {MAX_SLOT - 1}", code="invalid_name")
-
-
-def outcome_of(error: EnginehouseError) -> Outcome:
-    return Outcome(code=error.code, message=error.message, can_heal=can_heal(error))
 
 
 def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:

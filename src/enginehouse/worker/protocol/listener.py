@@ -23,7 +23,8 @@ from enginehouse.ports import Bus, Message
 from enginehouse.worker.commands.actions import VANISHED
 from enginehouse.worker.commands.executor import Executor
 from enginehouse.worker.commands.ports import CommandPorts
-from enginehouse.worker.protocol.decode import Head, Work, decode, encode_reply, head_of, needs_of, outcome_of
+from enginehouse.worker.commands.work import Work, outcome_of
+from enginehouse.worker.protocol.decode import Head, decode, encode_reply, head_of, needs_of
 from enginehouse.worker.protocol.names import KnownNames
 from enginehouse.worker.protocol.progress import Told, publishing
 from enginehouse.worker.protocol.stops import stop_backend, unload

@@ -15,8 +15,8 @@ from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.replica import process_key
 from enginehouse.worker.commands.ports import CommandPorts
+from enginehouse.worker.commands.work import outcome_of
 from enginehouse.worker.engines.process_table import Stopped, is_at
-from enginehouse.worker.protocol.decode import outcome_of
 from enginehouse.worker.protocol.names import plain_name
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from tests.worker.world import KEY, World, running_world, silent, tiny_chat, unt
 from enginehouse.core.errors import Hopeless, Invalid
 from enginehouse.host import confinement, processes
 from enginehouse.host.confinement import Confinement
-from enginehouse.worker.engines import enclosures
-from enginehouse.worker.engines.enclosures import Enclosures
+from enginehouse.worker import enclosures
+from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.engines.process_table import StartRequest
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -19,7 +19,7 @@ from msgspec import Struct
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.host import confinement, disk, graphics, ownership
 from enginehouse.host.confinement import Allowed, Confined, Confinement
-from enginehouse.worker.engines import writable_trees as stand_ins
+from enginehouse.worker import writable_trees as stand_ins
 
 # The start of the nonce: sockets in the directory must stay within the 107 characters that the kernel allows.
 _NAME_LENGTH = 8

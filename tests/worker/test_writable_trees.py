@@ -12,7 +12,7 @@ from tests.worker.probes import Targets, findings, program
 from tests.worker.world import KEY, World, running_world, silent, tiny_chat, until
 
 from enginehouse.core.installation import METADATA_FILE, Metadata, encode_metadata
-from enginehouse.worker.engines import writable_trees as stand_ins
+from enginehouse.worker import writable_trees as stand_ins
 from enginehouse.worker.engines.process_table import StartRequest
 
 _RUN = """#!/bin/bash

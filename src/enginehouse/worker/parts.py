@@ -1,0 +1,124 @@
+"""What an agent is made of, as narrow protocols; `build_worker.make_parts` builds the real ones.
+
+Each protocol adds to those of `commands.ports` only what the agent itself calls: to recover after a start, to report,
+and to leave. The simulation passes parts in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from msgspec import Struct
+
+from enginehouse.core.model import HeldModel
+from enginehouse.core.node import Capacity
+from enginehouse.core.report import CommandResult
+from enginehouse.core.wire import RegisterReply, RegisterRequest
+from enginehouse.loop import Signal
+from enginehouse.worker.commands.executor import Executor
+from enginehouse.worker.commands.ports import (
+    BackendInstaller,
+    BackendInventory,
+    CommandJournal,
+    CommandPorts,
+    EngineSupervisor,
+    LookUp,
+    ModelStorage,
+)
+
+
+class Machine(Protocol):
+    """This machine's resources; `host.hardware` is the real one. `capacity` blocks."""
+
+    def capacity(self, directory: Path, /) -> Capacity: ...
+
+    def capability(self) -> str: ...
+
+    def platform(self) -> str: ...
+
+
+class Signer(Protocol):
+    """Proves which node this is: signs registrations."""
+
+    def signed(self, request: RegisterRequest) -> RegisterRequest: ...
+
+
+class NodeFiles(Protocol):
+    """What the worker keeps of its own identity. Both block."""
+
+    def load_identity(self) -> Signer:
+        """The node's key, made at the first start."""
+
+    def write_node(self, node: RegisterReply) -> None:
+        """Record which node this worker is, for people and programs on this machine."""
+
+
+class Generations(Protocol):
+    def forget_generations(self) -> None:
+        """The worker has become another node, which counts generations from one. Blocks."""
+
+
+class AgentInstaller(BackendInstaller, Protocol):
+    def recover(self) -> None:
+        """Finish or undo what a killed worker left. Blocks."""
+
+
+class AgentModels(ModelStorage, Protocol):
+    def recover(self) -> None: ...
+
+    def held_models(self) -> tuple[HeldModel, ...]: ...
+
+
+class AgentJournal(CommandJournal, Protocol):
+    node_id: str
+
+    def load(self) -> None: ...
+
+    async def belong_to(self, node_id: str) -> bool: ...
+
+    def results(self) -> tuple[CommandResult, ...]: ...
+
+
+class AgentSupervisor(EngineSupervisor, Protocol):
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def listen_on(self, host: str) -> None: ...
+
+    def tidy(self) -> None: ...
+
+
+async def _nothing() -> None:
+    pass
+
+
+class AgentParts(Struct, frozen=True, kw_only=True):
+    machine: Machine
+    node_files: NodeFiles
+    generations: Generations
+    inventory: BackendInventory
+    installer: AgentInstaller
+    models: AgentModels
+    supervisor: AgentSupervisor
+    journal: AgentJournal
+    executor: Executor
+    look_up: LookUp
+    changed: Signal  # raised when the report would differ from the last one
+    close: Callable[[], Awaitable[None]] = _nothing
+
+    @property
+    def ports(self) -> CommandPorts:
+        return CommandPorts(
+            trees=self.inventory,
+            installer=self.installer,
+            models=self.models,
+            supervisor=self.supervisor,
+            journal=self.journal,
+            look_up=self.look_up,
+        )
