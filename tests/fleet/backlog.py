@@ -11,13 +11,13 @@ import time
 
 import psycopg
 
-from enginehouse.core.action import RemoveBackend
+from enginehouse.core.action import RemoveBackend, kind_of
 from enginehouse.core.intent import Intent
 from enginehouse.frontend.delivery.dispatcher import CLAIM_LIMIT
 from enginehouse.frontend.operations.cancel import KEPT_SECONDS
 from enginehouse.store import claims, db, schema
 from enginehouse.store.db import Store
-from enginehouse.store.rows import intent_columns, kind_of, text_of
+from enginehouse.store.rows import intent_columns, text_of
 
 ENDED, WAITING = 100_000, 10_000
 OLD = 3000  # of the ended; six batches of forgetting

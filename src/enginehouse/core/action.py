@@ -148,6 +148,11 @@ def pointing(done: InstallBackend, meta: str, digest: str) -> InstallBackend:
     return InstallBackend(backend=meta, resolved=build, keep=done.keep or is_image, galleries=done.galleries)
 
 
+def kind_of(action: Action) -> str:
+    """The stable name of the action's type, as stored and shown to programs."""
+    return str(action.__struct_config__.tag)
+
+
 def phrase(action: Action) -> str:
     """What is being done, for messages and logs: "install llama-cpp"."""
     match action:

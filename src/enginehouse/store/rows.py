@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Row, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
-from enginehouse.core.action import Action, UnknownAction
+from enginehouse.core.action import Action, UnknownAction, kind_of
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress
@@ -78,10 +78,6 @@ def _action_of(text: str, subject: str) -> Action:
         return _ACTION.decode(text)
     except msgspec.ValidationError:
         return UnknownAction(text=text, subject=subject)
-
-
-def kind_of(action: Action) -> str:
-    return str(action.__struct_config__.tag)
 
 
 # What this version can do. Rows of the first version have no kind.

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from enginehouse.artifact.blobs.store import Collected
 from enginehouse.artifact.images.directories import digest_of
-from enginehouse.core.backend import Resolved, package_digest
+from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import NotFound
+from enginehouse.core.external import external_build
 from enginehouse.core.installation import Metadata, directory_behind
 from enginehouse.core.name import check_name
 from enginehouse.core.progress import ReportProgress
@@ -92,21 +93,20 @@ def resolved_from(metadata: Metadata, directory: str) -> Resolved:
     An archive and a package are given with what they are, so there is never another version of them.
     """
     kind = parse_uri(metadata.uri).kind
-    digest = package_digest(metadata.uri, (), "", "") if kind == "package" else ""
-    if digest not in ("", metadata.digest):
+    build = external_build(
+        metadata.uri,
+        directory,
+        alias=metadata.alias,
+        sha256=metadata.digest.removeprefix("sha256:") if kind == "archive" else "",
+        platform=metadata.platform,
+    )
+    if build.digest not in ("", metadata.digest):
         raise NotFound(
-            f"cannot upgrade {directory}: it came from a gallery that is not there, and its address does not say "
-            "all of what it was made of",
+            f"cannot upgrade {directory}: it came from a gallery that is not configured here, and its URI does not say "
+            "everything it was made of",
             code="not_found",
         )
-    return Resolved(
-        directory=directory,
-        uri=metadata.uri,
-        digest=digest,
-        alias=metadata.alias,
-        platform=metadata.platform,
-        sha256=metadata.digest.removeprefix("sha256:") if kind == "archive" else "",
-    )
+    return build
 
 
 async def _nobody_runs() -> None:

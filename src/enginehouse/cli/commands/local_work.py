@@ -22,10 +22,10 @@ from enginehouse.cli.options.shared import wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.progress import View, choose_view
 from enginehouse.core.archive import ArchiveLimits
-from enginehouse.core.backend import Resolved, package_digest
+from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Invalid, NotFound, exit_code
+from enginehouse.core.external import external_build
 from enginehouse.core.gallery import Catalogue
-from enginehouse.core.installation import check_directory
 from enginehouse.core.progress import Phase, format_bytes
 from enginehouse.core.reference import parse_uri
 from enginehouse.host import confinement, hardware
@@ -212,8 +212,7 @@ def _external(backend: str, name: str | None, alias: str, sha256: str) -> Resolv
             code="invalid_name",
             param="name",
         )
-    digest = package_digest(uri, (), "", "") if source.kind == "package" else ""
-    return Resolved(directory=check_directory(name or stem), uri=uri, digest=digest, alias=alias, sha256=sha256)
+    return external_build(uri, name or stem, alias=alias, sha256=sha256)
 
 
 def _known(local: Local, directory: str, catalogue: Catalogue) -> Resolved:

@@ -14,9 +14,10 @@ from msgspec import Struct
 
 from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend, RemoveBackend, subject_of
-from enginehouse.core.backend import InstalledBackend, Resolved, package_digest
+from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.changes import nodes_after
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, NotFound, Unavailable
+from enginehouse.core.external import external_build
 from enginehouse.core.installation import directory_behind
 from enginehouse.core.intent import Intent
 from enginehouse.core.listing import installed_at
@@ -160,14 +161,8 @@ class Targets:
         )
 
     def _external(self, request: BackendRequest, node: Node) -> InstallBackend:
-        is_package = parse_uri(request.uri).kind == "package"
-        build = Resolved(
-            directory=request.name,
-            uri=request.uri,
-            digest=package_digest(request.uri, (), "", "") if is_package else "",
-            alias=request.alias,
-            sha256=request.sha256,
-            platform=node.platform,
+        build = external_build(
+            request.uri, request.name, alias=request.alias, sha256=request.sha256, platform=node.platform
         )
         return InstallBackend(
             backend=request.name, resolved=self._versions.pinned(build), force=request.force, is_external=True
@@ -223,7 +218,7 @@ class Targets:
         except (NotFound, Hopeless):
             if "@" in name or not installed.uri:
                 raise
-            build = Resolved(directory=installed.name, uri=installed.uri, digest="", platform=node.platform)
+            build = external_build(installed.uri, installed.name, platform=node.platform)
             if parse_uri(installed.uri).kind != "image":
                 raise
             return build, True

@@ -43,7 +43,7 @@ SHORT_COOL_DOWN_SECONDS = 1.0
 _OF_THE_MOMENT = frozenset({"insufficient_capacity", "worker_restarted", "upstream_error"})
 # How a load ends that somebody wanted otherwise: no failure of the model, and no reason to refuse the next request.
 _NO_FAILURE = frozenset({"cancelled", "superseded"})
-_STATES = {"install": "installing", "place": "staging", "start": "loading"}
+_STATES = {"install_backend": "installing", "pull_model": "staging", "start_replica": "loading"}
 _NO_BYTES: dict[str, object] = {"bytes_sent": 0, "total_bytes": 0, "file_index": 0, "total_files": 0}
 
 
@@ -216,7 +216,7 @@ class Loader:
             return {"model": view.name, "state": "pending", "progress": 0.0, **_NO_BYTES}
         return {
             "model": view.name,
-            "state": _STATES.get(current.action.split()[0], "pending"),
+            "state": _STATES.get(current.kind, "pending"),
             "node": current.node_name,
             "progress": current.percentage,
             **_NO_BYTES,

@@ -37,7 +37,8 @@ class NodeRow(Struct, kw_only=True):
     phase: str | UnsetType = UNSET
     error: str | UnsetType = UNSET
     # Ours.
-    action: str
+    action: str  # in words
+    kind: str  # of the action, for programs
     intent: str
     state: str
     attempt: int
@@ -206,6 +207,7 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
         status=operations.node_word(intent, silent, patience),
         percentage=operations.percentage_of(intent, progress),
         action=actions.phrase(intent.action),
+        kind=actions.kind_of(intent.action),
         intent=intent.id,
         state=intent.state,
         attempt=intent.attempt,

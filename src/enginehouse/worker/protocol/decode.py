@@ -1,7 +1,7 @@
 """Messages from the bus as Actions, and outcomes as replies: LocalAI's shapes with our additive fields.
 
-Whom a message is about is read first and alone (`head_of`), so that its arrival can be told before anything is looked
-up. `decode` makes the work of it; what its names mean is said by `naming`. It must never act.
+`read` parses a message once. `head_of` says what it is about, so that its arrival can be reported before names are
+looked up; `work_of` makes the work of it, with names resolved by `names`. Nothing here acts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class LookUps(Struct, frozen=True, kw_only=True):
     galleries: str | None = None  # LocalAI's list of them; None where names are not looked up in any
 
 
-def _read(verb: str, payload: bytes) -> WorkRequest:
+def read(verb: str, payload: bytes) -> WorkRequest:
+    """The request in a message; `Malformed` or `Invalid` where there is none."""
     match verb:
         case wire.INSTALL:
             return wire.decode(payload, wire.BackendInstallRequest, "the install request")
@@ -80,8 +81,7 @@ def _read(verb: str, payload: bytes) -> WorkRequest:
             raise Invalid(f"cannot do {verb!r}: this worker does not know it", code="unsupported")
 
 
-def head_of(verb: str, payload: bytes) -> Head:
-    request = _read(verb, payload)
+def head_of(request: WorkRequest) -> Head:
     match request:
         case wire.BackendInstallRequest():
             about = request.model_id or request.backend or request.name
@@ -96,9 +96,8 @@ def head_of(verb: str, payload: bytes) -> Head:
     return Head(op_id=request.op_id, about=about, command=request.command)
 
 
-def needs_of(verb: str, payload: bytes, known: KnownNames | None = None) -> LookUps:
-    """Without `known`, what has to be looked at on disk; with it, whether a gallery has to be asked as well."""
-    request = _read(verb, payload)
+def look_ups_for(request: WorkRequest, known: KnownNames | None = None) -> LookUps:
+    """Without `known`, what must be read from disk; with it, whether a gallery must be asked as well."""
     match request:
         case wire.BackendInstallRequest() if request.model_id:
             return LookUps(installed=True)
@@ -114,9 +113,8 @@ def needs_of(verb: str, payload: bytes, known: KnownNames | None = None) -> Look
             return LookUps()
 
 
-def decode(verb: str, payload: bytes, known: KnownNames) -> Work:
-    """The work that a message asks for; raises one of our errors for anything else."""
-    request = _read(verb, payload)
+def work_of(request: WorkRequest, known: KnownNames) -> Work:
+    """The work that a request asks for; raises one of our errors for anything else."""
     match request:
         case wire.BackendInstallRequest() if request.model_id:
             action: Action = _start(request, known)
@@ -143,7 +141,7 @@ def decode(verb: str, payload: bytes, known: KnownNames) -> Work:
             action = PullModel(model=request.model)
         case wire.ModelDeleteRequest():
             action = RemoveModel(model=model_name(request.model_name))
-    head = head_of(verb, payload)
+    head = head_of(request)
     expected = request.expected_address if isinstance(request, wire.ModelStopRequest) else ""
     return Work(action=action, op_id=head.op_id, about=head.about, command=head.command, expected_address=expected)
 

@@ -24,7 +24,7 @@ from enginehouse.worker.commands.actions import VANISHED
 from enginehouse.worker.commands.executor import Executor
 from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.commands.work import Work, outcome_of
-from enginehouse.worker.protocol.decode import Head, decode, encode_reply, head_of, needs_of
+from enginehouse.worker.protocol.decode import Head, WorkRequest, encode_reply, head_of, look_ups_for, read, work_of
 from enginehouse.worker.protocol.names import KnownNames
 from enginehouse.worker.protocol.progress import Told, publishing
 from enginehouse.worker.protocol.stops import stop_backend, unload
@@ -147,11 +147,11 @@ class Listener:
                 except OSError as error:
                     return encode_reply(verb, outcome_of(_unreadable(error)), None)
         try:
-            head = head_of(verb, payload)
+            request = read(verb, payload)
         except EnginehouseError as error:
             return encode_reply(verb, outcome_of(error), None)
-        async with publishing(self._bus, self._told(head)) as publisher:
-            outcome, work = await self._perform(verb, payload, publisher.report)
+        async with publishing(self._bus, self._told(head_of(request))) as publisher:
+            outcome, work = await self._perform(request, publisher.report)
         return encode_reply(verb, outcome, work)
 
     def _told(self, head: Head) -> Told:
@@ -164,10 +164,10 @@ class Listener:
             attempt=command.attempt if command else 0,
         )
 
-    async def _perform(self, verb: str, payload: bytes, report: ReportProgress) -> tuple[Outcome, Work | None]:
+    async def _perform(self, request: WorkRequest, report: ReportProgress) -> tuple[Outcome, Work | None]:
         for _ in range(LOOKS):
             try:
-                work = await self._understand(verb, payload)
+                work = await self._understand(request)
             except EnginehouseError as error:
                 return outcome_of(error), None
             except OSError as error:
@@ -177,18 +177,18 @@ class Listener:
                 break
         return outcome, work
 
-    async def _understand(self, verb: str, payload: bytes) -> Work:
-        """A message with everything that its names need, and no more: one of ours that says it all costs no look."""
-        needs, known = needs_of(verb, payload), KnownNames()
+    async def _understand(self, request: WorkRequest) -> Work:
+        """Look up what the request's names need, and no more: a request of ours that names everything costs nothing."""
+        needs, known = look_ups_for(request), KnownNames()
         if needs.installed:
             aliases = await self._parts.trees.aliases() if needs.aliases else {}
             known = KnownNames(installed=await self._parts.trees.list_installed(), aliases=aliases)
-            needs = needs_of(verb, payload, known)
+            needs = look_ups_for(request, known)
         if needs.galleries is None:
-            return decode(verb, payload, known)
+            return work_of(request, known)
         galleries = await self._parts.look_up(needs.galleries)
         known = KnownNames(installed=known.installed, aliases=known.aliases, galleries=galleries)
-        return await in_thread(decode, verb, payload, known)
+        return await in_thread(work_of, request, known)
 
 
 def _unreadable(error: OSError) -> EnginehouseError:

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from enginehouse.core import wire
-from enginehouse.core.backend import InstalledBackend, Resolved, package_digest
+from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound
+from enginehouse.core.external import external_build
 from enginehouse.core.gallery import Gallery, resolve
 from enginehouse.core.installation import check_directory, directory_behind
 from enginehouse.core.name import check_model_name
@@ -112,8 +113,7 @@ def _external(uri: str, name: str, alias: str) -> Resolved:
             code="invalid_name",
             param="name",
         )
-    digest = package_digest(uri, (), "", "") if source.kind == "package" else ""
-    return Resolved(directory=check_directory(name), uri=uri, digest=digest, alias=alias)
+    return external_build(uri, name, alias=alias)
 
 
 def _in_galleries(name: str, galleries: Sequence[Gallery]) -> Resolved:
@@ -133,4 +133,4 @@ def _installed_from_elsewhere(name: str, known: KnownNames) -> Resolved | None:
     if backend is None or parse_uri(backend.uri).kind not in ("image", "archive"):
         return None
     alias = next((alias for alias, names in known.aliases.items() if backend.name in names), "")
-    return Resolved(directory=backend.name, uri=backend.uri, digest="", alias=alias)
+    return external_build(backend.uri, backend.name, alias=alias)
