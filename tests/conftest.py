@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import tempfile
@@ -52,10 +53,17 @@ def postgres() -> Iterator[Callable[[], str]]:
     scratch = Path(tempfile.mkdtemp(prefix="enginehouse-postgres-", dir=in_memory()))
     server = get_server(scratch / "data", cleanup_mode="delete")
 
+    def execute(statement: str) -> None:
+        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    # Copying a migrated database takes a tenth of the time of migrating an empty one.
+    execute("create database migrated")
+    _migrate(str(server.get_uri(database="migrated")))
+
     def make_database() -> str:
         name = f"t{uuid.uuid4().hex}"
-        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-            connection.execute(f'create database "{name}"'.encode())
+        execute(f'create database "{name}" template migrated')
         return str(server.get_uri(database=name))
 
     yield make_database
@@ -63,11 +71,34 @@ def postgres() -> Iterator[Callable[[], str]]:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite database without rows, to be copied."""
+    path = tmp_path_factory.mktemp("template") / "template.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A fresh SQLite database with its tables."""
+    shutil.copyfile(sqlite_template, tmp_path / "test.db")
+    return f"sqlite:///{tmp_path / 'test.db'}"
+
+
+def _migrate(url: str) -> None:
+    async def migrate() -> None:
+        (await Store.open(url)).close()
+
+    asyncio.run(migrate())
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh, empty database of each kind."""
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A fresh database of each kind, with its tables."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'test.db'}"
+        url: str = request.getfixturevalue("sqlite_url")
+        return url
     make_database: Callable[[], str] = request.getfixturevalue("postgres")
     return make_database()
 

@@ -1,5 +1,5 @@
-"""The bus in memory: one network, any number of buses on it. The one fake of `ports.Bus`; `test_conformance.py` holds it
-to what the real bus promises.
+"""The bus in memory: one network, any number of buses on it. The one fake of `ports.Bus`; `test_conformance.py` holds
+it to what the real bus promises.
 
 Messages are handed over within `publish`. The simulation overrides `deliver` to make them late, double or lost.
 """
@@ -49,7 +49,7 @@ class MemoryNetwork:
 
     def is_subscribed(self, subscription: Subscription) -> bool:
         subject = subscription.subject
-        return subscription in (self._exact[subject] if subject in self._exact else self._patterns)
+        return subscription in self._exact.get(subject, self._patterns)
 
     def hears(self, subject: str) -> bool:
         return bool(self._exact.get(subject))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from tests.frontend.world import Time, WatchedStore, World
@@ -25,8 +24,8 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, time: Time) -> AsyncIterator[World]:
-    store = await WatchedStore.open(f"sqlite:///{tmp_path / 'test.db'}")
+async def world(sqlite_url: str, time: Time) -> AsyncIterator[World]:
+    store = await WatchedStore.open(sqlite_url)
     assert isinstance(store, WatchedStore)
     made = World(store, time)
     await made.start()
