@@ -2,9 +2,11 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 BIN := .venv/bin
+# Suites without servers and child processes; a test of theirs that takes long carries the marker `slow`.
+QUICK := tests/core tests/settings tests/engine tests/link tests/frontend tests/test_loop.py
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup setup-dev up test proof check format lock bench
+.PHONY: help setup setup-dev up test quick proof check format lock bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,9 +25,12 @@ setup-dev: .venv/.dev
 up: setup ## run enginehouse on this machine (options: make up ARGS="--host 0.0.0.0")
 	@exec $(BIN)/enginehouse up $(ARGS)
 
-test: setup-dev ## everything that proves it: checks, unit, conformance, end to end
+test: setup-dev ## all tests, as continuous integration runs them; ARGS="tests/core -x" runs just those
+	@if [ -n "$(ARGS)" ]; then $(BIN)/python -m pytest -q $(ARGS); else $(MAKE) --no-print-directory check && $(BIN)/python tools/test.py; fi
+
+quick: setup-dev ## lint, types, and the tests that need no process, in under a minute
 	@$(MAKE) --no-print-directory check
-	@if [ -n "$(ARGS)" ]; then $(BIN)/python -m pytest -q $(ARGS); else $(BIN)/python tools/test.py; fi
+	@$(BIN)/python -m pytest -q -m "not slow" $(QUICK)
 
 proof: setup-dev ## the long tails: full crash sweeps, hundreds of kills and rounds, 20,000 simulations (an hour)
 	@ENGINEHOUSE_PROOF=1 ENGINEHOUSE_SEEDS=20000 $(BIN)/python -m pytest -q tests/artifact tests/worker tests/fleet tests/sim $(ARGS)

@@ -24,6 +24,8 @@ from enginehouse.store.requests import add_intent
 
 LIMIT_SECONDS = 10
 
+pytestmark = pytest.mark.slow  # a real PostgreSQL
+
 
 @asynccontextmanager
 async def opened(database_url: str, time: Time) -> AsyncIterator[tuple[World, World]]:
