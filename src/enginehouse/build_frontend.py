@@ -16,8 +16,6 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from msgspec import Struct
-from nacl.exceptions import CryptoError
-from nacl.signing import VerifyKey
 
 from enginehouse import parent
 from enginehouse.api.app import Entry, build
@@ -70,7 +68,7 @@ from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, SilenceLimits
 from enginehouse.frontend.watching.events import Events
-from enginehouse.host import disk, listen
+from enginehouse.host import disk, listen, signing
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus
 from enginehouse.settings.file import read_credentials
@@ -205,7 +203,7 @@ def make_frontend(
         board,
         stale_seconds=settings.stale_seconds,
         approve_keys=settings.approve_keys,
-        verify=verify,
+        verify=signing.verify,
         wake=wakes.of("dispatch", "load", "route"),
         addresses=addresses,
     )
@@ -438,11 +436,3 @@ def _address_rules(settings: FrontendSettings, port: int) -> AddressRules:
 
     endpoints = {Endpoint(plain_host(one), number) for host, number in taken for one in listen.addresses_of(host)}
     return AddressRules(settings.node_networks, frozenset(endpoints), resolve)
-
-
-def verify(public_key: str, message: bytes, signature: str) -> bool:
-    try:
-        VerifyKey(bytes.fromhex(public_key)).verify(message, bytes.fromhex(signature))
-    except (CryptoError, ValueError, TypeError):
-        return False
-    return True

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Struct
 from nacl.signing import SigningKey
 
-from enginehouse.build_frontend import verify
 from enginehouse.core import wire
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import InstalledBackend
@@ -46,6 +45,7 @@ from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.watching.board import Board, SilenceLimits
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.views import OperationView
+from enginehouse.host.signing import verify
 from enginehouse.ports import Message
 from enginehouse.store import db, nodes, operations
 from enginehouse.store.db import Connection, Store

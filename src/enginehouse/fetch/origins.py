@@ -14,9 +14,9 @@ from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import Invalid
 from enginehouse.core.reference import parse_uri, shown_uri
 from enginehouse.fetch.archives.layout import LayoutOrigin
-from enginehouse.fetch.archives.local import LocalBlob
 from enginehouse.fetch.archives.web import ArchiveOrigin
 from enginehouse.fetch.http.client import Client
+from enginehouse.fetch.oci.local import LocalBlob
 from enginehouse.fetch.registry.images import ImageOrigin
 from enginehouse.fetch.registry.requests import Registries
 

@@ -18,9 +18,9 @@ from msgspec import Struct
 from enginehouse.core.artifact import Artifact, Compression, Layer
 from enginehouse.core.errors import Hopeless, NotFound
 from enginehouse.core.reference import is_digest
-from enginehouse.fetch.archives.local import LocalBlob, read_local
 from enginehouse.fetch.archives.places import StoredFile, StoredFiles, open_places
-from enginehouse.fetch.registry.manifests import (
+from enginehouse.fetch.oci.local import LocalBlob, read_local
+from enginehouse.fetch.oci.manifests import (
     INDEXES,
     MAX_DOCUMENT_BYTES,
     MAX_LAYERS,
@@ -31,7 +31,7 @@ from enginehouse.fetch.registry.manifests import (
     parse,
     parse_configuration,
 )
-from enginehouse.fetch.registry.resolution import artifact_of, is_attestation, matches, unsupported
+from enginehouse.fetch.oci.resolution import artifact_of, is_attestation, matches, unsupported
 
 _MAGIC: tuple[tuple[bytes, Compression], ...] = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
 _HASHED_AT_ONCE_BYTES = 1024 * 1024

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Mapping
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import Hopeless, Invalid, Upstream
 from enginehouse.core.reference import Source, shown_uri
-from enginehouse.fetch.archives.local import LocalBlob
 from enginehouse.fetch.http.answers import failure
 from enginehouse.fetch.http.bodies import body, ignores_range, range_header
 from enginehouse.fetch.http.client import Client, OutboundRequest
 from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.oci.local import LocalBlob
 
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 _TOTAL = re.compile(r"bytes [0-9*-]+/(\d{1,19})")

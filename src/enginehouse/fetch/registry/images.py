@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import Upstream
 from enginehouse.core.reference import ImageReference, is_digest
-from enginehouse.fetch.archives.local import LocalBlob
 from enginehouse.fetch.http.bodies import body, ignores_range, range_header
 from enginehouse.fetch.http.client import Client
-from enginehouse.fetch.registry.manifests import ACCEPT, MAX_DOCUMENT_BYTES, Descriptor, check_digest, parse
+from enginehouse.fetch.oci.local import LocalBlob
+from enginehouse.fetch.oci.manifests import ACCEPT, MAX_DOCUMENT_BYTES, Descriptor, check_digest, parse
+from enginehouse.fetch.oci.resolution import artifact_of
 from enginehouse.fetch.registry.requests import Registries
-from enginehouse.fetch.registry.resolution import artifact_of
 
 # What a signed address answers when its time is over, depending on who made it.
 _OVER = {400, 401, 403, 404, 410}

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.errors import Hopeless
-from enginehouse.fetch.registry.manifests import (
+from enginehouse.fetch.oci.manifests import (
     MANIFESTS,
     MAX_DEPTH,
     MAX_DOCUMENT_BYTES,
