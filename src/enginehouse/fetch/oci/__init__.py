@@ -1,1 +1,1 @@
-"""What images have in common wherever they are stored: manifests, choice of the platform, blobs on the local disk."""
+"""The parts of images common to registries and archives: manifests, platform selection, blobs on the local disk."""
