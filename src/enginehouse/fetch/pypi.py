@@ -249,7 +249,7 @@ def failure(what: str, output: str) -> EnginehouseError:
     text = output.lower()
     if "no space left" in text or "disk quota" in text:
         return Unavailable(
-            f"cannot install {what}: no space left on the disk; free some space, then it continues without a restart",
+            f"cannot install {what}: no space left on the disk; free some space, it is retried automatically",
             code="insufficient_disk",
         )
     if "hash mismatch" in text:
