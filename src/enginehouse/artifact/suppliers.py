@@ -42,7 +42,7 @@ class Suppliers:
                 found.append(self._open(uri, resolved))
             except Invalid as error:
                 refusals.append(error)
-                log.warning("mirror.unusable backend=%s error=%s", resolved.directory, error)
+                log.warning("mirror.skipped backend=%s error=%s", resolved.directory, error)
         if not found:
             raise refusals[0]
         return found

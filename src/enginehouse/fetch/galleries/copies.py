@@ -198,7 +198,7 @@ class Copy:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, EnginehouseError) as error:
-            log.warning("gallery.copy_unusable gallery=%s error=%s", self._source.name, error)
+            log.warning("gallery.copy_refused gallery=%s error=%s", self._source.name, error)
             return None
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -213,7 +213,7 @@ class Copy:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError as error:
-            log.warning("gallery.copy_not_kept gallery=%s error=%s", self._source.name, error)
+            log.warning("gallery.copy_write_failed gallery=%s error=%s", self._source.name, error)
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
 

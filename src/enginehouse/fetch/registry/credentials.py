@@ -122,7 +122,7 @@ class Credentials:
             async with asyncio.timeout(HELPER_SECONDS):
                 output, _ = await process.communicate(key.encode())
         except TimeoutError:
-            log.warning("credentials.helper_silent helper=%s registry=%s", helper, key)
+            log.warning("credentials.helper_timed_out helper=%s registry=%s", helper, key)
             return None
         finally:
             if process.returncode is None:
