@@ -44,7 +44,7 @@ class ChildProgram(Struct, frozen=True):
 class Ending:
     """The request to stop, and the request to stop at once.
 
-    The second is accepted only after the message about a slow stop, because some process managers send signals twice.
+    The second is accepted only after the message about a slow stop, because one stop may arrive as two signals.
     """
 
     def __init__(self) -> None:

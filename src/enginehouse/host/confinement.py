@@ -67,7 +67,7 @@ class Confinement(Struct, frozen=True, kw_only=True):
 
     landlock_abi: int = 0
     user: User | None = None
-    reason: str = ""  # why there is no Landlock
+    reason: str = ""  # why Landlock is not used
 
     @property
     def is_on(self) -> bool:

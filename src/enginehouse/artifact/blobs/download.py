@@ -96,7 +96,7 @@ class Fetch:
         raise kept
 
     def _gives_up(self, error: Upstream, read: _Read, is_last: bool) -> bool:
-        """Whether to leave the origin. A stall of one connection is retried; a stall of all is the origin's fault."""
+        """Whether to leave the origin after a stall: if there is another one, or if all connections have stalled."""
         return error.code == "stalled" and (self._heard_at <= read.heard_at or not is_last)
 
     async def _fetch(self, origin: Origin, target: Download, part: int, read: _Read, heard: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from enginehouse.core.errors import Hopeless
 PART = ".part"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DEFAULT_CAP_BYTES = 20 * 1024**3
-STILL_SECONDS = 1.0  # without a byte, after which waiting builds download on their own
+STILL_SECONDS = 1.0  # without a byte; then waiting builds download on their own, so a hang costs them no more
 _LOOK_SECONDS = 0.1  # interval at which a waiting build checks the progress of the other
 
 

@@ -41,6 +41,23 @@ class Entries(Protocol):
     def drain(self) -> None: ...
 
 
+class CountedContents:
+    """`contents` and `whole` for an archive that knows the number of unread bytes of the current file."""
+
+    _left = 0
+
+    def contents(self) -> Iterator[memoryview]:
+        while self._left:
+            yield memoryview(self._take(min(HELD_BYTES, self._left)))
+
+    def whole(self) -> bytes:
+        return self._take(self._left)
+
+    def _take(self, size: int) -> bytes:
+        """Read exactly `size` bytes of the current file and reduce `_left`."""
+        raise NotImplementedError
+
+
 class Contents:
     def __init__(self, sharing: Sharing, root: int) -> None:
         self._sharing = sharing

@@ -13,17 +13,17 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from enginehouse.artifact.images.contents import CountedContents
 from enginehouse.artifact.images.handles import DIRECTORY
 from enginehouse.core.archive import EntryKind, TarEntry, check_path, kept_mode, not_allowed, too_large, unsafe
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.name import shown
 
-_PIECE_BYTES = 1024 * 1024
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS: dict[int, EntryKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
-class DirectoryEntries:
+class DirectoryEntries(CountedContents):
     """One pass over a tree. Links are kept as links; anything but files, directories and links is refused."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
@@ -33,7 +33,6 @@ class DirectoryEntries:
         self._limit_bytes = limit_bytes
         self._sha256 = hashlib.sha256()
         self._file = -1
-        self._left = 0
         self._total = 0
         self._linked: dict[tuple[int, int], str] = {}
 
@@ -47,13 +46,6 @@ class DirectoryEntries:
             yield from self._walk("", handle)
         finally:
             os.close(handle)
-
-    def contents(self) -> Iterator[memoryview]:
-        while self._left:
-            yield memoryview(self._take(min(_PIECE_BYTES, self._left)))
-
-    def whole(self) -> bytes:
-        return self._take(self._left)
 
     def drain(self) -> None:
         """Does nothing: a directory has no trailing data."""

@@ -28,7 +28,7 @@ def hint_range(layer: Layer) -> tuple[int, int]:
 
 
 def unpacked_bytes(layer: Layer, hint: bytes) -> int:
-    """The unpacked size that the bytes of `hint_range` state; 0 where it is unknown."""
+    """The unpacked size that the bytes of `hint_range` state; 0 if it is unknown."""
     match layer.compression:
         case "none":
             return layer.size_bytes if layer.form == "tar" else 0

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import IO, cast
 
 from enginehouse.artifact.blobs.partial import Following
+from enginehouse.artifact.images.contents import CountedContents
 from enginehouse.artifact.images.inflate import READ_BYTES, Hashed, check_digest
 from enginehouse.artifact.images.layers import Unpacker
 from enginehouse.core.archive import (
@@ -31,7 +32,7 @@ from enginehouse.core.archive import (
 from enginehouse.core.artifact import Layer
 from enginehouse.core.name import shown
 
-_PIECE_BYTES = 1024 * 1024
+_SMALL_READ_BYTES = 1024 * 1024  # at most 22,795 entries, below the default limit, so not counted
 _MAX_TABLE_BYTES = 32 * 1024 * 1024  # 100,000 entries with long names
 _ENTRY_MARK = b"PK\x01\x02"
 # The library decompresses these in chunks. It would decompress other methods in one piece, whatever their size.
@@ -82,18 +83,17 @@ class _Table:
         if size > _MAX_TABLE_BYTES:
             raise too_large(f"its table of contents has {size} bytes; the limit is {_MAX_TABLE_BYTES}")
         content = self._opened.read(size if size >= 0 else _MAX_TABLE_BYTES)
-        if len(content) > _PIECE_BYTES and content.count(_ENTRY_MARK) > self._entries:
+        if len(content) > _SMALL_READ_BYTES and content.count(_ENTRY_MARK) > self._entries:
             raise too_large(f"it has more than {self._entries} entries")
         return content
 
 
-class _ZipEntries:
+class _ZipEntries(CountedContents):
     def __init__(self, archive: zipfile.ZipFile, limits: ArchiveLimits, compressed_bytes: int) -> None:
         self._archive = archive
         self._limits = limits
         self._compressed_bytes = compressed_bytes
         self._file: IO[bytes] | None = None
-        self._left = 0
         self.plain_bytes = 0
 
     def entries(self) -> Iterator[TarEntry]:
@@ -114,13 +114,6 @@ class _ZipEntries:
                         raise unsafe(f"{shown(path)} is larger than stated in its table of contents")
             else:
                 yield _entry(member, path, kind, mode, target)
-
-    def contents(self) -> Iterator[memoryview]:
-        while self._left:
-            yield memoryview(self._take(min(_PIECE_BYTES, self._left)))
-
-    def whole(self) -> bytes:
-        return self._take(self._left)
 
     def drain(self) -> None:
         """Does nothing: the digest is already checked."""

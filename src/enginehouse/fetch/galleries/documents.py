@@ -111,7 +111,7 @@ class _Builder:
         before = self._nodes
         self._count(1, event)
         if event.anchor:
-            # Not known until it is complete, so that nothing can contain itself.
+            # The anchor is registered when the value is complete, so that a value cannot contain itself.
             self._anchors.pop(event.anchor, None)
         self._stack.append(_Frame(target, event.anchor, before))
 

@@ -56,7 +56,7 @@ def _check_head(response: OutboundResponse, layer: Layer, start: int, end: int, 
         if response.status >= 400:
             raise failure(response.status, what, response.headers)
         raise Upstream(f"cannot get {what}: the server answered with status {response.status}")
-    if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+    if response.is_encoded:
         raise Upstream(f"cannot use the response for {what}: it has an unrequested content encoding")
     if ignores_range(response, start, end, layer.size_bytes):
         if start:

@@ -58,6 +58,11 @@ class OutboundResponse:
         self.url = url
         self._answer = answer
 
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the body has a content encoding, although none was requested."""
+        return self.headers.get("content-encoding", "identity").lower() not in ("", "identity")
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body in chunks as received. Raises `Upstream` when it is cut off or stalls."""
         content = self._answer.content
@@ -111,7 +116,7 @@ class Client:
         try:
             async with asyncio.timeout(total_seconds):
                 async with self.open(request) as response:
-                    if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+                    if response.is_encoded:
                         raise Hopeless(
                             f"cannot read {shown_uri(request.url)}: the response has an unrequested content encoding",
                             code="unsupported",
