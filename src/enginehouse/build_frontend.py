@@ -16,8 +16,6 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from msgspec import Struct
-from nacl.exceptions import CryptoError
-from nacl.signing import VerifyKey
 
 from enginehouse import parent
 from enginehouse.api.app import Entry, build
@@ -71,7 +69,7 @@ from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, SilenceLimits
 from enginehouse.frontend.watching.events import Events
-from enginehouse.host import disk, listen
+from enginehouse.host import disk, listen, signing
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Clock
 from enginehouse.settings.file import read_credentials
@@ -94,14 +92,6 @@ class SystemClock:
         return random.random()
 
 
-def verify(public_key: str, message: bytes, signature: str) -> bool:
-    try:
-        VerifyKey(bytes.fromhex(public_key)).verify(message, bytes.fromhex(signature))
-    except (CryptoError, ValueError, TypeError):
-        return False
-    return True
-
-
 class Outside(Struct, frozen=True, kw_only=True):
     """What a frontend is built over. Tests and the simulation pass their own."""
 
@@ -111,7 +101,7 @@ class Outside(Struct, frozen=True, kw_only=True):
     ask_registry: AskRegistry  # which version a tag means now
     galleries: Galleries
     owner: str  # who holds leases
-    verify: Verify = verify
+    verify: Verify = signing.verify
     addresses: AddressRules = ANYWHERE
     bus_issuer: BusIssuer = BusIssuer()
     violation_log: ViolationLog | None = None  # of the embedded bus server

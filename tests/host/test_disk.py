@@ -88,7 +88,7 @@ def test_a_directory_that_cannot_be_used_is_named_with_the_option_that_chose_it(
     for error, reason in (
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            f"no space left on the disk; free some or give another {option}",
+            f"no space left on the disk; free some space or choose another {option}",
         ),
         (PermissionError(errno.EACCES, "Permission denied", str(tmp_path)), "Permission denied; make it writable"),
         (PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "lock")), "lock in it: Permission denied"),

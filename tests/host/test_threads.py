@@ -55,7 +55,7 @@ async def test_only_one_worker_of_a_machine_counts_and_starts_at_a_time(temporar
 async def test_a_lock_that_is_kept_for_long_stops_no_engine(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with threads.budget(5), threads.budget(0.1) as promised:
         assert promised.threads >= 0
-    assert "threads.lock_is_kept" in caplog.text
+    assert "threads.lock_timed_out" in caplog.text
 
 
 @needs_root

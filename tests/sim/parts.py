@@ -22,7 +22,7 @@ from enginehouse.core.errors import NotFound, Unavailable, Upstream
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel, Model
 from enginehouse.core.progress import ReportProgress
-from enginehouse.host.blocking import _outlive, in_thread
+from enginehouse.host.blocking import _wait_for_end, in_thread
 from enginehouse.host.disk import storage_error
 from enginehouse.worker.backends.installer import Installed, InstallRequest, Swapped
 from enginehouse.worker.commands.executor import Executor
@@ -108,7 +108,7 @@ class SimInstaller:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         loop.call_later(seconds, done.set_result, None)
-        await _outlive(done)
+        await _wait_for_end(done)
 
     def recover(self) -> None:
         self._disk.recover()

@@ -113,7 +113,7 @@ async def test_without_confinement_an_engine_reads_what_its_worker_reads(tmp_pat
     assert {found[f"read {name}"] for name in ("admin.token", "seed", "node.key", "worker environ")} == {"done"}
     assert found["write own"] == found["ptrace worker"] == found["signal worker"] == "done"
     assert found["identity"][2:4] == [os.environ.get("HOME"), os.environ.get("TMPDIR")]
-    assert off.described == "none: switched off with --engine-confinement off"
+    assert off.described == "none: disabled with --engine-confinement off"
     assert not off.protects_trees
 
 
@@ -169,7 +169,7 @@ async def test_engines_of_another_user_are_found_and_ended_by_their_nonce(open_p
 async def test_a_data_directory_that_the_user_cannot_reach_is_refused_with_what_is_in_the_way(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    with pytest.raises(Invalid, match=r"is closed to that user; use a data directory elsewhere"):
+    with pytest.raises(Invalid, match=r"it has no access to .*; use another data directory"):
         async with running_world(closed / "data", chosen=Confinement(user=confinement.find_user("nobody"))):
             pass
 

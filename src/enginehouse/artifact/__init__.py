@@ -1,1 +1,1 @@
-"""A reference becomes a tree on disk."""
+"""Artifacts: download of blobs, unpacking into a tree. The only package to import isal and zstandard."""

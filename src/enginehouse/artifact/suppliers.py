@@ -1,7 +1,7 @@
-"""Where a backend's bytes come from: its URI, then its mirrors, resolved once for this machine.
+"""The origins of a backend: its URI, then its mirrors, resolved once for the platform of this machine.
 
-A tag is asked for once; everything after that is by digest, on every origin. A mirror is the same thing in another
-place, so it serves only what the first answer named.
+A tag is resolved at one origin only; all later requests are by digest, at every origin. A mirror holds the same
+content, so it serves only the blobs that the resolved artifact names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Suppliers:
         await self._client.close()
 
     def origins(self, resolved: Resolved) -> list[Origin]:
-        """One per place that could have it; one that cannot be used hides only itself."""
+        """Return one origin per usable URI. An invalid URI is logged and skipped; raises if all are invalid."""
         found: list[Origin] = []
         refusals: list[Invalid] = []
         for uri in (resolved.uri, *resolved.mirrors):
@@ -42,13 +42,13 @@ class Suppliers:
                 found.append(self._open(uri, resolved))
             except Invalid as error:
                 refusals.append(error)
-                log.warning("mirror.unusable backend=%s error=%s", resolved.directory, error)
+                log.warning("mirror.skipped backend=%s error=%s", resolved.directory, error)
         if not found:
             raise refusals[0]
         return found
 
     async def resolve(self, resolved: Resolved) -> tuple[Artifact, list[Origin]]:
-        """What there is for this machine, and everywhere it can be had, the place that answered first."""
+        """Return the artifact for this machine and its origins, the one that resolved it first."""
         origins = self.origins(resolved)
         failures: list[EnginehouseError] = []
         for position, origin in enumerate(origins):
@@ -56,8 +56,8 @@ class Suppliers:
                 artifact = await origin.resolve(resolved.platform or self._platform)
                 return artifact, [origin, *origins[:position], *origins[position + 1 :]]
             except EnginehouseError as error:
-                # A mirror is the same thing, so a build that the thing does not have is not there either. All else may
-                # be of this place alone: that it is closed, sends us where we may not go, or shows a page for people.
+                # A mirror has the same content, so a platform that is missing here is missing there as well. All other
+                # errors may concern this origin only: denied access, a forbidden redirect, an HTML page.
                 if error.code == "unsupported_platform":
                     raise
                 failures.append(error)
@@ -70,7 +70,7 @@ class Suppliers:
 
 
 def pinned(uri: str, digest: str) -> str:
-    """`uri` with its tag made irrelevant, where it is the reference of an image."""
+    """Return `uri` with the digest appended if it is an image reference; the digest overrides the tag."""
     source = parse_uri(uri)
     if source.kind != "image" or source.image is None or source.image.digest:
         return uri
@@ -78,12 +78,12 @@ def pinned(uri: str, digest: str) -> str:
 
 
 def _worst(failures: list[EnginehouseError]) -> EnginehouseError:
-    """What may heal, if anything may: then asking again makes sense. The other places are named too."""
+    """Return the first temporary error, so that the caller retries, or else the first one. Adds the other messages."""
     chosen = next((error for error in failures if can_heal(error)), failures[0])
     others = [error.message for error in failures if error is not chosen]
     if others:
         kind = type(chosen)
-        told = kind(f"{chosen.message}; also: {'; '.join(others)}", code=chosen.code, param=chosen.param)
-        told.retry_after_seconds = chosen.retry_after_seconds
-        return told
+        joined = kind(f"{chosen.message}; also: {'; '.join(others)}", code=chosen.code, param=chosen.param)
+        joined.retry_after_seconds = chosen.retry_after_seconds
+        return joined
     return chosen

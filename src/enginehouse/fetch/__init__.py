@@ -1,1 +1,1 @@
-"""Bytes from outside: one client, registries, archives, packages, galleries. The only door to aiohttp and YAML."""
+"""Downloads: HTTP client, registries, archives, packages, galleries. The only package to import aiohttp and YAML."""

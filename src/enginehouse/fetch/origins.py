@@ -1,7 +1,7 @@
-"""From a URI to the place its bytes come from: the one function that chooses.
+"""Origins: the source of an artifact's bytes, chosen from its URI.
 
-An origin is made without asking anybody; `resolve` is the first question. Mirrors are several origins, and which is
-tried when is the caller's choice.
+`open_origin` is the only place that maps a kind of URI to an implementation. It makes no request; `resolve` makes the
+first one. Each mirror is an origin of its own, and the caller chooses the order in which mirrors are tried.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import Invalid
 from enginehouse.core.reference import parse_uri, shown_uri
 from enginehouse.fetch.archives.layout import LayoutOrigin
-from enginehouse.fetch.archives.local import LocalBlob
 from enginehouse.fetch.archives.web import ArchiveOrigin
 from enginehouse.fetch.http.client import Client
+from enginehouse.fetch.oci.local import LocalBlob
 from enginehouse.fetch.registry.images import ImageOrigin
 from enginehouse.fetch.registry.requests import Registries
 
@@ -24,26 +24,28 @@ __all__ = ["LocalBlob", "Origin", "open_origin"]
 
 
 class Origin(Protocol):
-    """Something that can be installed, where it is kept."""
+    """One source of an artifact."""
 
     uri: str
-    # False once a server answered a request for a range with the whole; then `read` can only begin at byte 0.
+    # False once the server has answered a range request with the whole blob; `read` must then start at byte 0.
     supports_ranges: bool
 
     async def resolve(self, platform: str) -> Artifact:
-        """What there is for `platform`, by digest. Small, and asked for again when the server is busy."""
+        """Return the artifact for `platform`, by digest. Small requests, retried while the server is busy."""
 
     def read(self, layer: Layer, start: int, end: int | None) -> AsyncIterator[bytes]:
-        """Bytes [start, end) of a layer, never more. `Upstream` when they break off or nothing comes (`stalled`),
-        or when the server sends only the whole (`no_ranges`). Nothing is checked against a digest.
+        """Yield bytes [start, end) of a layer and no more. Digests are not checked here.
+
+        Raises `Upstream` when the transfer is cut off, when no byte arrives in time (`stalled`), or when the server
+        does not support ranges and `start` is above 0 (`no_ranges`).
         """
 
     def local(self, layer: Layer) -> LocalBlob | None:
-        """Where the bytes are on this disk already, once `resolve` was called; None when they must be read."""
+        """Return the layer's place on the local disk, or None if it must be read. Valid after `resolve`."""
 
 
 def open_origin(uri: str, *, client: Client, registries: Registries, sha256: str = "") -> Origin:
-    """The origin of an image, a layout, a tar or an archive; raises `Invalid` for a URI that names none of them."""
+    """Return the origin of an image, a layout, a tar or an archive. Raises `Invalid` for any other kind of URI."""
     source = parse_uri(uri)
     match source.kind:
         case "image":
@@ -54,4 +56,7 @@ def open_origin(uri: str, *, client: Client, registries: Registries, sha256: str
         case "archive":
             return ArchiveOrigin(uri, source, client, registries.patience, sha256=sha256)
         case "directory" | "package":
-            raise Invalid(f"cannot fetch {shown_uri(uri)}: a {source.kind} is not an artifact", code="unsupported")
+            raise Invalid(
+                f"cannot fetch {shown_uri(uri)}: a {source.kind} is not an artifact; use an image or an archive",
+                code="unsupported",
+            )

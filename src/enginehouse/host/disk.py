@@ -1,7 +1,7 @@
-"""Files of this machine: written whole or not at all, synced, hashed, locked.
+"""Files: atomic writes, sync, checksums, locks.
 
-Everything here blocks, so callers on the event loop go through a thread. What a reader can see under a final name is
-always complete: contents are written beside, synced and renamed.
+All functions block, so callers on the event loop use a thread. A file under its final name is always complete: the
+content is written to a temporary file, synced and renamed.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def storage_error(error: OSError, doing: str) -> EnginehouseError:
-    """What a failed write means to whoever asked for it; a full disk and a passing fault may heal."""
+    """Translate the error of a failed write. All are temporary: a full disk can be freed, other faults can pass."""
     if error.errno in _FULL:
         return Unavailable(
-            f"cannot {doing}: no space left on the disk; free some, it goes on by itself", code="insufficient_disk"
+            f"cannot {doing}: no space left on the disk; free some space, it is retried automatically",
+            code="insufficient_disk",
         )
     return Unavailable(f"cannot {doing}: {error.strerror or error}", code="resource_exhausted")
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """`path` has its old content or the new one, after a crash at any instruction too."""
+    """Replace the content of `path` atomically: a crash leaves the old or the new content."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    with contextlib.ExitStack() as unless_in_place:
-        unless_in_place.callback(Path(temporary).unlink, missing_ok=True)
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(Path(temporary).unlink, missing_ok=True)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        unless_in_place.pop_all()
+        on_failure.pop_all()
     sync_directory(path.parent)
 
 
 def boot_id() -> str:
-    """What tells this run of the machine from any other; empty where the system does not say."""
+    """The ID of the current boot of this machine; empty if the system does not report one."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -69,11 +70,11 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Every file and directory below `root`: after this, a rename of `root` cannot reveal holes."""
+    """Sync every file and directory below `root`, so that a later rename cannot expose incomplete files."""
     try:
         _sync_each(root)
     except PermissionError:
-        os.sync()  # an image may have what its owner may not read: it is synced with everything else
+        os.sync()  # an image may have files that their owner cannot read, so everything is synced
 
 
 def _sync_each(root: Path) -> None:
@@ -94,9 +95,9 @@ def _sync_each(root: Path) -> None:
 
 
 def sync_files(root: Path) -> None:
-    """Like `sync_tree` for trees of many thousands of files: one call for their whole file system where there is one.
+    """Like `sync_tree`, for many thousands of files: one call for the whole file system, if supported.
 
-    Asking for each file by itself takes longer than writing them did.
+    Syncing each file takes longer than writing it.
     """
     call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform == "linux" else None
     if call is None:
@@ -112,7 +113,7 @@ def sync_files(root: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Swap two directories in one step, so that no instant shows neither. False where the system cannot do that."""
+    """Swap two directories atomically, so that both always exist. False if the system does not support it."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -127,9 +128,9 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def change_places(first: Path, second: Path, spare: Path) -> None:
-    """In one step where the system can.
+    """Swap two directories, atomically if the system supports it.
 
-    Else there is an instant without `second`: whoever finds the tree that was there at `spare` must put it back.
+    Otherwise `second` is missing for a moment, and recovery after a crash must move `spare` back to it.
     """
     if exchange(first, second):
         return
@@ -143,22 +144,24 @@ def change_places(first: Path, second: Path, spare: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """A file, a link or a whole directory; nothing there is fine. Directories that may not be entered, listed or
-    written are removed too: an image may have made them so."""
+    """Remove a file, a link or a whole directory, if it exists.
+
+    Includes directories without permissions, which an image may contain.
+    """
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
     try:
         shutil.rmtree(path)
     except PermissionError:
-        _open_up(path.name, os.open(path.parent, _DIRECTORY))
+        _make_accessible(path.name, os.open(path.parent, _DIRECTORY))
         shutil.rmtree(path)
 
 
-def _open_up(name: str, above: int) -> None:
-    """Let us list and change a directory and all below it, none of which is reached by a link. Closes `above`."""
+def _make_accessible(name: str, above: int) -> None:
+    """Give the owner all rights on a directory and those below it, without following links. Closes `above`."""
     try:
-        _let_us_in(name, above)
+        _allow_owner(name, above)
         handle = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
     finally:
         os.close(above)
@@ -166,16 +169,16 @@ def _open_up(name: str, above: int) -> None:
         with os.scandir(handle) as found:
             inside = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
         for inner in inside:
-            _open_up(inner, os.dup(handle))
+            _make_accessible(inner, os.dup(handle))
     finally:
         os.close(handle)
 
 
-def _let_us_in(name: str, above: int) -> None:
+def _allow_owner(name: str, above: int) -> None:
     if sys.platform != "linux":
         os.chmod(name, 0o700, dir_fd=above, follow_symlinks=False)
         return
-    # A handle that needs no permission, and a way to change what it stands for, whatever has the name by then.
+    # O_PATH needs no permission, and chmod by descriptor changes this directory even if its name was replaced.
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
     try:
         os.chmod(f"/proc/self/fd/{handle}", 0o700)
@@ -184,7 +187,7 @@ def _let_us_in(name: str, above: int) -> None:
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """Hex digest; `progress` hears the bytes read so far."""
+    """Return the hex digest of a file. `progress` is called with the bytes read so far."""
     digest = hashlib.sha256()
     done = 0
     with path.open("rb") as file:
@@ -197,7 +200,7 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 
 def make_usable(data: Path) -> None:
-    """See to it that a data directory is there and can be written; one sentence where it cannot."""
+    """Create a data directory if needed, and check that it is writable. Raises `Hopeless` otherwise."""
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = data / f".probe-{os.getpid()}"
@@ -205,24 +208,24 @@ def make_usable(data: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise Hopeless(
-            f"cannot use {data} as data directory: {error.strerror or error}; make it writable or give another --data"
+            f"cannot use {data} as data directory: {error.strerror or error}; make it writable or choose another --data"
         ) from error
 
 
 @contextlib.contextmanager
 def naming_the_culprit(place: Path, option: str = "--data") -> Iterator[None]:
-    """Where something inside the directory that `option` names is not what it must be, one sentence says what."""
+    """Translate `OSError` into `Hopeless` that names the file in `place`, the directory set with `option`."""
     try:
         yield
     except OSError as error:
-        told = f"cannot use {place} as {'data' if option == '--data' else 'backends'} directory: "
+        prefix = f"cannot use {place} as {'data' if option == '--data' else 'backends'} directory: "
         if error.errno in _FULL:
-            raise Hopeless(f"{told}no space left on the disk; free some or give another {option}") from error
-        name = Path(error.filename).name if isinstance(error.filename, str) else "something"
+            raise Hopeless(f"{prefix}no space left on the disk; free some space or choose another {option}") from error
+        name = Path(error.filename).name if isinstance(error.filename, str) else "a file"
         if error.filename == str(place):
-            raise Hopeless(f"{told}{error.strerror}; make it writable or give another {option}") from error
+            raise Hopeless(f"{prefix}{error.strerror}; make it writable or choose another {option}") from error
         raise Hopeless(
-            f"{told}{name} in it: {error.strerror or error}; move that away or give another {option}"
+            f"{prefix}{name} in it: {error.strerror or error}; move it away or choose another {option}"
         ) from error
 
 
@@ -231,12 +234,12 @@ def free_bytes(path: Path) -> int:
 
 
 class Lock:
-    """An exclusive lock on a file that dies with its holder and says who holds it."""
+    """An exclusive lock on a file. It ends with its process and contains the process ID of its holder."""
 
     def __init__(self, path: Path, doing: str, option: str = "--data", place: Path | None = None) -> None:
-        """Raises `Conflict` naming the holder's pid when another process has it.
+        """Raise `Conflict` with the process ID of the holder if another process has the lock.
 
-        `place` is what is locked, where that is not the directory of the file.
+        `place` is the locked directory, if it is not the directory of the file.
         """
         with naming_the_culprit(place or path.parent, option):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -247,13 +250,13 @@ class Lock:
             os.close(self._descriptor)
             raise Conflict(
                 f"cannot {doing}: {place or path.parent} is in use by process {holder}; "
-                f"stop it or give another {option}"
+                f"stop it or choose another {option}"
             ) from None
-        # A courtesy to whoever is refused; a full disk does not make the lock any weaker.
+        # Only for the message of `Conflict`: the lock is valid even if the disk is full.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """The file stays: removing it would let two holders lock two files of one name."""
+        """Release the lock. The file stays: after a removal, two processes could lock two files of the same name."""
         os.close(self._descriptor)

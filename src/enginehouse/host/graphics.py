@@ -1,8 +1,7 @@
-"""Graphics of this machine, as far as they can be known without a library of a vendor: sysfs, `nvidia-smi`, the
-device tree of an NVIDIA board, the tools on PATH.
+"""Detection of graphics cards without vendor libraries: sysfs, `nvidia-smi`, the device tree of NVIDIA boards, PATH.
 
-Only observes; what follows from it is `core.capability`'s. Everything blocks (a tool is run), so callers on the event
-loop go through a thread. A tool that hangs or talks nonsense counts as absent.
+Observes only; `core.capability` draws the conclusions. All functions block because they run tools, so callers on the
+event loop use a thread. A tool that times out or prints invalid output counts as absent.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ _TOOLS = {
     "intel_gpu_top": "intel",
     "vulkaninfo": "vulkan",
 }
-_UNIFIED = ("GB10", "Thor")  # NVIDIA's chips that share the memory of the machine
+_UNIFIED = ("GB10", "Thor")  # NVIDIA chips with unified memory
 _BOARDS = ("jetson", "tegra", "orin", "thor", "spark")
 _FIELDS = ("index", "name", "memory.total", "memory.free", "driver_version")
-# Asked apart: an older tool does not know it, and then answers nothing at all.
+# A separate query: an older tool does not know this field and would fail as a whole.
 _COMPUTE_FIELDS = ("compute_cap",)
-TOOL_SECONDS = 5.0  # a driver that is being loaded answers within two; a broken one never
-KEPT_SECONDS = 30.0  # heartbeats come more often than the answer changes
+TOOL_SECONDS = 5.0  # a driver that is loading answers within two; a broken one never
+KEPT_SECONDS = 30.0  # cache lifetime: heartbeats are more frequent than changes
 MIB = 1024**2
 
 
 class Graphics(Struct, frozen=True, kw_only=True):
-    """Of the vendor that counts; 0 and "" mean "not known"."""
+    """The graphics cards of the chosen vendor. 0 and "" mean unknown."""
 
     vendor: str = ""
     total_bytes: int = 0
     free_bytes: int = 0
     driver: int = 0
-    compute_capability: str = ""  # of NVIDIA's first card
+    compute_capability: str = ""  # of the first NVIDIA card
 
 
 class DevicePaths(Struct, frozen=True, kw_only=True):
-    """Where to look."""
+    """The paths and tools to examine."""
 
     cards: Path = Path("/sys/class/drm")
     board: Path = Path("/proc/device-tree/model")
@@ -58,8 +57,10 @@ class DevicePaths(Struct, frozen=True, kw_only=True):
 
 
 def make_devices(places: DevicePaths) -> None:
-    """Have NVIDIA's memory device, which its driver makes on first use with a program that is root's. A confined engine
-    cannot become root, not even that way, so it must be there before.
+    """Create the memory device of NVIDIA's driver if it is missing.
+
+    The driver creates it at first use through a setuid program. A confined engine cannot gain root rights that way,
+    so the device must exist before.
     """
     program = places.find_tool("nvidia-modprobe")
     if program is None or not places.nvidia.exists() or places.nvidia_memory.exists():
@@ -69,7 +70,7 @@ def make_devices(places: DevicePaths) -> None:
 
 
 class Watch:
-    """The graphics, looked at again when the last look is older than `KEPT_SECONDS`."""
+    """A cache of the graphics cards, refreshed after `KEPT_SECONDS`."""
 
     def __init__(self, places: DevicePaths) -> None:
         self._places = places
@@ -86,7 +87,7 @@ class Watch:
 
 
 def observe(places: DevicePaths) -> Graphics:
-    """LocalAI's order: cards in sysfs (NVIDIA before AMD before Intel), an NVIDIA board, tools on PATH."""
+    """Detect the graphics cards in LocalAI's order: sysfs (NVIDIA, AMD, Intel), an NVIDIA board, tools on PATH."""
     found = cards_in(places.cards)
     is_board = _is_nvidia_board(places.board)
     tools = [vendor for tool, vendor in _TOOLS.items() if places.find_tool(tool)]
@@ -95,14 +96,14 @@ def observe(places: DevicePaths) -> Graphics:
         tool = places.find_tool("nvidia-smi")
         rows = _rows(tool, _FIELDS) if tool else []
         compute = _rows(tool, _COMPUTE_FIELDS) if tool and rows else []
-        # Images for NVIDIA bring the tool along; without a card it says nothing.
+        # Container images for NVIDIA include the tool; without a card it prints nothing.
         return _nvidia(rows, compute, is_board) if rows or is_board or "nvidia" in found else Graphics()
     total = found.get(vendor, 0)
     return Graphics(vendor=vendor, total_bytes=total, free_bytes=total)
 
 
 def cards_in(cards: Path) -> dict[str, int]:
-    """The memory of the cards of each vendor."""
+    """Return the total memory of the cards per vendor."""
     found: dict[str, int] = {}
     for card in cards.glob("card*"):
         if "-" in card.name:  # a connector of a card
@@ -117,7 +118,7 @@ def cards_in(cards: Path) -> dict[str, int]:
 
 
 def _memory_of(card: Path) -> int:
-    # AMD's driver tells it with the device, Intel's with the card; NVIDIA's not at all.
+    # AMD's driver reports it for the device, Intel's for the card; NVIDIA's does not report it.
     for file in (card / "device" / "mem_info_vram_total", card / "lmem_total_bytes"):
         try:
             return int(file.read_text())
@@ -169,5 +170,5 @@ def _rows(tool: str, fields: tuple[str, ...]) -> list[list[str]]:
 
 
 def _mebibytes(text: str) -> int:
-    """`[N/A]` is what a chip without memory of its own says."""
+    """Parse a size in MiB. A chip without memory of its own reports `[N/A]`, which is 0."""
     return int(text) * MIB if text.isdecimal() else 0

@@ -1,6 +1,6 @@
-"""What this machine is: cores, memory, disk, platform, graphics cards, free ports.
+"""The hardware of this machine: cores, memory, disk, platform, graphics cards, free ports.
 
-Only figures that are known are given; 0 and "" mean "not known", never "none left".
+Observes only; `core.capability` decides what the machine can run. Values 0 and "" mean unknown, never exhausted.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from enginehouse.host.graphics import DevicePaths, Watch
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _TOOLKITS = Path("/usr/local")
-_CUDA_RELEASES = (13, 12)  # those that galleries have builds for
+_CUDA_RELEASES = (13, 12)  # releases for which galleries have builds
 FORCING = ("ENGINEHOUSE_CAPABILITY", "LOCALAI_FORCE_META_BACKEND_CAPABILITY")
 RUN_FILE_VARIABLE = "LOCALAI_FORCE_META_BACKEND_CAPABILITY_RUN_FILE"
-RUN_FILE = "/run/localai/capability"  # LocalAI's container images have it
+RUN_FILE = "/run/localai/capability"  # present in LocalAI's container images
 _LONGEST_WORD = 256
 _graphics = Watch(DevicePaths())
 
 
 def cores(quota_file: Path = _CGROUP_QUOTA) -> int:
-    """Cores that this process may use: its affinity, cut by a container's quota."""
+    """Return the cores that this process may use: its affinity, limited by the quota of a container."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = quota_file.read_text().split()
@@ -46,7 +46,7 @@ def platform() -> str:
 
 
 def capacity(path: Path) -> Capacity:
-    """Everything there is, with the disk that holds `path`."""
+    """Return the capacity of this machine, with the disk of `path`."""
     memory = psutil.virtual_memory()
     disk = psutil.disk_usage(str(path))
     graphics = _graphics.look()
@@ -72,7 +72,7 @@ def capability() -> str:
 
 
 def detect(environment: Mapping[str, str] = os.environ, toolkits: Path = _TOOLKITS) -> Decision:
-    """What this machine can run and why. Blocks: a vendor's tool may be asked."""
+    """Return the capability of this machine and the reason for it. Blocks: may run a tool of the vendor."""
     forced, place = _forced(environment)
     if forced:
         return decide(Facts(platform=platform(), forced=forced, forced_by=place))
@@ -89,7 +89,7 @@ def detect(environment: Mapping[str, str] = os.environ, toolkits: Path = _TOOLKI
 
 
 def _forced(environment: Mapping[str, str]) -> tuple[str, str]:
-    """The word that somebody wants to be used, and where it stands: our variable, LocalAI's, LocalAI's file."""
+    """Return the forced capability and its source: our variable, LocalAI's variable, LocalAI's file."""
     for variable in FORCING:
         if environment.get(variable, "").strip():
             return _checked(environment[variable].strip(), variable), variable
@@ -109,7 +109,7 @@ def _checked(word: str, place: str) -> str:
 
 
 def is_port_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now. Another process may still take it first."""
+    """Whether a server could listen on the port now. Another process may still take it first."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

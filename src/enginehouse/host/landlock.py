@@ -1,11 +1,10 @@
-"""Linux Landlock: what a process and its descendants may do with files, signals and other processes.
+"""Linux Landlock: limits on files, signals and other processes for a process and its descendants.
 
-A ruleset lists what is allowed; every other use of a file is refused from the moment a process restricts itself to
-it, for good. It is made before the fork, so that the child has nothing to do but one system call. Besides files, a
-restricted process cannot trace a process outside (so it cannot read its memory or environment either), and from ABI 6
-on it can neither signal one nor reach its abstract sockets. Ioctls and the network are left alone: graphics cards need
-the first. Rules are about inodes: a path that is replaced after the ruleset was made is another one, unless its
-directory is allowed.
+A ruleset lists the allowed uses of files. A process that restricts itself to it loses all others permanently. The
+ruleset is built before the fork, so that the child makes only one system call. A restricted process also cannot trace
+processes outside, and thus cannot read their memory or environment; from ABI 6 on it cannot signal them or connect to
+their abstract sockets. Ioctls are not restricted, because graphics cards need them, nor is the network. Rules apply
+to inodes: a path that is replaced later is not covered, unless its directory is allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture of Linux
-_VERSION = 1  # flag of `_CREATE_RULESET`: only tell which ABI there is
+_VERSION = 1  # flag of `_CREATE_RULESET`: return the supported ABI
 _PATH_BENEATH = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -36,17 +35,17 @@ _ALL_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 OWN = (_ALL_OF_ABI_1 | _REFER | _TRUNCATE) & ~(_MAKE_CHARACTER_DEVICE | _MAKE_BLOCK_DEVICE)
 
 _WHY_NOT = {
-    errno.ENOSYS: "this kernel has no Landlock",
-    errno.EOPNOTSUPP: "Landlock is switched off on this machine",
+    errno.ENOSYS: "this kernel does not support Landlock",
+    errno.EOPNOTSUPP: "Landlock is disabled on this machine",
 }
-# Loaded before any fork: between fork and exec nothing may be imported or looked up.
+# Loaded before any fork: no imports or lookups are allowed between fork and exec.
 _syscall = ctypes.CDLL(None, use_errno=True).syscall if sys.platform == "linux" else None
 
 
 def look() -> tuple[int, str]:
-    """The ABI of this kernel, or 0 and the reason why there is none."""
+    """Return the Landlock ABI of this kernel, or 0 and the reason."""
     if _syscall is None:
-        return 0, "only Linux has Landlock"
+        return 0, "Landlock needs Linux"
     version = _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
     if version > 0:
         return version, ""
@@ -55,16 +54,16 @@ def look() -> tuple[int, str]:
 
 
 def handled_by(abi: int) -> int:
-    """The uses of files that a kernel of this ABI can refuse, but for ioctls on devices."""
+    """The file accesses that a kernel of this ABI can restrict, except ioctls on devices."""
     return _ALL_OF_ABI_1 | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
 
 
 class Ruleset:
-    """Use as a context manager; its descriptor is closed at the end, and is not inherited by any program."""
+    """A set of allowed accesses. A context manager: closes its descriptor, which child programs do not inherit."""
 
     def __init__(self, abi: int) -> None:
         self._handled = handled_by(abi)
-        # The kernel takes the structure of an older ABI by its size.
+        # The kernel recognises the structure of an older ABI by its size.
         words = (self._handled, 0, _SCOPES)[: 3 if abi >= 6 else 2 if abi >= 4 else 1]
         attributes = struct.pack(f"={len(words)}Q", *words)
         self.descriptor = _checked(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0))
@@ -76,7 +75,7 @@ class Ruleset:
         os.close(self.descriptor)
 
     def allow(self, path: Path, rights: int) -> None:
-        """Allow `rights` on a path and everything below it. A path that is not there allows nothing."""
+        """Allow `rights` on a path and everything below it. A missing path is ignored."""
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -94,7 +93,7 @@ class Ruleset:
 
 
 def restrict(descriptor: int) -> bool:
-    """Restrict the calling thread, for good. For the time between fork and exec; `no_new_privs` must be set before."""
+    """Restrict the calling thread permanently. Safe between fork and exec; `no_new_privs` must be set before."""
     assert _syscall is not None
     return bool(_syscall(_RESTRICT_SELF, ctypes.c_int(descriptor), ctypes.c_uint(0)) == 0)
 

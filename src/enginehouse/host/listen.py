@@ -1,4 +1,7 @@
-"""Listening sockets: a default port moves to the next free one, a port that was asked for is that port or an error."""
+"""Listening sockets, and the addresses of this machine.
+
+Without a given port, the next free one from 8080 on is used. A given port is used as it is or causes an error.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """A bound, listening socket. `port` None means 8080 or the next free one."""
+    """Return a listening socket. `port` None means 8080 or the next free port."""
     tried = range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED) if port is None else [port]
     for candidate in tried:
         try:
@@ -34,7 +37,7 @@ def bind(host: str, port: int | None) -> socket.socket:
                 continue
             raise _refused(host, candidate, error) from error
     raise Conflict(
-        f"cannot listen on {host}: ports {tried[0]} to {tried[-1]} are all in use; give one with --port",
+        f"cannot listen on {host}: ports {tried[0]} to {tried[-1]} are all in use; choose one with --port",
         code="port_in_use",
     )
 
@@ -44,7 +47,7 @@ def _bind_one(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        # A restart must not wait for the connections of its predecessor to be forgotten.
+        # A restart must not wait for TIME_WAIT connections of the previous process.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(2048)
@@ -57,11 +60,11 @@ def _bind_one(host: str, port: int) -> socket.socket:
 def _refused(host: str, port: int, error: OSError) -> Conflict | Invalid:
     if error.errno == errno.EADDRINUSE:
         return Conflict(
-            f"cannot listen on {host}:{port}: another program uses that port; stop it or give another --port",
+            f"cannot listen on {host}:{port}: another program uses this port; stop it or choose another --port",
             code="port_in_use",
         )
     if error.errno == errno.EACCES:
-        return Conflict(f"cannot listen on {host}:{port}: not allowed; use a port above 1023", code="port_in_use")
+        return Conflict(f"cannot listen on {host}:{port}: permission denied; use a port above 1023", code="port_in_use")
     return Invalid(
         f"cannot listen on {host}:{port}: {error.strerror or error}; --host must be an address of this machine",
         code="invalid_name",
@@ -70,7 +73,7 @@ def _refused(host: str, port: int, error: OSError) -> Conflict | Invalid:
 
 
 def addresses_of(host: str) -> frozenset[str]:
-    """What a host stands for; every address of this machine where it is this machine. Blocks for name resolution."""
+    """Return the addresses of a host; all addresses of this machine if it is one of them. Blocks: resolves names."""
     own = {
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()
@@ -84,7 +87,7 @@ def addresses_of(host: str) -> frozenset[str]:
 
 
 def resolved(host: str) -> set[str]:
-    """The addresses of a name; none where nobody knows it. Blocks."""
+    """Return the addresses of a name; empty if it does not resolve. Blocks."""
     try:
         return {str(one[4][0]).partition("%")[0] for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
@@ -92,10 +95,10 @@ def resolved(host: str) -> set[str]:
 
 
 def outside_address() -> str:
-    """The address under which other machines most likely reach this one; loopback when there is no network."""
+    """Return the address at which other machines most likely reach this one; loopback if there is no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Connecting a datagram socket sends nothing; it only asks the kernel which way it would go.
+            # Connecting a datagram socket sends nothing; it only selects the local address of the route.
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
         except OSError:

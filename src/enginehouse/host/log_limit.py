@@ -1,8 +1,8 @@
-"""The log of a program, which nobody outside can make grow faster than its file is kept short.
+"""Rate limit of a program's log, so that it cannot grow faster than its file is truncated.
 
-Most lines are caused by somebody else: a message on the bus, a request, a heartbeat, an engine. So every line has a
-budget in bytes: that of the place in the code that wrote it, and one for all. What is beyond is left out and
-counted, and the count is told with one of the next lines. One line is one line, of bounded length, whatever it quotes.
+Most log lines are triggered from outside: by bus messages, requests, heartbeats, engines. Each line is charged in bytes
+to two budgets: that of its place in the code, and a common one. Lines over budget are dropped and counted, and the
+count is logged with a later line. An event stays one line of bounded length, whatever text it quotes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-LINE_CHARACTERS = 2000  # of a message: more than any of ours has, less than what others send
-TRACE_CHARACTERS = 8000  # of a traceback, from its end, which names the error
+LINE_CHARACTERS = 2000  # of a message; above our longest, below what remote peers may send
+TRACE_CHARACTERS = 8000  # the last ones of a traceback, because its end names the error
 HEAD_BYTES = 80  # time, level and name
-# One place: as many lines as a thousand nodes cause at once, then some sixteen a second.
+# Per place: the lines of a thousand nodes at once, then about sixteen per second.
 PLACE_BYTES, PLACE_PER_SECOND = 256 * 1024, 4 * 1024
-# All together: what a file may grow between two looks at it (`host.children`) is a small part of its limit.
+# In total: the growth of a file between two size checks (`host.children`) is a small part of its limit.
 ALL_BYTES, ALL_PER_SECOND = 2 * 1024 * 1024, 32 * 1024
-TELL_SECONDS = 10.0  # after which a count is told with whatever line comes next
+TELL_SECONDS = 10.0  # after this time, the count is logged with the next line of any place
 LogSource = tuple[str, int]
 
 
@@ -47,13 +47,13 @@ class _LeftOut:
 
 
 class LimitedHandler(logging.StreamHandler[TextIO]):
-    """To be the only handler of a program."""
+    """A stream handler with both budgets. Must be the only handler of a program."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._clock = clock
         self._all = _Budget(ALL_BYTES, ALL_PER_SECOND, clock())
-        # As many as there are places in the code that log.
+        # Bounded by the number of log calls in the code.
         self._places: dict[LogSource, _Budget] = {}
         self._left_out: dict[LogSource, _LeftOut] = {}
 
@@ -68,18 +68,18 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
             self._left_out.setdefault(place, _LeftOut(_event_of(record), now)).lines += 1
             return
         for one in [each for each, left in self._left_out.items() if each == place or now - left.since > TELL_SECONDS]:
-            self._tell(self._left_out.pop(one))
+            self._report(self._left_out.pop(one))
         budget.take(size)
         self._all.take(size)
         super().emit(record)
 
     def close(self) -> None:
         for left in self._left_out.values():
-            self._tell(left)
+            self._report(left)
         self._left_out.clear()
         super().close()
 
-    def _tell(self, left: _LeftOut) -> None:
+    def _report(self, left: _LeftOut) -> None:
         message = f"log.left_out event={left.event} lines={left.lines}"
         super().emit(logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None))
 
@@ -88,7 +88,7 @@ def _bound(record: logging.LogRecord) -> None:
     message = record.getMessage()
     if len(message) > LINE_CHARACTERS:
         message = f"{message[:LINE_CHARACTERS]}… ({len(message)} characters)"
-    # What came from outside must not look like a line of ours.
+    # Quoted text must not be able to forge a log line.
     record.msg, record.args = message.replace("\r", "\\r").replace("\n", "\\n"), None
     if record.exc_info and not record.exc_text:
         record.exc_text = logging.Formatter().formatException(record.exc_info)

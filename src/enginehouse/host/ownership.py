@@ -1,9 +1,8 @@
-"""Files for another user: a way to them through directories that stay closed to everybody else, and no more rights
-than needed.
+"""File permissions for the user of the engines: the least that they need.
 
-Directories of ours on the way get the user's group and the right to pass through; what is to be read keeps its owner
-and becomes readable for the group where it is not for everybody. Directories that are not ours are never changed.
-Everything blocks.
+Our directories on the path get the group of that user and the execute bit for it, and stay closed to all others. Files
+to read keep their owner; those that are not world-readable become readable by the group. Directories that are not ours
+are never changed. All functions block.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from enginehouse.host.confinement import User
 
 
 def check_way(directory: Path, user: User) -> None:
-    """`Invalid` where a directory above `directory` does not let `user` through."""
+    """Raise `Invalid` if `user` cannot traverse a parent of `directory`."""
     for above in reversed(directory.resolve().parents):
         status = above.stat()
         is_open = status.st_mode & stat.S_IXOTH
         is_open = is_open or (status.st_mode & stat.S_IXGRP and status.st_gid in user.groups)
         if not is_open and status.st_uid != user.uid:
             raise Invalid(
-                f"cannot run engines as {user.name}: {above} is closed to that user; use a data directory elsewhere, "
-                "like --data /var/lib/enginehouse, or open that one to passing through (chmod o+x)",
+                f"cannot run engines as {user.name}: it has no access to {above}; use another data directory, such as "
+                "--data /var/lib/enginehouse, or allow access with chmod o+x",
                 code="invalid_setting",
                 param="engine_user",
             )
 
 
 def open_way(directories: Iterable[Path], user: User) -> None:
-    """Let the user's group pass through directories of ours, without seeing what is in them."""
+    """Let the group of the user traverse our directories, but not list them."""
     for directory in directories:
         status = directory.stat()
         if not status.st_mode & stat.S_IXOTH:
@@ -42,7 +41,7 @@ def open_way(directories: Iterable[Path], user: User) -> None:
 
 
 def let_read(tree: Path, user: User) -> None:
-    """Make everything below `tree` readable for the user's group where it is not for everybody."""
+    """Make everything below `tree` readable by the group of the user, if it is not world-readable."""
     _let_read(tree, user)
     for directory, names, files in os.walk(tree):
         for name in (*names, *files):
@@ -61,7 +60,7 @@ def _let_read(path: Path, user: User) -> None:
 
 
 def give(path: Path, user: User) -> None:
-    """`path` and everything in it belongs to the user."""
+    """Make the user the owner of `path` and everything in it."""
     if path.lstat().st_uid == user.uid:
         return
     for directory, names, files in os.walk(path):

@@ -1,8 +1,8 @@
-"""Child processes of this machine: a group of their own that dies with us, known by a nonce that only they carry.
+"""Child processes: each in a process group that ends with its parent, identified by a nonce in its environment.
 
-No signal goes to a process whose identity is not proven, and a stop ends the whole group. `spawn` must be called on
-the thread that lives as long as the program (the event loop's): the kernel ends a child when the *thread* that made it
-ends.
+Signals are sent only to processes whose identity is proven, and a stop ends the whole group. `spawn` must be called on
+a thread that lives as long as the program (that of the event loop), because the kernel kills a child when the *thread*
+that created it ends.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from enginehouse.host.confinement import UNCONFINED_EXIT, Confined
 NONCE = "ENGINEHOUSE_NONCE"
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
-# Loaded before any fork: between fork and exec nothing may be imported or looked up.
+# Loaded before any fork: no imports or lookups are allowed between fork and exec.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-# What an engine may know of our environment: how to find programs and graphics cards, and no secret.
+# Variables that engines inherit: for programs, locale and graphics cards. No secrets.
 _ENGINE_VARIABLES = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LD_LIBRARY_PATH"}
 _ENGINE_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "VK_", "OMP_")
 
 
 def die_with_parent(then: Callable[[], None] | None = None) -> Callable[[], None] | None:
-    """What a child of ours runs before exec, so that the kernel kills it when we die; None where the system cannot.
+    """Return a function for a child to call before exec, so that the kernel kills it when its parent ends.
 
-    `then` follows.
+    It calls `then` last. Without support by the system, `then` itself is returned.
     """
     if _libc is None:
         return then
@@ -44,7 +44,7 @@ def die_with_parent(then: Callable[[], None] | None = None) -> Callable[[], None
     def ask_kernel() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # it died before we asked
+            os._exit(1)  # the parent ended before the request
         if then is not None:
             then()
 
@@ -52,8 +52,10 @@ def die_with_parent(then: Callable[[], None] | None = None) -> Callable[[], None
 
 
 def _before_exec(confined: Confined | None) -> Callable[[], None] | None:
-    """What a child runs before exec. Its user is changed here, not by options of `subprocess_exec`, which uvloop does
-    not have; and first, because that undoes what the kernel was asked for.
+    """Return the function that a child calls before exec.
+
+    It changes the user itself, because uvloop does not support the options of `subprocess_exec`, and does so first,
+    because a change of user resets the parent-death signal.
     """
     if confined is None:
         return die_with_parent()
@@ -94,9 +96,11 @@ async def spawn(
     inherit: Sequence[int] = (),
     confined: Confined | None = None,
 ) -> asyncio.subprocess.Process:
-    """A child in its own session and group; stdout and stderr go to the end of `log`, and of our descriptors it gets
-    only those in `inherit`. Where `confined` is given, it is that from its first instruction on."""
-    # Append mode, so that the file can be cut while the child writes to it.
+    """Start a child in its own session and group, confined from its first instruction if `confined` is given.
+
+    stdout and stderr are appended to `log`. Only the descriptors in `inherit` are passed on.
+    """
+    # Append mode, so that the file can be truncated while the child writes to it.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         return await asyncio.create_subprocess_exec(
@@ -123,7 +127,10 @@ async def run_briefly(
     limit_seconds: float,
     confined: Confined | None = None,
 ) -> tuple[int, str]:
-    """Run a short program to its end: its code (negative for a signal) and its last line. `TimeoutError` kills it."""
+    """Run a short program. Returns its exit code (negative for a signal) and the last line of stderr.
+
+    On `TimeoutError` and on cancellation its process group is killed.
+    """
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=directory,
@@ -147,13 +154,13 @@ async def run_briefly(
 
 
 def start_time(pid: int) -> float | None:
-    """When the process started; None when there is none."""
+    """The start time of a process, for comparison only. None if there is no such process."""
     if sys.platform == "linux":
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
         except OSError:
             return None
-        # The name in parentheses may hold anything, so fields are counted from the last one.
+        # The name in parentheses may contain anything, so fields are counted after the last parenthesis.
         return float(stat.rpartition(b")")[2].split()[19])
     try:
         return psutil.Process(pid).create_time()
@@ -162,12 +169,12 @@ def start_time(pid: int) -> float | None:
 
 
 def carriers(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
-    """Live processes that carry a nonce (or this very one), with their environment: engines and their descendants."""
+    """Yield live processes with any nonce, or with this one, and their environment: engines and descendants."""
     for process in psutil.process_iter():
         try:
             if not _may_carry(process.pid):
                 continue
-            # Engines of root may run as another user; their nonce is proof enough.
+            # Engines of a root worker may run as another user; the nonce proves their identity.
             if os.getuid() not in (0, process.uids().real) or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environment = process.environ()
@@ -179,7 +186,7 @@ def carriers(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _may_carry(pid: int) -> bool:
-    """A look at the bytes first, where there are any: the full look at every process of a machine takes 20 ms."""
+    """Cheap filter on the raw environment: reading every process with psutil takes 20 ms per machine."""
     if sys.platform != "linux":
         return True
     with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
@@ -187,10 +194,10 @@ def _may_carry(pid: int) -> bool:
 
 
 def is_listening(pid: int, port: int) -> bool:
-    """Whether the server on `port` is this process or a descendant, and not a stranger that took the port first."""
+    """Whether this process or a descendant listens on `port`, as opposed to a foreign process."""
     try:
         process = psutil.Process(pid)
-        # Finding its descendants means looking at every process of the machine; most engines have none.
+        # The process first: finding descendants reads every process of the machine, and most engines have none.
         return _listens(process, port) or any(_listens(child, port) for child in process.children(recursive=True))
     except (psutil.Error, OSError):
         return False
@@ -204,7 +211,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def connections_to(pid: int, port: int) -> int:
-    """How many others are connected to a port of this process or of one that it started."""
+    """The number of established connections to a port of this process or of its descendants."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -215,6 +222,16 @@ def connections_to(pid: int, port: int) -> int:
         )
     except (psutil.Error, OSError):
         return 0
+
+
+def activity(pid: int) -> float:
+    """CPU time plus resident memory of a process: a number that changes while it does anything. 0.0 once it ended."""
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system + process.memory_info().rss
+    except psutil.Error:
+        return 0.0
 
 
 def is_group_alive(group: int) -> bool:
@@ -228,10 +245,9 @@ def is_group_alive(group: int) -> bool:
 
 
 async def stop_group(process: asyncio.subprocess.Process, grace_seconds: float) -> None:
-    """End the whole group of a child: politely, then not, waiting until no member is left.
+    """End the process group of a child with SIGTERM, then SIGKILL, and wait until no member is left.
 
-    The number of a group is not given to anyone else while a member lives, so the group is safe to signal after its
-    leader has gone.
+    A group ID is not reused while a member lives, so the group can be signalled safely after its leader has ended.
     """
     group = process.pid
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -241,33 +257,33 @@ async def stop_group(process: asyncio.subprocess.Process, grace_seconds: float) 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await process.wait()
-                while is_group_alive(group):  # noqa: ASYNC110 - the kernel tells only of our own child
+                while is_group_alive(group):  # noqa: ASYNC110 - only the end of our own child is notified
                     await asyncio.sleep(_POLL_SECONDS)
                 return
 
 
 def kill_group(process: asyncio.subprocess.Process) -> None:
-    """At once, for whoever is in `stop_group` and does not want to wait: that goes on until no member is left."""
+    """Kill the group at once, to shorten a running `stop_group`, which still waits for the end of all members."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """What asks a program to end in order; a terminal that closes too, unless whoever started it (nohup) said no."""
-    is_deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM) if is_deaf else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    """The signals for a graceful stop. SIGHUP is included unless it is ignored, as under nohup."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM) if is_ignored else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def kill_leftovers(nonce: str, limit_seconds: float) -> int:
-    """Kill every process that carries `nonce`: what an earlier worker left. How many there were. Blocks."""
+    """Kill all processes with `nonce`, left by an earlier worker. Returns their number. Blocks."""
     found = [psutil.Process(pid) for pid, _ in carriers(nonce)]
     for process in found:
-        # psutil compares the start time again before it signals.
+        # psutil compares the start time before it sends the signal.
         with contextlib.suppress(psutil.Error):
             process.kill()
     end = time.monotonic() + limit_seconds
     while any(_is_alive(process) for process in found) and time.monotonic() < end:
-        # Only looked at: one that is a child of ours is the loop's to reap, or its end would never be noticed.
+        # Polled, not waited for: the event loop must reap our own children to notice their end.
         time.sleep(_POLL_SECONDS)
     return len(found)
 
@@ -280,7 +296,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def last_lines(log: Path, count: int = 1, limit_bytes: int = 16 * 1024) -> list[str]:
-    """The last non-empty lines of a log, from its last `limit_bytes`."""
+    """Return the last non-empty lines within the last `limit_bytes` of a log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - limit_bytes))

@@ -1,8 +1,8 @@
-"""The threads that engines of this machine were promised, and a lock so that workers count and promise in turn.
+"""Threads promised to the engines of this machine, and a lock that serialises the promises of several workers.
 
-The lock is a help, not a condition: where nobody else can be kept out of its place, or somebody keeps it, engines start
-all the same, and two that start at once may be promised the same cores. It is never a file that another user made: its
-directory is ours, or it is not used.
+The lock is best effort. If there is no safe directory for it, or another process holds it too long, engines start
+anyway, and two that start at the same time may be promised the same cores. The lock file is only used in a directory
+of our own user, never in one that another user could have created.
 """
 
 from __future__ import annotations
@@ -29,34 +29,35 @@ _POLL_SECONDS = 0.02
 
 
 def promised() -> Promised:
-    """To live engines of this user on this machine, whichever worker started them. Blocks."""
+    """Return the threads promised to all live engines of this user, of any worker. Blocks."""
     found: dict[str, int] = {}
     for _, environment in processes.carriers():
         threads = environment.get(THREADS, "")
         if threads.isdecimal() and len(threads) < 6:
-            # Descendants inherit the environment of their engine: one nonce is one promise.
+            # Descendants inherit the environment of their engine, so each nonce counts once.
             found[environment[processes.NONCE]] = int(threads)
     return Promised(sum(found.values()), len(found))
 
 
 @contextlib.asynccontextmanager
 async def budget(limit_seconds: float) -> AsyncIterator[Promised]:
-    """What was promised, with every other worker of this user kept from promising meanwhile, where that can be had
-    within the limit.
+    """Yield the promised threads while holding the lock against other workers of this user.
+
+    Continues without the lock if it cannot be taken within the limit.
     """
     with contextlib.ExitStack() as stack:
         descriptor = await asyncio.to_thread(_open)
         if descriptor is not None:
             stack.callback(os.close, descriptor)
             if not await _locked(descriptor, limit_seconds):
-                log.warning("threads.lock_is_kept seconds=%.1f", limit_seconds)
+                log.warning("threads.lock_timed_out seconds=%.1f", limit_seconds)
         yield await asyncio.to_thread(promised)
 
 
 async def _locked(descriptor: int, limit_seconds: float) -> bool:
     try:
         async with asyncio.timeout(limit_seconds):
-            while not _try_lock(descriptor):  # noqa: ASYNC110 - a blocking flock could not be given up
+            while not _try_lock(descriptor):  # noqa: ASYNC110 - a blocking flock has no timeout
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         return False
@@ -68,18 +69,18 @@ def _open() -> int | None:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.lstat()
-            # What another user made could be locked or replaced by that user at any time.
+            # Another user could lock or replace a file in a directory of their own at any time.
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
                 continue
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             return os.open(directory / _LOCK, flags, 0o600)
         except OSError as error:
-            log.debug("threads.no_lock directory=%s error=%s", directory, error)
+            log.debug("threads.lock_failed directory=%s error=%s", directory, error)
     return None
 
 
 def _places() -> Iterator[Path]:
-    """The same for all workers of a user, so not from variables that may differ between them."""
+    """Directories common to all workers of a user, so independent of environment variables."""
     yield Path(tempfile.gettempdir()) / f"enginehouse-{os.getuid()}"
     with contextlib.suppress(KeyError):
         yield Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "enginehouse"

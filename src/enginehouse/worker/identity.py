@@ -10,12 +10,11 @@ import binascii
 from pathlib import Path
 
 import msgspec
-from nacl.signing import SigningKey
 
 from enginehouse.core.errors import Invalid
 from enginehouse.core.node import registration_message
 from enginehouse.core.wire import RegisterReply, RegisterRequest
-from enginehouse.host import disk
+from enginehouse.host import disk, signing
 
 
 class IdentityFiles:
@@ -33,15 +32,15 @@ class IdentityFiles:
 
 
 class Identity:
-    def __init__(self, key: SigningKey) -> None:
+    def __init__(self, key: signing.SigningKey) -> None:
         self._key = key
-        self.public_key = key.verify_key.encode().hex()
+        self.public_key = signing.public_key_of(key)
 
     def signed(self, request: RegisterRequest) -> RegisterRequest:
         """With this key, and its signature over what the registration claims."""
         addresses = (request.address, request.http_address)
         message = registration_message(request.name, self.public_key, addresses, request.challenge)
-        signature = self._key.sign(message).signature.hex()
+        signature = signing.sign(self._key, message)
         return msgspec.structs.replace(request, public_key=self.public_key, signature=signature)
 
 
@@ -49,10 +48,10 @@ def load_identity(path: Path) -> Identity:
     """The key in `path`, made there (mode 0600) when there is none."""
     try:
         seed = binascii.unhexlify(path.read_text().strip())
-        return Identity(SigningKey(seed))
+        return Identity(signing.load_key(seed))
     except FileNotFoundError:
-        key = SigningKey.generate()
-        disk.write_atomic(path, key.encode().hex().encode() + b"\n", mode=0o600)
+        key = signing.make_key()
+        disk.write_atomic(path, signing.seed_of(key).hex().encode() + b"\n", mode=0o600)
         return Identity(key)
     except ValueError as error:
         raise Invalid(

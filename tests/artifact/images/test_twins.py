@@ -37,7 +37,7 @@ def test_twins_are_refused_where_case_is_folded(case: str, folding: None, tmp_pa
     with pytest.raises(Hopeless) as raised:
         unpack(tmp_path / "root", TWINS[case])
     assert raised.value.code == "unsafe_archive"
-    assert "cannot tell apart" in raised.value.message
+    assert "are equal to the file system" in raised.value.message
     assert "hostile" not in raised.value.message
 
 

@@ -187,7 +187,7 @@ async def test_a_document_that_is_too_large_is_refused_before_it_is_read(world: 
     world.server.documents["/index.yaml"] = b"#" * (5 * 1024 * 1024 + 1)
     sources = world.sources()
     await sources.refresh()
-    assert "more than 5242880 bytes" in sources.states[0].error
+    assert "larger than 5242880 bytes" in sources.states[0].error
 
 
 async def test_a_reference_leads_to_the_document_beside_it(world: World) -> None:
@@ -229,7 +229,7 @@ async def test_a_file_is_read_through_links_and_noticed_when_it_changes(world: W
 
 async def test_what_is_no_plain_file_is_refused_at_once(world: World, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for url, told in ((f"file://{tmp_path}/pipe", "not a file"), (f"file://{tmp_path}", "cannot read")):
+    for url, told in ((f"file://{tmp_path}/pipe", "not a regular file"), (f"file://{tmp_path}", "cannot read")):
         sources = world.sources(GallerySource(name="ours", url=url))
         await sources.refresh()
         assert told in sources.states[0].error
@@ -300,7 +300,7 @@ async def test_another_machine_cannot_have_files_of_this_one_read(world: World, 
     (tmp_path / "x.yaml").write_bytes(ONE)
     text = encode_sources((GallerySource(name="ours", url=f"file://{tmp_path}/x.yaml"),))
     galleries = await load_named(text, world.client, world.directory)
-    with pytest.raises(NotFound, match="files of this one are not for it"):
+    with pytest.raises(NotFound, match="may not name local files"):
         resolve(galleries, "one", "default", "linux/amd64")
 
 

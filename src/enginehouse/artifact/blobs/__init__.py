@@ -1,1 +1,1 @@
-"""Blobs on disk, and their download."""
+"""The blob store, and downloads into it."""

@@ -1,9 +1,9 @@
-"""Fetches the missing parts of blobs: several connections, in the order in which they will be unpacked, resumed.
+"""Parallel download of the missing parts of blobs, in the order of unpacking.
 
-What breaks off is asked for again from the byte where it broke; an origin that keeps failing gives way to the next
-one. Safe because blobs are named by their digest: whatever an origin sent, a wrong byte is found before anything of it
-can be seen. No bytes for `stall_seconds` end a read (the client's rule); when no connection heard anything meanwhile,
-they end the fetch.
+A read that is cut off resumes at the byte it has reached; an origin that keeps failing is replaced by the next one.
+Mixing origins is safe because blobs are named by their digest, which is checked before any content becomes visible.
+A read ends after `stall_seconds` without a byte (the client's timeout). If no other connection has received a byte
+meanwhile, the origin is given up.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.origins import Origin
 from enginehouse.host.blocking import in_thread
 
-CONNECTIONS = 4  # to one server: more gain nothing on a fast link and are unfair on a slow one
-WRITE_BYTES = 1024 * 1024  # what is gathered before a thread writes it
-WRITE_SECONDS = 0.25  # on a slow link nothing is held back for longer: what is not written is lost to a kill
+CONNECTIONS = 4  # per server; more gain nothing on a fast link and are unfair on a slow one
+WRITE_BYTES = 1024 * 1024  # buffered before one write in a thread
+WRITE_SECONDS = 0.25  # the longest buffering on a slow link; unwritten bytes are lost when the process is killed
 
 
 class Download(Struct, kw_only=True):
-    """One blob that is not here yet, and who waits for it."""
+    """One missing blob, and the readers that wait for it."""
 
     layer: Layer
     partial: Partial
     followings: list[Following]
-    lock: asyncio.Lock  # of the one stream from the beginning, where a server sends no ranges
+    lock: asyncio.Lock  # one stream from byte 0 at a time, for servers without ranges
 
 
 class _Read(Struct):
-    """One request; when the last byte of it came, or when it began."""
+    """One request. `heard_at` is the time of its last byte, at first of its start."""
 
     heard_at: float
 
 
 class Fetch:
-    """One fetch of some blobs from one or more origins that have them all. `sources` are those that gave bytes."""
+    """Downloads blobs from origins that each have all of them. `sources` lists the origins that delivered bytes."""
 
     def __init__(self, targets: Sequence[Download], origins: Sequence[Origin], patience: RetryPolicy) -> None:
         self._targets = targets
@@ -55,9 +55,9 @@ class Fetch:
         self.sources: dict[str, None] = {}
 
     async def run(self, heard: Callable[[], None]) -> None:
-        """Returns when every byte is on disk; `heard` is called as they come."""
+        """Return once every byte is on disk. `heard` is called after each write."""
         for target in self._targets:
-            _tell(target)
+            _notify(target)
         count = min(CONNECTIONS, len(self._waiting))
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
@@ -69,8 +69,8 @@ class Fetch:
             await self._persist(target, part, heard)
 
     async def _persist(self, target: Download, part: int, heard: Callable[[], None]) -> None:
-        """One part, whatever it takes: the same origin again after a pause, then the next one."""
-        told: EnginehouseError | None = None
+        """Download one part: retry the same origin with pauses, then try the next one."""
+        kept: EnginehouseError | None = None
         first = self._preferred
         for turn in range(len(self._origins)):
             index = (first + turn) % len(self._origins)
@@ -84,19 +84,19 @@ class Fetch:
                     self._preferred = index
                     return
                 except EnginehouseError as error:
-                    # Whatever may heal is worth more to whoever decides about the next attempt.
-                    told = error if told is None or can_heal(error) or not can_heal(told) else told
-                    # What moves is not given up, however often it breaks off, unless another place may be better.
+                    # A temporary error is kept in preference, because the caller retries on it.
+                    kept = error if kept is None or can_heal(error) or not can_heal(kept) else kept
+                    # The last origin is not given up while bytes arrive, however often it is cut off.
                     has_moved = _progress(origin, target, part) > before
                     failures = 0 if has_moved and is_last else failures + 1
                     if not isinstance(error, Upstream) or self._gives_up(error, read, is_last):
                         break
                     await asyncio.sleep(self._patience.pause_seconds(failures, error))
-        assert told is not None
-        raise told
+        assert kept is not None
+        raise kept
 
     def _gives_up(self, error: Upstream, read: _Read, is_last: bool) -> bool:
-        """Silence of one connection may be its own; silence of all of them is the origin's, and was long enough."""
+        """Whether to leave the origin after a stall: if there is another one, or if all connections have stalled."""
         return error.code == "stalled" and (self._heard_at <= read.heard_at or not is_last)
 
     async def _fetch(self, origin: Origin, target: Download, part: int, read: _Read, heard: Callable[[], None]) -> None:
@@ -113,7 +113,9 @@ class Fetch:
                 if partial.missing():
                     await self._copy(origin.read(target.layer, 0, None), target, 0, read, heard)
         if partial.is_missing(part):
-            raise Upstream(f"cannot get all of {target.layer.digest[:19]} from {shown_uri(origin.uri)}: it ended early")
+            raise Upstream(
+                f"cannot get all of {target.layer.digest[:19]} from {shown_uri(origin.uri)}: the response was too short"
+            )
         self.sources[origin.uri] = None
 
     async def _copy(
@@ -132,7 +134,7 @@ class Fetch:
                     position, gathered, size, written_at = position + size, [], 0, clock()
                     heard()
         finally:
-            # What came before a break is kept: it need not come again.
+            # Bytes received before an error are kept and not requested again.
             if gathered:
                 await self._write(target, position, gathered)
                 heard()
@@ -140,13 +142,13 @@ class Fetch:
 
     async def _write(self, target: Download, position: int, pieces: list[bytes]) -> None:
         await in_thread(target.partial.write, position, pieces)
-        _tell(target)
+        _notify(target)
 
 
 def _progress(origin: Origin, target: Download, part: int) -> int:
     return target.partial.written[part] if origin.supports_ranges else target.partial.done_bytes
 
 
-def _tell(target: Download) -> None:
+def _notify(target: Download) -> None:
     for following in target.followings:
         following.follow(target.partial)

@@ -1,8 +1,8 @@
-"""A blob on its way to disk: parts that arrive in any order, a journal of how far each is, a reader that follows.
+"""A partially downloaded blob: parts in any order, a journal of their progress, and a reader that follows.
 
-The journal holds, per part, how many bytes were written and their checksum, and is written after the bytes: a kill at
-any instruction loses at most what was not yet in it, and what a power cut tore is found by its checksum and fetched
-again. Nothing here is trusted as the blob itself before its digest was checked.
+The journal has, per part, the number of bytes written and their checksum, and is written after the bytes. A kill at
+any instruction loses only bytes that the journal does not list; bytes torn by a power failure fail their checksum and
+are downloaded again. The content must not be used as the blob before its digest is checked.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from isal import isal_zlib
 
 from enginehouse.core.errors import EnginehouseError
 
-PART_BYTES = 8 * 1024 * 1024  # one request: long enough for a far server, short enough to share among connections
-_BODY, _CHECK = struct.Struct("<II"), struct.Struct("<I")  # bytes written, checksum of them; checksum of the two
+PART_BYTES = 8 * 1024 * 1024  # one request: long enough for high latency, short enough to share among connections
+_BODY, _CHECK = struct.Struct("<II"), struct.Struct("<I")  # bytes written and their checksum; checksum of both
 _RECORD_BYTES = _BODY.size + _CHECK.size
-_MOST_PIECES = 512  # the system takes 1024 in one call
+_MOST_PIECES = 512  # the system accepts 1024 in one call
 _READ_BYTES = 1024 * 1024
 
 
 class Partial:
-    """The file and its journal. `write` is called from threads."""
+    """The file and its journal. `write` may be called from several threads."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path = path
@@ -57,10 +57,10 @@ class Partial:
         return sum(self.written)
 
     def write(self, position: int, pieces: Sequence[bytes]) -> None:
-        """The bytes of the blob from `position` on, into the parts they belong to. Blocks.
+        """Write the bytes from `position` on into their parts. Blocks.
 
-        What is there already is left alone: two connections may bring the same bytes, one of them a stream from the
-        beginning because its server sends no ranges, and neither may write at a place that the other has moved.
+        Bytes that are already written are skipped: two connections may deliver the same bytes, e.g. a range and a
+        stream from byte 0 of a server without ranges. A part is only ever extended at its end, under its lock.
         """
         size = sum(map(len, pieces))
         part = position // PART_BYTES
@@ -93,15 +93,15 @@ class Partial:
             while written < size:
                 written += os.pwrite(self._file, memoryview(b"".join(pieces))[written:], at + written)
             self._checksums[part] = summed
-            self._note(part, self.written[part] + size)
+            self._write_record(part, self.written[part] + size)
             self.written[part] += size
 
-    def _note(self, part: int, written: int) -> None:
+    def _write_record(self, part: int, written: int) -> None:
         record = _BODY.pack(written, self._checksums[part])
         os.pwrite(self._journal, record + _CHECK.pack(isal_zlib.crc32(record, part)), part * _RECORD_BYTES)
 
     def _resume(self) -> None:
-        """Take over what an earlier run left, as far as its checksums hold."""
+        """Restore the parts of an earlier run whose checksums match."""
         if os.fstat(self._file).st_size > self.size_bytes:
             os.ftruncate(self._file, self.size_bytes)
         for part, (written, summed) in enumerate(_records(self._journal, self.size_bytes)):
@@ -120,7 +120,7 @@ class Partial:
 
 
 def journalled_bytes(path: Path, size_bytes: int) -> int:
-    """How much of a partial blob its journal says is there: for plans, so the bytes themselves are not read."""
+    """Bytes of a partial blob according to its journal. An estimate for plans: the content is not checked."""
     try:
         journal = os.open(journal_of(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -132,7 +132,7 @@ def journalled_bytes(path: Path, size_bytes: int) -> int:
 
 
 def _records(journal: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Per part the bytes written and their checksum; zeros for a record that was torn or is impossible."""
+    """Yield bytes written and checksum per part; zeros for a torn or impossible record."""
     content = os.pread(journal, _count(size_bytes) * _RECORD_BYTES, 0)
     for part in range(len(content) // _RECORD_BYTES):
         record = content[part * _RECORD_BYTES : (part + 1) * _RECORD_BYTES]
@@ -152,9 +152,9 @@ def journal_of(path: Path) -> Path:
 
 
 class Following:
-    """Reads a blob from its beginning while its parts are still arriving: `read` waits for the bytes that are next.
+    """Reads a blob from its start during the download: `read` blocks until the next bytes are on disk.
 
-    For a thread; `moved`, `fail` and `complete` are called from any other.
+    One thread reads; `moved`, `fail` and `complete` may be called from any other.
     """
 
     def __init__(self, path: Path, offset_bytes: int, size_bytes: int) -> None:
@@ -171,13 +171,13 @@ class Following:
         self.moved(self._size_bytes)
 
     def moved(self, ready_bytes: int) -> None:
-        """The first `ready_bytes` are on disk."""
+        """Record that the first `ready_bytes` are on disk."""
         with self._changed:
             self._ready_bytes = max(self._ready_bytes, ready_bytes)
             self._changed.notify_all()
 
     def follow(self, partial: Partial) -> None:
-        """`moved` up to the first hole."""
+        """Call `moved` with the position of the first gap."""
         ready = self._ready_bytes
         index = min(ready // PART_BYTES, partial.count - 1)
         while index < partial.count:

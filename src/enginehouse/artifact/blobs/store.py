@@ -1,9 +1,9 @@
-"""Blobs by their digest: fetched once, kept for the next version, collected under a cap.
+"""The blob store: blobs by digest, downloaded once, kept for later versions, collected above a cap.
 
-Complete ones are named by their hex digest, partial ones end in `.part` and have a journal. Every use hashes the bytes
-again, so a damaged blob is found out and fetched anew instead of being trusted. Who wants a blob that another fetches
-waits for it as long as that one moves, and else fetches it beside: a registry that hangs holds up only its own images.
-Collecting never takes what is in use or what the caller protects: the blobs of installed and previous versions.
+Complete blobs are named by their hex digest; partial ones end in `.part` and have a journal. Every use hashes the
+content again, so a damaged blob is detected and downloaded again. A build that needs a blob of another download waits
+while that one makes progress; if it stalls, the build downloads a copy of its own, so a hanging registry delays only
+its own images. Collection spares blobs in use and those that the caller protects (installed and previous versions).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from enginehouse.core.errors import Hopeless
 PART = ".part"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DEFAULT_CAP_BYTES = 20 * 1024**3
-STILL_SECONDS = 1.0  # without a byte, and whoever waits for that fetch goes on alone: nothing hung may cost others more
-_LOOK_SECONDS = 0.1  # how often one who waits looks whether the other still moves
+STILL_SECONDS = 1.0  # without a byte; then waiting builds download on their own, so a hang costs them no more
+_LOOK_SECONDS = 0.1  # interval at which a waiting build checks the progress of the other
 
 
 class Collected(Struct, frozen=True, kw_only=True):
@@ -37,8 +37,10 @@ class Collected(Struct, frozen=True, kw_only=True):
 
 
 class Use:
-    """One build's way to its blobs. Those it does not hold, because the one who does stands still, are `apart`: fetched
-    under names of its own, which end with it.
+    """The access of one build to its blobs.
+
+    Blobs whose lock is held by a stalled build are `apart`: downloaded under private names, which are removed at the
+    end of this use.
     """
 
     def __init__(self, path_of: Callable[[str], Path]) -> None:
@@ -48,11 +50,11 @@ class Use:
         self.apart: set[str] = set()
 
     def moved(self) -> None:
-        """Bytes have come, or are waited for from now on."""
+        """Record progress: bytes have arrived, or the download starts now."""
         self._moved_at = asyncio.get_running_loop().time()
 
     def fetched(self) -> None:
-        """Nothing is waited for any more: what is left is work of this machine, which ends by itself."""
+        """Record the end of the download. The remaining work is local, cannot stall, and never counts as still."""
         self._moved_at = None
 
     @property
@@ -60,7 +62,7 @@ class Use:
         return self._moved_at is not None and asyncio.get_running_loop().time() - self._moved_at > STILL_SECONDS
 
     def name_of(self, digest: str) -> str:
-        """What a collector calls the partial blob."""
+        """The name of the partial blob as `collect` derives it from the file."""
         return digest + (self._suffix if digest in self.apart else "")
 
     def partial_of(self, digest: str) -> Path:
@@ -68,20 +70,20 @@ class Use:
         return path.with_name(path.name + (self._suffix if digest in self.apart else "") + PART)
 
     def promote(self, layer: Layer) -> None:
-        """A partial blob whose digest was checked gets its name. Blocks."""
+        """Rename a partial blob to its digest, after the digest is checked. Blocks."""
         partial = self.partial_of(layer.digest)
         with contextlib.suppress(FileNotFoundError):
             partial.rename(self._path_of(layer.digest))
         journal_of(partial).unlink(missing_ok=True)
 
     def discard(self, layer: Layer) -> None:
-        """Bytes that turned out not to be what their name says. Blocks."""
+        """Remove a blob whose content does not match its digest. Blocks."""
         partial = self.partial_of(layer.digest)
         for path in (self._path_of(layer.digest), partial, journal_of(partial)):
             path.unlink(missing_ok=True)
 
     def end(self) -> None:
-        """What was fetched beside and did not become a blob is of use to nobody."""
+        """Remove private downloads that were not promoted."""
         for digest in self.apart:
             partial = self.partial_of(digest)
             for path in (partial, journal_of(partial)):
@@ -97,30 +99,32 @@ class BlobStore:
 
     def path_of(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
-            raise Hopeless(f"cannot use {digest[:80]!r} as a digest: only sha256 is understood", code="unsupported")
+            raise Hopeless(f"cannot use {digest[:80]!r} as a digest: only sha256 is supported", code="unsupported")
         return self._directory / digest.removeprefix("sha256:")
 
     def partial_of(self, digest: str) -> Path:
         return self.path_of(digest).with_name(self.path_of(digest).name + PART)
 
     def has(self, layer: Layer) -> bool:
-        """Whether the whole blob is here; its content is checked when it is used."""
+        """Whether the store has the whole blob, by its size. The content is checked on use."""
         try:
             return self.path_of(layer.digest).stat().st_size == layer.size_bytes
         except OSError:
             return False
 
     def held_bytes(self, layer: Layer) -> int:
-        """How much of a blob need not be fetched: by its size or by its journal alone, so for plans."""
+        """Bytes of a blob that need no download. An estimate for plans, by file size or journal only."""
         if self.has(layer):
             return layer.size_bytes
         return journalled_bytes(self.partial_of(layer.digest), layer.size_bytes)
 
     @contextlib.asynccontextmanager
     async def use(self, layers: Iterable[Layer]) -> AsyncIterator[Use]:
-        """While inside, nobody collects these blobs, and as long as it moves nobody else fetches them: of ten who ask
-        at once, one fetches and nine find them here."""
-        # Always in one order, so that two who want the same blobs never wait for each other crosswise.
+        """Protect these blobs from collection, and lock them against a second download while this one makes progress.
+
+        Of ten simultaneous builds, one downloads and nine find the blobs in the store.
+        """
+        # Locks are taken in sorted order, so that two builds with common blobs cannot deadlock.
         digests = sorted({layer.digest for layer in layers})
         use = Use(self.path_of)
         self._in_use.update(digests)
@@ -135,7 +139,7 @@ class BlobStore:
             self._forget([*digests, *(use.name_of(digest) for digest in use.apart)])
 
     async def _hold(self, digest: str, use: Use, held: contextlib.AsyncExitStack) -> None:
-        """Take the lock of a blob, unless its holder stands still."""
+        """Take the lock of a blob, or mark the blob as `apart` if the holder has stalled."""
         lock = self._locks.setdefault(digest, asyncio.Lock())
         while True:
             if lock.locked() and digest in self._holders and self._holders[digest].is_still:
@@ -159,12 +163,12 @@ class BlobStore:
                 self._holders.pop(name, None)
 
     def touch(self, layer: Layer) -> None:
-        """Used now: the least recently used go first."""
+        """Update the time of last use; `collect` removes the least recently used blobs first."""
         with contextlib.suppress(OSError):
             os.utime(self.path_of(layer.digest))
 
     def collect(self, protected: Iterable[str], cap_bytes: int) -> Collected:
-        """Remove the least recently used until the rest fits into the cap. Blocks."""
+        """Remove the least recently used blobs until the rest fits into the cap. Blocks."""
         kept = set(protected) | set(self._in_use)
         found = sorted(self._entries(), key=lambda entry: entry[0])
         total = sum(size for _, size, _ in found)
@@ -182,9 +186,10 @@ class BlobStore:
         return Collected(removed=removed, freed_bytes=freed, kept_bytes=total - freed)
 
     def make_room(self, wanted_bytes: int, requests: Sequence[Iterable[str]]) -> None:
-        """Give back at least so many bytes, if there are as many. Blocks.
+        """Free at least `wanted_bytes`, if possible. Blocks.
 
-        Each of `requests` is what would rather be kept, the last one what must be: it is used in a moment.
+        Each of `requests` is a set of protected digests, tried in order from the most generous to the strictest: the
+        last one is needed by the coming installation and always kept.
         """
         held = sum(size for _, size, _ in self._entries())
         goal = max(0, held - wanted_bytes)

@@ -1,1 +1,1 @@
-"""Layers and archives become files."""
+"""Unpacking of layers and archives into directory trees."""

@@ -1,7 +1,7 @@
-"""From an artifact to a tree: fetch, verify, inflate and write at the same time.
+"""Build of a tree from an artifact: download, verify, decompress and write at the same time.
 
-One thread unpacks, in the order of the layers, what the event loop puts on disk; a layer's blob counts as verified,
-and keeps its name, only when its digest was checked at its end. Nothing unpacked may be shown before `build` returned.
+The event loop downloads blobs, and one thread unpacks them in the order of the layers. A blob is verified, and gets its
+final name, only after its digest is checked at its end. The tree must not be used before `build` has returned.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from enginehouse.artifact.blobs.download import Download, Fetch
 from enginehouse.artifact.blobs.partial import Following, Partial
 from enginehouse.artifact.blobs.store import BlobStore, Use
 from enginehouse.artifact.images.inflate import Inflating
-from enginehouse.artifact.images.layers import Unpacker
+from enginehouse.artifact.images.layers import Unpacker, cancelled
 from enginehouse.artifact.images.sharing import FileRecord, How, Sharing
 from enginehouse.artifact.images.tar import TarStream
 from enginehouse.artifact.images.zip import unzip
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Artifact, Layer
-from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
+from enginehouse.core.errors import EnginehouseError, Hopeless
 from enginehouse.core.progress import Phase, ReportProgress
 from enginehouse.fetch.http.patience import RetryPolicy
 from enginehouse.fetch.origins import Origin
@@ -39,12 +39,12 @@ class Built(Struct, frozen=True, kw_only=True):
     written_bytes: int = 0
     shared_bytes: int = 0
     sharing: How = "copy"
-    dropped: str = ""  # attributes of files that mean something and are not kept
-    sources: tuple[str, ...] = ()  # the origins that gave bytes
+    dropped: str = ""  # file attributes with an effect that are not preserved
+    sources: tuple[str, ...] = ()  # the origins that delivered bytes
 
 
 class Builder:
-    """Makes trees from artifacts through one store of blobs."""
+    """Builds trees from artifacts, with one blob store."""
 
     def __init__(self, blobs: BlobStore, limits: ArchiveLimits, patience: RetryPolicy) -> None:
         self._blobs = blobs
@@ -54,18 +54,18 @@ class Builder:
     async def build(
         self, artifact: Artifact, origins: Sequence[Origin], tree: Path, sharing: Sharing, report: ReportProgress
     ) -> Built:
-        """Fill the empty directory `tree`. Of several origins, one that sends something else gives way to the next."""
-        told = _steady(report)
+        """Fill the empty directory `tree`. An origin with content of another digest is replaced by the next."""
+        steady = _steady(report)
         async with self._blobs.use(artifact.layers) as use:
             left = list(origins)
             while True:
                 pull = _Pull(artifact=artifact, origins=left, tree=tree, sharing=sharing, use=use)
                 try:
-                    return await self._attempt(pull, told)
+                    return await self._attempt(pull, steady)
                 except Hopeless as error:
                     if error.code != "digest_mismatch":
                         raise
-                    # What was kept here may have been damaged here: then nobody else is to blame, and it is gone now.
+                    # A damaged local copy is not the origin's fault. It is removed by now, so the origin is kept.
                     if pull.spoilt not in pull.kept:
                         left = left[1:]
                     if not left:
@@ -78,7 +78,7 @@ class Builder:
             return await self._pull(pull, report)
 
     def _open(self, pull: _Pull, opened: contextlib.AsyncExitStack) -> None:
-        """Where the bytes of each layer are or will be; a layer that occurs twice is fetched once. Blocks."""
+        """Open a reader per layer and a download per missing blob (one for a layer that occurs twice). Blocks."""
         for layer in pull.artifact.layers:
             target = pull.targets.get(layer.digest)
             complete = None if target is not None else self._complete(layer, pull)
@@ -128,13 +128,13 @@ class Builder:
 
         def stop() -> None:
             stopped.set()
-            fail(Unavailable("cannot go on unpacking: it was cancelled", code="cancelled"))
+            fail(cancelled())
 
         async def run() -> None:
             try:
                 await fetch.run(heard)
             except* (EnginehouseError, OSError) as group:
-                # Heard by whoever waits for the bytes, so that there is one error and one place it comes from.
+                # The readers raise it, so that the error has a single path to the caller.
                 fail(_first(group))
             finally:
                 pull.use.fetched()
@@ -148,7 +148,7 @@ class Builder:
             except (EnginehouseError, OSError) as error:
                 failure = error
             finally:
-                fetching.cancel()  # it has ended, or what it brings is no longer wanted
+                fetching.cancel()  # it has ended, or its result is not needed any more
         if failure is not None:
             raise failure
         resumed = sum(partial.resumed_bytes for partial in partials)
@@ -190,7 +190,7 @@ class Builder:
             except Hopeless as error:
                 if error.code != "unsafe_archive":
                     raise
-                # Bytes that were changed on their way look like a bad archive: the digest tells which it is.
+                # Corrupted bytes look like an invalid archive; the digest decides which of the two it is.
                 failure = error
                 inflating.skip()
             inflating.check()
@@ -200,7 +200,7 @@ class Builder:
 
 
 class _Pull(Struct, kw_only=True):
-    """One attempt: what is wanted, from where, and what of it was here before."""
+    """One attempt of a build. `kept` are the digests with bytes from before the attempt."""
 
     artifact: Artifact
     origins: Sequence[Origin]
@@ -210,25 +210,25 @@ class _Pull(Struct, kw_only=True):
     followings: list[Following] = []
     targets: dict[str, Download] = {}
     kept: set[str] = set()
-    spoilt: str = ""  # the blob that turned out to be something else
+    spoilt: str = ""  # digest of the blob whose content did not match
 
 
 def _steady(report: ReportProgress) -> ReportProgress:
-    """Numbers that never fall and phases that never go back, also when a blob has to be fetched once more."""
+    """Make progress monotonic: bytes and phases never go back, also when a blob is downloaded again."""
     most, is_over = 0, False
 
-    def told(phase: Phase, file: str, done: int, total: int) -> None:
+    def steady(phase: Phase, file: str, done: int, total: int) -> None:
         nonlocal most, is_over
         most, is_over = max(most, done), is_over or phase == "extracting"
         report("extracting" if is_over else phase, file, most, total)
 
-    return told
+    return steady
 
 
 def _first(group: BaseExceptionGroup[EnginehouseError | OSError]) -> EnginehouseError | OSError:
     for error in group.exceptions:
         return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    raise AssertionError("a group has at least one exception")
+    raise AssertionError("an exception group is never empty")
 
 
 def _empty(tree: Path) -> None:

@@ -1,7 +1,7 @@
-"""A directory on this disk as an archive: its entries in a fixed order, its contents hashed as they are read.
+"""A local directory read as an archive: entries in a fixed order, contents hashed while they are read.
 
-So a local directory goes through the same checks as an image, shares its files like one, and has a digest that changes
-when anything in it does. It is walked by handles and no link is followed, because it may change while it is read.
+A local directory thus passes the same checks as an image, shares its files in the same way, and has a digest of its
+whole content. It is walked by directory handles without following links, because it may change during the walk.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from enginehouse.artifact.images.contents import CountedContents
 from enginehouse.artifact.images.handles import DIRECTORY
 from enginehouse.core.archive import EntryKind, TarEntry, check_path, kept_mode, not_allowed, too_large, unsafe
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.name import shown
 
-_PIECE_BYTES = 1024 * 1024
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS: dict[int, EntryKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
-class DirectoryEntries:
-    """One pass over a tree; links are taken as links, and whatever is neither file, directory nor link is refused."""
+class DirectoryEntries(CountedContents):
+    """One pass over a tree. Links are kept as links; anything but files, directories and links is refused."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         if not root.is_dir():
-            raise Hopeless(f"cannot install from {root}: it is not a directory", code="not_found")
+            raise Hopeless(f"cannot install from {root}: it is not a directory; check the path", code="not_found")
         self._root = root
         self._limit_bytes = limit_bytes
         self._sha256 = hashlib.sha256()
         self._file = -1
-        self._left = 0
         self._total = 0
         self._linked: dict[tuple[int, int], str] = {}
 
@@ -41,22 +40,15 @@ class DirectoryEntries:
         return "sha256:" + self._sha256.hexdigest()
 
     def entries(self) -> Iterator[TarEntry]:
-        # The directory that was named may itself be reached through links; only what is in it may not.
+        # The path of the root may contain links; entries below it are opened without following any.
         handle = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield from self._walk("", handle)
         finally:
             os.close(handle)
 
-    def contents(self) -> Iterator[memoryview]:
-        while self._left:
-            yield memoryview(self._take(min(_PIECE_BYTES, self._left)))
-
-    def whole(self) -> bytes:
-        return self._take(self._left)
-
     def drain(self) -> None:
-        """Nothing follows."""
+        """Does nothing: a directory has no trailing data."""
 
     def _walk(self, below: str, directory: int) -> Iterator[TarEntry]:
         for name in sorted(os.listdir(directory)):
@@ -65,7 +57,7 @@ class DirectoryEntries:
                 entry = self._entry(path, directory, name)
                 yield self._hashed(entry)
                 for _ in self.contents():
-                    pass  # whatever was not asked for belongs to the digest too
+                    pass  # content that the caller skipped is part of the digest as well
             finally:
                 self._close()
             if entry.kind == "directory":
@@ -84,7 +76,8 @@ class DirectoryEntries:
         if kind == "symlink":
             target = os.readlink(name, dir_fd=directory)
             if target.startswith("/"):
-                # In an image it would mean the root of the tree; here it means this machine, and a copy is kept apart.
+                # In an image it would be relative to the root of the tree. Here it points to a path of this machine, on
+                # which a copy must not depend.
                 raise not_allowed(f"the link {shown(path)} leads to the absolute path {shown(target)}")
         elif kind == "file" and status.st_nlink > 1:
             target = self._linked.setdefault((status.st_dev, status.st_ino), path)
@@ -93,11 +86,11 @@ class DirectoryEntries:
             self._file = _open(name, _FILE, directory, path)
             status = os.fstat(self._file)
             if not stat.S_ISREG(status.st_mode):
-                raise unsafe(f"{shown(path)} became something else while it was read")
+                raise unsafe(f"{shown(path)} changed its type while it was read")
             self._left = status.st_size
             self._total += status.st_size
             if self._total > self._limit_bytes:
-                raise too_large(f"it holds more than {self._limit_bytes / 2**30:.1f} GiB")
+                raise too_large(f"it contains more than {self._limit_bytes / 2**30:.1f} GiB")
         return TarEntry(
             path=path,
             kind=kind,
@@ -117,7 +110,7 @@ class DirectoryEntries:
         while len(content) < size:
             more = os.read(self._file, size - len(content))
             if not more:
-                raise unsafe("a file became shorter while it was read")
+                raise unsafe("a file was truncated while it was read")
             content += more
         self._left -= size
         self._sha256.update(content)
@@ -130,7 +123,7 @@ class DirectoryEntries:
 
 
 def digest_of(root: Path, limit_bytes: int) -> str:
-    """What a copy would be known by. Blocks as long as reading it all takes."""
+    """Return the digest that a copy of `root` gets. Reads everything. Blocks."""
     found = DirectoryEntries(root, limit_bytes)
     for _ in found.entries():
         pass
@@ -142,5 +135,5 @@ def _open(name: str, flags: int, directory: int, path: str) -> int:
         return os.open(name, flags, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise unsafe(f"{shown(path)} became something else while it was read") from None
+            raise unsafe(f"{shown(path)} changed its type while it was read") from None
         raise

@@ -1,7 +1,7 @@
-"""Directories of a tree as open handles, each reached from its parent without following a link.
+"""Open handles of the directories of a tree, each opened from its parent without following links.
 
-Nothing outside the root can be reached through here, whatever the tree contains. A handle is valid until the next few
-are asked for: whoever keeps a path asks again instead of keeping the number, which may mean another directory by then.
+Nothing outside the root can be reached through a handle, whatever the tree contains. The handles are a bounded cache:
+callers keep the path and call `get` again. They must not keep the descriptor, which is closed and reused later.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from enginehouse.core.archive import MAX_DEPTH, unsafe
 from enginehouse.core.name import shown
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# The way to one directory must not push out the end of the way to another that is in use.
+# Opening one path must not evict the directory of another path that is still in use.
 _OPEN_DIRECTORIES = 2 * MAX_DEPTH
 
 
 class Handles:
-    """Paths are canonical and relative to the root, which is ""."""
+    """A cache of directory handles. Paths are canonical and relative to the root, which is ""."""
 
     def __init__(self, root: Path) -> None:
         self.root = os.open(root, DIRECTORY)
@@ -33,7 +33,7 @@ class Handles:
         self._open.clear()
 
     def get(self, path: str, *, make: bool = True) -> int:
-        """FileNotFoundError where there is no such directory and none is to be made."""
+        """Return the handle of a directory. Raises `FileNotFoundError` if it is missing and `make` is False."""
         if not path:
             return self.root
         known = self._open.get(path)
@@ -48,11 +48,11 @@ class Handles:
         return handle
 
     def is_open(self, path: str) -> bool:
-        """Whether `path` is known to be a directory, reached without a link."""
+        """Whether `path` is known to be a directory that is reached without a link."""
         return path in self._open or not path
 
     def forget(self, path: str) -> None:
-        """The directory is gone: its handle would keep pointing into nothing."""
+        """Close the handle of a removed directory."""
         handle = self._open.pop(path, None)
         if handle is not None:
             os.close(handle)
@@ -64,12 +64,12 @@ class Handles:
             if not make:
                 raise
         except OSError as error:
-            # Systems differ in which of the two they say of a link.
+            # Systems differ in which of the two errors they report for a link.
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
             if make or stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
-                raise unsafe(f"it puts something below {shown(path)}, which is no directory") from None
-            raise FileNotFoundError(errno.ENOENT, "below a file there is nothing", path) from None
+                raise unsafe(f"it has an entry below {shown(path)}, which is not a directory") from None
+            raise FileNotFoundError(errno.ENOENT, "not below a directory", path) from None
         os.mkdir(name, 0o755, dir_fd=above)
         handle = os.open(name, DIRECTORY, dir_fd=above)
         os.fchmod(handle, 0o755)

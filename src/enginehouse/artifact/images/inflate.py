@@ -1,7 +1,7 @@
-"""One layer from compressed bytes to plain ones, both hashed on the way, in bounded memory.
+"""Decompression of one layer in bounded memory, with digests of the compressed and the plain bytes.
 
-Runs in a thread of its own, so that inflating overlaps with writing; both let go of the interpreter while they work.
-The digests are known only at the end, so whoever unpacks must not show the result before `check`.
+Runs in a thread of its own, so that decompression overlaps with writing; both release the interpreter lock. The
+digests are known only at the end, so the caller must not publish the result before `check`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from enginehouse.core.errors import EnginehouseError, Hopeless
 
 READ_BYTES = 512 * 1024
 BUFFER_BYTES = 1024 * 1024
-QUEUED = 8  # buffers between inflating and writing: enough to even out small files, nothing for memory
-_IGZIP_ERROR: type[Exception] = igzip_lib.error  # type: ignore[assignment]  # its stub calls it an instance
-_MAX_WINDOW_BYTES = 64 * 1024 * 1024  # what `zstd -21` needs; more would be a way to fill our memory
+QUEUED = 8  # buffers between decompression and writing: evens out small files at little memory
+_IGZIP_ERROR: type[Exception] = igzip_lib.error  # type: ignore[assignment]  # its stub declares an instance
+_MAX_WINDOW_BYTES = 64 * 1024 * 1024  # the need of `zstd -21`; a larger one could exhaust memory
 
 
 class ByteSource(Protocol):
-    """Compressed bytes from the beginning; `read` blocks until there are some and gives none at the end."""
+    """Compressed bytes from the start. `read` blocks until bytes are available and returns none at the end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Hashed(io.RawIOBase):
-    """A source that is hashed and counted as it is read."""
+    """A source whose bytes are hashed and counted while they are read."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -75,7 +75,7 @@ def _gunzip(source: Hashed) -> Iterator[bytes]:
             while not member.eof:
                 if member.needs_input:
                     if not content and not (content := source.read(READ_BYTES)):
-                        raise unsafe("its gzip stream is cut off")
+                        raise unsafe("its gzip stream is truncated")
                     plain = member.decompress(content, BUFFER_BYTES)
                     content = b""
                 else:
@@ -84,14 +84,14 @@ def _gunzip(source: Hashed) -> Iterator[bytes]:
                     yield plain
         except _IGZIP_ERROR as error:
             raise unsafe(f"its gzip stream is broken ({error})") from None
-        # Streams may be written in members, one after the other; zeros after the last are padding.
+        # A stream may consist of several members; zeros after the last one are padding.
         content = (member.unused_data or source.read(READ_BYTES)).lstrip(b"\0")
         while not content and (more := source.read(READ_BYTES)):
             content = more.lstrip(b"\0")
 
 
 class _Framed:
-    """A source whose zstd frames are followed as it is read."""
+    """A source whose zstd frames are followed while it is read."""
 
     def __init__(self, source: Hashed) -> None:
         self._source = source
@@ -112,7 +112,7 @@ def _unzstd(source: Hashed) -> Iterator[bytes]:
         while plain := reader.read(BUFFER_BYTES):
             yield plain
         if not framed.frames.is_whole:
-            raise unsafe("its zstd stream is cut off")
+            raise unsafe("its zstd stream is truncated")
     except zstandard.ZstdError as error:
         if "memory" in str(error).lower() or "window" in str(error).lower():
             raise too_large(f"its zstd window is larger than {_MAX_WINDOW_BYTES // 2**20} MiB") from None
@@ -122,14 +122,14 @@ def _unzstd(source: Hashed) -> Iterator[bytes]:
 def check_digest(layer: Layer, found: str, size_bytes: int) -> None:
     if found != layer.digest or size_bytes != layer.size_bytes:
         raise Hopeless(
-            f"cannot use what was fetched: {size_bytes} bytes with the digest {found[:19]}…, expected "
-            f"{layer.size_bytes} bytes with {layer.digest[:19]}…",
+            f"cannot use the downloaded blob: it has {size_bytes} bytes and the digest {found[:19]}…, expected "
+            f"{layer.size_bytes} bytes and {layer.digest[:19]}…",
             code="digest_mismatch",
         )
 
 
 class Inflating:
-    """A layer being inflated ahead of its reader. Use as a context; `check` after the last buffer."""
+    """Decompresses a layer ahead of its reader. A context manager; call `check` after the last buffer."""
 
     def __init__(self, layer: Layer, source: ByteSource, limits: ArchiveLimits, allowed_bytes: int) -> None:
         self._layer = layer
@@ -151,7 +151,7 @@ class Inflating:
     def __exit__(self, *exc: object) -> None:
         self._stopped.set()
         while self._thread.is_alive():
-            # It may be waiting to hand over a buffer that nobody wants any more.
+            # The thread may be blocked on a full queue.
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._queue.get_nowait()
@@ -166,26 +166,25 @@ class Inflating:
                 if not self._thread.is_alive() and self._queue.empty():
                     raise unsafe("its reader ended unexpectedly") from None
         if isinstance(item, BaseException):
-            self._queue.put(item)  # whoever asks again hears it again
+            self._queue.put(item)  # a later call raises it again
             raise item
         if not item:
             self._queue.put(b"")
         return item
 
     def skip(self) -> None:
-        """Read to the end without inflating: for a digest that is wanted although the contents were refused."""
+        """Read to the end without decompression, to get the digest of a layer whose contents were refused."""
         self._skipped.set()
         with contextlib.suppress(Hopeless):
             while self.next_buffer():
                 pass
 
     def check(self) -> None:
-        """Raises where the bytes read or the bytes they became are not those that were asked for; after `skip` only
-        the bytes read are known."""
+        """Raise if the digest of the compressed or plain bytes is wrong. After `skip`, the plain one is unknown."""
         check_digest(self._layer, self._source.digest(), self._source.read_bytes)
         plain = "sha256:" + self._sha256.hexdigest()
         if self._layer.diff_id and plain != self._layer.diff_id and not self._skipped.is_set():
-            raise unsafe(f"a layer unpacks to {plain[:19]}…, its image says {self._layer.diff_id[:19]}…")
+            raise unsafe(f"the digest of an unpacked layer is {plain[:19]}…, not {self._layer.diff_id[:19]}…")
 
     def _run(self) -> None:
         try:
@@ -203,8 +202,11 @@ class Inflating:
             self._queue.put(self._judged(error))
 
     def _judged(self, error: EnginehouseError | OSError) -> EnginehouseError | OSError:
-        """Bytes changed on their way look like a broken stream: the rest is read, because the digest tells which it
-        is. Not where a limit was reached: a stream that inflates so far is what it was meant to be."""
+        """Return the digest error if the blob is corrupted, else `error`.
+
+        Corrupted bytes look like a broken stream, so the rest is read for its digest. Not after a limit was exceeded:
+        such a stream is as its producer made it.
+        """
         if isinstance(error, Hopeless) and not self._is_over:
             try:
                 self._read_rest()
@@ -214,7 +216,7 @@ class Inflating:
         return error
 
     def _read_rest(self) -> None:
-        # One byte too many is enough to know that it is another blob.
+        # One byte too many is enough to detect another blob.
         while self._source.read_bytes <= self._layer.size_bytes and self._source.read(READ_BYTES):
             if self._stopped.is_set():
                 return
@@ -224,7 +226,7 @@ class Inflating:
         free, ratio = self._limits.ratio_free_bytes, self._limits.ratio
         self._is_over = self.plain_bytes > self._allowed_bytes
         if self._is_over:
-            raise too_large(f"it holds more than {self._limits.total_bytes / 2**30:.1f} GiB")
+            raise too_large(f"it contains more than {self._limits.total_bytes / 2**30:.1f} GiB")
         self._is_over = self.plain_bytes > free and self.plain_bytes > ratio * self._source.read_bytes
         if self._is_over:
             raise too_large(f"it grows to more than {ratio} times its compressed size")

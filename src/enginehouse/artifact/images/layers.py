@@ -1,10 +1,9 @@
-"""Applies the layers of an image to an empty directory, as the image specification says and a reference tool would do.
+"""Applies the layers of an image to an empty directory, as the image specification defines.
 
-Links on a path are followed in memory, as far as this tree has made them and inside the root (`worker.links`). What
-comes out is walked from a handle of the root, component by component, and the disk follows no link; nothing outside
-the root can be reached whatever the archive or an earlier layer says. Existing files are never opened for writing:
-they are replaced, because a file may be shared with another version. Directory times and modes come last, so that
-read-only directories can be filled. Everything blocks; callers are in a thread.
+Links on a path are resolved in memory, from the links of this tree only and inside the root (`images.links`). The
+resolved path is walked by directory handles that follow no link, so no archive can reach anything outside the root.
+Existing files are replaced and never opened for writing, because they may be shared with another version. Directory
+times and modes are set last, so that read-only directories can be filled. All calls block and belong in a thread.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from enginehouse.core.archive import (
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.name import shown
 
-__all__ = ["SPARE_BYTES", "Entries", "Unpacker"]
+__all__ = ["SPARE_BYTES", "Entries", "Unpacker", "cancelled"]
 
-_NAMED = 5  # files whose attributes were dropped
+_LISTED = 5  # at most this many files are listed with dropped attributes
 
 
 class Dropped:
-    """Attributes that mean something to a program and are not kept: how many files have them, and the first few."""
+    """Attributes with an effect on programs that are not preserved: the number of files, and the first few."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,17 +50,21 @@ class Dropped:
     def add(self, entry: TarEntry) -> None:
         if entry.attributes:
             self.count += 1
-            if len(self._first) < _NAMED:
+            if len(self._first) < _LISTED:
                 self._first.append(f"{', '.join(entry.attributes)} of {shown(entry.path)}")
 
     def __str__(self) -> str:
-        """Empty where nothing was dropped."""
+        """Empty if no attribute was dropped."""
         more = self.count - len(self._first)
         return ", ".join(self._first) + (f" and {more} more" if more else "")
 
 
+def cancelled() -> Unavailable:
+    return Unavailable("cannot continue unpacking: the operation was cancelled", code="cancelled")
+
+
 class Unpacker:
-    """Owns one tree while it is made. `apply` once per layer, then `finish`."""
+    """Owns one tree while it is built. Call `apply` once per layer, then `finish`."""
 
     def __init__(self, root: Path, sharing: Sharing, limits: ArchiveLimits) -> None:
         self._limits = limits
@@ -89,7 +92,7 @@ class Unpacker:
         return self._contents.written_bytes
 
     def apply(self, archive: Entries, is_cancelled: Callable[[], bool]) -> None:
-        """One layer, in the order of its entries."""
+        """Apply one layer, in the order of its entries."""
         self._in_layer, self._hidden = {}, set()
         try:
             for entry in archive.entries():
@@ -97,15 +100,15 @@ class Unpacker:
                 if self._entries > self._limits.entries:
                     raise too_large(f"it has more than {self._limits.entries} entries")
                 if is_cancelled():
-                    raise Unavailable("cannot go on unpacking: it was cancelled", code="cancelled")
+                    raise cancelled()
                 self._place(entry, archive)
         except FileExistsError:
-            raise not_allowed("it has two names that this file system cannot tell apart") from None
+            raise not_allowed("it has two names that are equal to this file system") from None
         archive.drain()
         self._is_first = False
 
     def finish(self) -> None:
-        """Times and modes of directories, the deepest first: a parent's time changes when its children are made."""
+        """Set times and modes of directories, deepest first: creating a child changes the time of its parent."""
         self._links.check()
         for path in sorted(self._directories, key=lambda one: one.count("/"), reverse=True):
             mode, mtime_ns = self._directories[path]
@@ -130,7 +133,7 @@ class Unpacker:
                 parent = real
         self._twins.add(entry.path)
         directory = self._handles.get(parent)
-        self._clear_the_way(entry, directory, name)
+        self._make_way(entry, directory, name)
         self.dropped.add(entry)
         match entry.kind:
             case "directory":
@@ -153,12 +156,12 @@ class Unpacker:
                 return
             self._in_layer[path] = "directory"
 
-    def _clear_the_way(self, entry: TarEntry, directory: int, name: str) -> None:
+    def _make_way(self, entry: TarEntry, directory: int, name: str) -> None:
         before = self._in_layer.get(entry.path)
         if before is not None and before != entry.kind:
-            raise not_allowed(f"{shown(entry.path)} is in it twice, as {before} and as {entry.kind}")
+            raise not_allowed(f"it contains {shown(entry.path)} twice, as {before} and as {entry.kind}")
         if self._is_first and before is None:
-            return  # the tree was empty: nothing can be in the way
+            return  # the tree was empty, so nothing exists at this path
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -167,7 +170,7 @@ class Unpacker:
             self._remove(entry.path, directory, name, is_directory=stat.S_ISDIR(status.st_mode))
 
     def _make_directory(self, entry: TarEntry, directory: int, name: str) -> None:
-        # If something is there, `_clear_the_way` has seen to it that it is a directory.
+        # After `_make_way`, anything that exists at this path is a directory.
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=directory)
         self._directories[entry.path] = (entry.mode, entry.mtime_ns)
@@ -185,15 +188,15 @@ class Unpacker:
             above = self._handles.get(parent, make=False)
             status = os.stat(inner or ".", dir_fd=above, follow_symlinks=False)
         except FileNotFoundError:
-            raise unsafe(f"{shown(entry.path)} is a hard link to {shown(target)}, which is not there") from None
+            raise unsafe(f"{shown(entry.path)} is a hard link to {shown(target)}, which does not exist") from None
         if stat.S_ISLNK(status.st_mode):
-            # What it leads to from there it need not lead to from here.
+            # A relative link may have another target when it is read from this directory.
             said = self._links.said_by(source)
             if self._links.add(entry.path, said) != os.readlink(inner, dir_fd=above):
                 self._make_symlink(replace(entry, target=said), directory, name)
                 return
         elif not stat.S_ISREG(status.st_mode):
-            raise unsafe(f"{shown(entry.path)} is a hard link to something that is no file")
+            raise unsafe(f"{shown(entry.path)} is a hard link to something other than a file")
         try:
             os.link(inner, name, src_dir_fd=above, dst_dir_fd=directory, follow_symlinks=False)
         except OSError as error:
@@ -202,7 +205,7 @@ class Unpacker:
             raise too_large(f"{shown(target)} has more hard links than the file system allows") from None
 
     def _white_out(self, parent: str, hidden: str) -> None:
-        """Hide what lower layers have, and nothing of this layer."""
+        """Remove entries of lower layers; entries of this layer stay."""
         if self._is_first:
             return
         try:
@@ -215,7 +218,7 @@ class Unpacker:
     def _hide(self, parent: str, name: str) -> None:
         path = f"{parent}/{name}" if parent else name
         if path in self._hidden:
-            return  # what is there by now is of this layer; looking again would let an archive cost its square
+            return  # anything here now is of this layer, and repeated scans would take quadratic time
         self._hidden.add(path)
         if self._twins.is_another(path):
             return

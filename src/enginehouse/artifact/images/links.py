@@ -1,9 +1,9 @@
-"""The symbolic links of a tree that is being made: where they lead, and that none leads out.
+"""The symbolic links of a tree that is being built: their targets, and the check that none leaves the tree.
 
-Kept in memory, so that a path can be resolved without asking the disk to follow anything: whoever writes still walks
-the resolved path by handles that follow no link. A link is judged by its text when it is made, and by way of all the
-others when the tree is complete. A link in a circle leads nowhere and is harmless; a chain that the kernel would give
-up is not, because other programs follow it further.
+Links are kept in memory, so that a path is resolved without following links on disk; the resolved path is still
+walked by handles that follow none. A link is checked by its text when it is created, and through all other links when
+the tree is complete. Cycles are allowed, because they lead nowhere. Chains beyond the kernel's limit are refused,
+because other programs follow them further.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from enginehouse.core.archive import check_path, check_symlink, not_allowed, too
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.name import shown
 
-_MAX_STEPS = 2_000_000  # of the links of a tree and of the paths through them; a real tree has some ten thousand
-_MAX_LINKS = 40  # on one way, as the kernel has it
+_MAX_STEPS = 2_000_000  # over all links and paths of a tree; real trees need some ten thousand
+_MAX_LINKS = 40  # in one path, the limit of the kernel
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
 
 
 class _End(Struct, frozen=True):
-    """Where a link leads in the end, and how many links are on the way, itself included."""
+    """The final target of a link, and the number of links on the path to it, itself included."""
 
     path: tuple[str, ...]
     links: int
 
 
 class Links:
-    """Paths are canonical, of real directories, and relative to the root."""
+    """All links of a tree. Paths are canonical, without links, and relative to the root."""
 
     def __init__(self) -> None:
         self._targets: dict[str, str] = {}
-        self._absolute: dict[str, str] = {}  # what was made relative, as the image says it
+        self._absolute: dict[str, str] = {}  # original targets of links that were made relative
         self._text_bytes = 0
         self._steps = 0
 
@@ -39,7 +39,7 @@ class Links:
         return path in self._targets
 
     def add(self, path: str, target: str) -> str:
-        """A link that is about to be made; what to write into it."""
+        """Register a link before its creation. Returns the target to write."""
         text = check_symlink(path, target)
         self._text_bytes += len(text)
         if self._text_bytes > _MAX_TEXT_BYTES:
@@ -54,11 +54,11 @@ class Links:
             self._absolute.pop(path, None)
 
     def said_by(self, path: str) -> str:
-        """The target as the image has it."""
+        """The target as the image states it."""
         return self._absolute.get(path) or self._targets[path]
 
     def resolve(self, path: str) -> str:
-        """The real path of a directory: every link on the way followed, the last one included, inside the root."""
+        """Return the real path of a directory inside the root. All links are followed, the last component included."""
         if not self._targets:
             return path
         where: list[str] = []
@@ -67,7 +67,7 @@ class Links:
             step = ahead.pop()
             if step == "..":
                 if not where:
-                    raise not_allowed(f"{shown(path)} leads out of the tree, by way of a link")
+                    raise not_allowed(f"{shown(path)} leads out of the tree through a link")
                 where.pop()
             elif step not in ("", "."):
                 where.append(step)
@@ -76,20 +76,20 @@ class Links:
                     where.pop()
                     met += 1
                     if met > _MAX_LINKS:
-                        raise not_allowed(f"{shown(path)} has more than {_MAX_LINKS} links on its way")
+                        raise not_allowed(f"the path {shown(path)} goes through more than {_MAX_LINKS} links")
                     ahead.extend(reversed(target.split("/")))
             if met:
                 self._count()
         return check_path("/".join(where)) if met else path
 
     def check(self) -> None:
-        """Raises if a link of the complete tree leads out of it, or further than the kernel follows."""
+        """Raise if a link of the complete tree leaves the tree or goes through more links than the kernel follows."""
         ends: dict[str, _End | None] = {}
         for path in self._targets:
             self._end(path, ends, [])
 
     def _end(self, path: str, ends: dict[str, _End | None], way: list[str]) -> _End | None:
-        """None for a link in a circle. `way` are the links that are being followed."""
+        """The end of a link, or None if it is in a cycle. `way` are the links being followed."""
         if path in ends:
             return ends[path]
         if path in way:
@@ -102,7 +102,7 @@ class Links:
             self._count()
             if step == "..":
                 if not where:
-                    raise not_allowed(f"the link {shown(path)} leads out of the tree, by way of another link")
+                    raise not_allowed(f"the link {shown(path)} leads out of the tree through another link")
                 where.pop()
             elif step not in ("", "."):
                 where.append(step)
@@ -122,8 +122,8 @@ class Links:
     def _count(self) -> None:
         self._steps += 1
         if self._steps > _MAX_STEPS:
-            raise not_allowed("its links are too entangled to be followed")
+            raise not_allowed(f"its links take more than {_MAX_STEPS} steps to resolve")
 
 
 def _too_long(path: str) -> Hopeless:
-    return not_allowed(f"the link {shown(path)} leads through more than {_MAX_LINKS} others")
+    return not_allowed(f"the link {shown(path)} goes through more than {_MAX_LINKS} others")

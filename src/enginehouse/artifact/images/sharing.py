@@ -1,11 +1,11 @@
-"""Identical files of different versions and backends share their disk space.
+"""Sharing of disk space between identical files of different versions and backends.
 
-Images of engines usually have one layer, so whole layers are rarely the same while most of their files are. The trees
-that are installed are the pool: each has a manifest of its files beside it, and a candidate is compared byte by byte
-before it is used, so a file that was changed in place is never taken for what it was. Sharing must not be visible: a
-clone (reflink) where the file system has them; else a hard link, where no engine can write to its tree, never two of
-one tree, and not for files that people edit where they stand; else nothing is shared. A file that was there before is
-only ever read.
+Images of engines usually have one layer, so layers rarely match while most files do. The candidates are the files of
+installed trees, listed in a manifest per tree. A candidate is compared byte by byte before use, so a file that was
+changed in place is never mistaken for its former content. Sharing must not be visible. A clone (reflink) is used if
+the file system supports it. Otherwise a hard link is used, if no engine can write to its tree, at most once per inode
+and tree, and never for files that are likely to be edited in place. Otherwise the file is copied. Existing files are
+only read.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from msgspec import Struct
 
 from enginehouse.core.archive import TarEntry
 
-SMALLEST_BYTES = 512  # each takes a whole block; what is smaller still is often a setting that somebody edits
-HELD_BYTES = 1024 * 1024  # files up to this are compared in memory, larger ones as they stream by
-MAX_RECORDS = 200_000  # of all trees together: what an index may take of our memory
+SMALLEST_BYTES = 512  # every file takes a whole block, and smaller files are often settings that get edited
+HELD_BYTES = 1024 * 1024  # files up to this size are compared in memory, larger ones while they stream
+MAX_RECORDS = 200_000  # of all trees together; limits the memory of the index
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_COMPARED = 4  # large files of one size that are read beside the new one; shards of a model may be many
-_MOST_LINKS = 1000  # far from the 65,000 of ext4, so that an image can still link to the file itself
+_COMPARED = 4  # candidates read in parallel for a large file; a model may have many shards of one size
+_MOST_LINKS = 1000  # far below the 65,000 of ext4, so that an image can still link to the file
 _FICLONE = 0x40049409
-_EDITED_BYTES = 64 * 1024  # what is larger holds values, not settings
-_REWRITTEN = (".cfg", ".sh", ".json", ".pth")  # LocalAI's engines edit such files at every start
-_YOUNG_SECONDS = 3600.0  # an install may be at work on the tree of such a manifest
+_EDITED_BYTES = 64 * 1024  # larger files contain data, not settings
+_REWRITTEN = (".cfg", ".sh", ".json", ".pth")  # LocalAI's engines edit such files at each start
+_YOUNG_SECONDS = 3600.0  # younger manifests may belong to an installation in progress
 
 
 How = Literal["reflink", "hard link", "copy"]
@@ -57,7 +57,7 @@ class Candidate(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """A file that is there, open for reading, and the path it was opened by."""
+    """An existing file, open for reading, and its path."""
 
     descriptor: int
     path: Path
@@ -70,7 +70,7 @@ class Opened(Struct, frozen=True):
 
 
 class Manifests:
-    """One file per tree, named after the tree's inode, so that it stays right when the tree is renamed."""
+    """The manifests: one file per tree, named by the tree's inode, so that it stays valid when the tree is renamed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -78,8 +78,8 @@ class Manifests:
     def write(self, tree: Path, records: list[FileRecord]) -> None:
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         kept = [record for record in records if record.size_bytes >= SMALLEST_BYTES and _is_text(record.path)]
-        # Not synced, journalled or moved into place: a lost one costs shared space, a torn one cannot be read, a wrong
-        # one is found out by comparing.
+        # Written without sync or rename: a lost manifest costs shared space only, a torn one cannot be decoded, and a
+        # wrong one is detected by the comparison.
         self._path_of(tree).write_bytes(msgspec.msgpack.encode(kept))
 
     def read(self, tree: Path) -> list[FileRecord]:
@@ -89,12 +89,12 @@ class Manifests:
             return []
 
     def forget(self, inodes: Iterable[int]) -> None:
-        """Trees that were just removed."""
+        """Remove the manifests of removed trees."""
         for number in inodes:
             (self._directory / str(number)).unlink(missing_ok=True)
 
     def prune(self, trees: list[Path]) -> None:
-        """Forget the trees that are gone, but not those that are about to be."""
+        """Remove the manifests of missing trees, except young ones, whose tree may not be in place yet."""
         if not self._directory.is_dir():
             return
         known = {str(tree.stat().st_ino) for tree in trees if tree.is_dir()}
@@ -108,27 +108,27 @@ class Manifests:
 
 
 class Sharing:
-    """Finds a file that is already on disk. Not shared between threads."""
+    """Finds and places identical files. Not thread-safe."""
 
     def __init__(self, *, may_link: bool = False) -> None:
-        """`may_link` where no engine can write to a tree."""
+        """`may_link` allows hard links; True only if no engine can write to a tree."""
         self._may_link = may_link
-        self._linked: set[tuple[int, int]] = set()  # inodes that the new tree has by now
+        self._linked: set[tuple[int, int]] = set()  # inodes linked into the new tree so far
         self._small: dict[tuple[int, int, int], Candidate] = {}
         self._large: dict[tuple[int, int], list[Candidate]] = {}
         self._records = 0
         self._can_clone = sys.platform == "linux"
         self.shared_bytes = 0
-        self.how: How = "copy"  # what became of the last file that could be shared
+        self.how: How = "copy"  # the method used for the last shared file
 
     def begin(self) -> None:
-        """Another new tree, or the same from the beginning."""
+        """Start a new tree, or the same one again."""
         self._linked.clear()
 
     def add(self, tree: Path, records: list[FileRecord], inode: int = 0) -> None:
-        """The nearest relatives first: of two candidates for one file the earlier one is kept.
+        """Add the files of a tree as candidates. Call with the closest trees first: the first candidate wins.
 
-        With `inode`, only that very tree counts: one that takes its place may not be on disk yet.
+        With `inode`, only the tree with that inode is used: a tree that replaced it may not be synced to disk yet.
         """
         for record in records[: max(0, MAX_RECORDS - self._records)]:
             candidate = Candidate(tree, record.path, record.mtime_ns, inode)
@@ -139,7 +139,7 @@ class Sharing:
         self._records += len(records)
 
     def small(self, entry: TarEntry, content: bytes | memoryview, checksum_of_it: int) -> Opened | None:
-        """An open file with exactly this content, or None."""
+        """Return an open file with exactly this content, or None."""
         if not self._small or not self._is_fit(entry):
             return None
         candidate = self._small.get((len(content), entry.mode, checksum_of_it))
@@ -150,7 +150,7 @@ class Sharing:
         return None
 
     def large(self, entry: TarEntry) -> list[Opened]:
-        """Open files that may turn out to be equal."""
+        """Return open files of the same size and mode; the caller compares their content."""
         if not self._large or not self._is_fit(entry):
             return []
         found: list[Opened] = []
@@ -163,7 +163,7 @@ class Sharing:
         return found
 
     def place(self, source: Opened, entry: TarEntry, name: str, directory: int) -> bool:
-        """Put a file that was found equal at `name`, where nothing is; False where the file system cannot."""
+        """Place an equal file at `name`, which must not exist. False if it cannot be shared."""
         if self._can_clone and self._clone(source, entry, name, directory):
             self.shared_bytes += entry.size_bytes
             self.how = "reflink"
@@ -175,7 +175,7 @@ class Sharing:
         return False
 
     def _link(self, source: Opened, name: str, directory: int) -> bool:
-        """Not twice: two files of one tree that are equal are two files."""
+        """Link at most once per inode: two equal files of one tree must stay independent."""
         status = os.fstat(source.descriptor)
         inode = (status.st_dev, status.st_ino)
         if inode in self._linked or not _link(source, status, name, directory):
@@ -192,7 +192,7 @@ class Sharing:
         except OSError as error:
             os.unlink(name, dir_fd=directory)
             if error.errno not in (errno.EXDEV, errno.ENOSPC, errno.EDQUOT):
-                self._can_clone = False  # not here: making and removing a file for each would be a waste
+                self._can_clone = False  # unsupported here; do not try again for each file
             return False
         finally:
             os.close(made)
@@ -206,18 +206,18 @@ def checksum(content: bytes | memoryview, before: int = 0) -> int:
 
 
 def settle(made: int, entry: TarEntry) -> None:
-    """Mode and time of a file that was just made."""
+    """Set mode and time of a new file."""
     os.fchmod(made, entry.mode)
     os.utime(made, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def _is_linkable(entry: TarEntry) -> bool:
-    """Two names of one file change together, so nothing that is likely to be edited in place."""
+    """Whether the file is unlikely to be edited in place. An edit would change all hard links of it."""
     return entry.size_bytes > _EDITED_BYTES or not entry.path.endswith(_REWRITTEN)
 
 
 def _is_script(source: Opened) -> bool:
-    """Scripts are rewritten where they stand too, to name another interpreter."""
+    """Whether the file is a script. Scripts are edited in place too, to change their interpreter."""
     return os.pread(source.descriptor, 2, 0) == b"#!"
 
 
@@ -226,12 +226,12 @@ def _link(source: Opened, status: os.stat_result, name: str, directory: int) -> 
         return False
     try:
         if sys.platform == "linux":
-            # By the descriptor: exactly the file that was compared, whatever its name means by now.
+            # Linked by descriptor, so that it is the compared file even if its path was replaced.
             os.link(f"/proc/self/fd/{source.descriptor}", name, dst_dir_fd=directory, follow_symlinks=True)
             return True
         os.link(source.path, name, dst_dir_fd=directory, follow_symlinks=False)
     except OSError:
-        return False  # another file system, one without links, a file that is not ours, no /proc: it is written
+        return False  # other file system, no link support, foreign owner, no /proc: the caller copies
     made = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if (made.st_dev, made.st_ino) == (status.st_dev, status.st_ino):
         return True
@@ -240,13 +240,13 @@ def _link(source: Opened, status: os.stat_result, name: str, directory: int) -> 
 
 
 def _ficlone(made: int, source: int) -> None:
-    import fcntl  # not on every system
+    import fcntl  # not available on every system
 
     fcntl.ioctl(made, _FICLONE, source)
 
 
 def _open(candidate: Candidate, entry: TarEntry) -> Opened | None:
-    # Compiled Python beside a source records its time; under another one it would be compiled at every start.
+    # Compiled Python records the time of its source. With another time it would be compiled at each start.
     if entry.path.endswith(".py") and candidate.mtime_ns != entry.mtime_ns:
         return None
     path = candidate.tree / candidate.path
@@ -256,7 +256,7 @@ def _open(candidate: Candidate, entry: TarEntry) -> Opened | None:
         return None
     status = os.fstat(descriptor)
     if (
-        _is_still(candidate)  # asked after the file was opened, so that it is an answer about that file
+        _is_still(candidate)  # checked after opening, so that the result is about the opened file
         and stat.S_ISREG(status.st_mode)
         and status.st_size == entry.size_bytes
         and stat.S_IMODE(status.st_mode) == entry.mode
@@ -274,7 +274,7 @@ def _is_still(candidate: Candidate) -> bool:
 
 
 def _is_text(path: str) -> bool:
-    """Names need not be text; those that are not cannot be written down, and share nothing."""
+    """Whether the path is valid text. Other paths cannot be stored in a manifest and are not shared."""
     try:
         path.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""Tar archives as a stream: headers and contents in one pass, over buffers that are never joined into a file.
+"""Streaming reader of tar archives: headers and contents in one pass, without a temporary file.
 
-Understands ustar, GNU and pax. Names are only decoded here; whether they are safe is `core.archive`'s. Where readers
-disagree about an odd archive it is refused rather than guessed. The standard library's reader is not used: it takes
-twice as long on small files and seeks where a stream cannot.
+Supports ustar, GNU and pax. Names are only decoded here; `core.archive` decides whether they are safe. An archive that
+common readers interpret differently is refused. The reader of the standard library is not used, because it takes twice
+as long for small files and needs to seek.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from enginehouse.core.name import shown
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
-_MAX_HEADER_BYTES = 1024 * 1024  # of one pax or long-name record; the longest path is 4 KiB
-_MAX_RECORDS = 8  # before one entry; three are usual, and they are not counted as entries
+_MAX_HEADER_BYTES = 1024 * 1024  # of one pax or long-name record; paths have at most 4 KiB
+_MAX_RECORDS = 8  # before one entry; three are usual. Needed because they do not count as entries
 _KINDS: dict[bytes, EntryKind] = {
     b"0": "file",
     b"\0": "file",
@@ -43,22 +43,21 @@ _ATTRIBUTES = {
     b"SCHILY.xattr.system.posix_acl_access": "an access list",
 }
 _MAX_SIZE = 2**62
-_EARLIEST, _LATEST = -(2**31), 2**34  # what every file system takes as a time, or rounds by itself
+_EARLIEST, _LATEST = -(2**31), 2**34  # times that every file system accepts or rounds
 _RENAMING = {b"path", b"linkpath", b"size"}
-_ENCODING = sys.getfilesystemencoding()  # so that the bytes of a name become the same bytes on disk
+_ENCODING = sys.getfilesystemencoding()  # keeps the bytes of a name unchanged on disk
 
 Buffers = Callable[[], bytes | memoryview]  # the next buffer, empty at the end
 
 
 class TarStream:
-    """`entries()` gives one entry after the other; the contents of a file must be taken, or are skipped, before the
-    next."""
+    """A tar archive. Contents of a file that are not read before the next entry are skipped."""
 
     def __init__(self, next_buffer: Buffers) -> None:
         self._next_buffer = next_buffer
         self._buffer = memoryview(b"")
         self._position = 0
-        self._left = 0  # of the current file's contents
+        self._left = 0  # unread bytes of the current file
         self._padding = 0
 
     def entries(self) -> Iterator[TarEntry]:
@@ -86,27 +85,27 @@ class TarStream:
                     self._padding = -entry.size_bytes % BLOCK
                     yield entry
         if records:
-            raise unsafe("it ends after a header that belongs to an entry")
+            raise unsafe("it ends after an extended header, before its entry")
 
     def contents(self) -> Iterator[memoryview]:
-        """The current file's bytes, in pieces that are valid until the next one is asked for."""
+        """Yield the bytes of the current file in chunks. A chunk is valid until the next one."""
         while self._left:
             yield self._piece()
 
     def whole(self) -> memoryview | bytes:
-        """The current file's bytes at once: for files that are small enough to be held."""
+        """Return all bytes of the current file. For small files."""
         taken = self._take(self._left)
         assert taken is not None
         self._left = 0
         return taken
 
     def drain(self) -> None:
-        """Read to the end of the archive: what follows the end mark counts for the digest too."""
+        """Read to the end of the stream, because bytes after the end mark are part of the digest."""
         while len(self._next_buffer()):
             pass
 
     def _header(self) -> _Header | None:
-        """The next one; None at the end, which is two blocks of zeros, one and nothing more, or nothing at all."""
+        """Return the next header, or None at the end: two zero blocks, one zero block and EOF, or EOF."""
         self._skip_rest()
         block = self._take(BLOCK, may_end=True)
         if block is None:
@@ -115,7 +114,7 @@ class TarStream:
             return _Header(bytes(block))
         after = self._take(BLOCK, may_end=True)
         if after is not None and after != _ZEROS:
-            raise unsafe("it goes on after half an end mark")
+            raise unsafe("it continues after an incomplete end mark")
         return None
 
     def _piece(self) -> memoryview:
@@ -138,7 +137,7 @@ class TarStream:
             step = min(self._padding, len(self._buffer) - self._position)
             self._position += step
             self._padding -= step
-        self._padding = 0  # some programs do not fill up the last block
+        self._padding = 0  # some programs do not pad the last block
 
     def _fill(self) -> bool:
         self._buffer = memoryview(self._next_buffer())
@@ -163,7 +162,7 @@ class TarStream:
 
     def _record(self, size: int) -> bytes:
         if not 0 <= size <= _MAX_HEADER_BYTES:
-            raise unsafe(f"a header has {size} bytes")
+            raise unsafe(f"an extended header has {size} bytes; the limit is {_MAX_HEADER_BYTES}")
         taken = self._take(size + -size % BLOCK)
         assert taken is not None
         return bytes(taken[:size])
@@ -172,7 +171,7 @@ class TarStream:
 class _Header:
     def __init__(self, block: bytes) -> None:
         if _number(block[148:156]) != _checksum(block):
-            raise unsafe("a header's checksum is wrong")
+            raise unsafe("the checksum of a header is wrong")
         self._block = block
         self.type = block[156:157]
         self.size_bytes = _number(block[124:136])
@@ -182,15 +181,15 @@ class _Header:
         raw = _text(pax.get(b"path") or self._name())
         path = check_path(raw)
         if self.type == b"S" or (pax and any(key.startswith(b"GNU.sparse") for key in pax)):
-            raise too_large(f"{shown(path)} is a sparse file, which may stand for any size")
+            raise too_large(f"{shown(path)} is a sparse file, whose size is not limited by the archive")
         kind = _KINDS.get(self.type)
         if kind is None:
             raise not_allowed(f"{shown(path)} is {_WORDS.get(self.type, 'of an unknown type')}")
         if self.type == b"\0" and raw.endswith("/"):
-            kind = "directory"  # how archives older than ustar say it
+            kind = "directory"  # the form of archives before ustar
         size = _decimal(pax[b"size"]) if b"size" in pax else self.size_bytes
         if not 0 <= size < _MAX_SIZE:
-            raise unsafe(f"{shown(path)} claims {size} bytes")
+            raise unsafe(f"{shown(path)} has an invalid size of {size} bytes")
         return TarEntry(
             path=path,
             kind=kind,
@@ -204,7 +203,7 @@ class _Header:
     def _name(self) -> bytes:
         block = self._block
         name = block[:100].split(b"\0")[0]
-        # Only POSIX has a prefix there, star's is shorter; GNU's own format uses the field for times.
+        # Only POSIX has a prefix here, and that of star is shorter; the GNU format uses the field for times.
         if block[257:263] == b"ustar\0" and block[345]:
             end = 476 if block[508:512] == b"tar\0" else 500
             return block[345:end].split(b"\0")[0] + b"/" + name
@@ -212,14 +211,15 @@ class _Header:
 
 
 def _attributes(pax: dict[bytes, bytes]) -> tuple[str, ...]:
-    """Those that give rights: capabilities of programs, and access lists."""
+    """The attributes that grant rights: capabilities and access lists."""
     return tuple(name for key, name in _ATTRIBUTES.items() if key in pax)
 
 
 def _checksum(block: bytes) -> int:
-    """The sum of all bytes, the checksum's own counted as spaces.
+    """The sum of all bytes, with the checksum field counted as spaces.
 
-    Adler's lower half is a sum that starts at 1 and cannot wrap within 256 bytes; `sum` takes forty times as long.
+    The lower half of Adler-32 is a sum that starts at 1 and cannot wrap within 256 bytes; `sum` takes forty times as
+    long.
     """
     halves = zlib.adler32(block[:148]), zlib.adler32(block[156:334]), zlib.adler32(block[334:])
     return sum(half & 0xFFFF for half in halves) - 3 + 8 * 32
@@ -230,26 +230,26 @@ def _text(raw: bytes) -> str:
 
 
 def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # GNU's form for what octal digits cannot hold
+    if field[0] & 0x80:  # GNU's binary form, for numbers too large for octal digits
         value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
         return value - (1 << (8 * len(field) - 1)) if field[0] & 0x40 else value
     digits = field.rstrip(b"\0 ")
-    if not digits.isdigit():  # `int` alone would also take signs, underscores and other spaces
+    if not digits.isdigit():  # `int` alone would accept signs, underscores and other whitespace
         digits = field.split(b"\0")[0].strip(b" ") or b"0"
     try:
         return int(digits if digits.isdigit() else b"", 8)
     except ValueError:
-        raise unsafe("a header has a number that is none") from None
+        raise unsafe("invalid number in a header") from None
 
 
 def _decimal(raw: bytes) -> int:
     if not raw.isdigit() or len(raw) > 20:
-        raise unsafe("a header has a number that is none")
+        raise unsafe("invalid number in a header")
     return int(raw)
 
 
 def _nanoseconds(raw: bytes) -> int:
-    """A time that nobody can have meant is no reason to refuse an archive."""
+    """Parse a pax time. An invalid one becomes 0, because it is no reason to refuse an archive."""
     whole, _, fraction = raw.removeprefix(b"-").partition(b".")
     if len(whole) > 20 or not whole.isdigit() or (fraction and not fraction.isdigit()):
         return 0
@@ -262,9 +262,9 @@ def _time(seconds: int) -> int:
 
 
 def _check_global(records: dict[bytes, bytes]) -> None:
-    """Comments and the like are fine; one name or size for all entries that follow can only be meant to confuse."""
+    """Refuse a global name or size: it would apply to all later entries and has no legitimate use."""
     if any(key in _RENAMING or key.startswith(b"GNU.sparse") for key in records):
-        raise unsafe("a global header renames or resizes every entry")
+        raise unsafe("a global header sets the name or size of all entries")
 
 
 def _pax_records(content: bytes) -> dict[bytes, bytes]:
@@ -280,9 +280,9 @@ def _pax_records(content: bytes) -> dict[bytes, bytes]:
         if not equals or not key:
             raise unsafe("a pax header is malformed")
         if key in (b"path", b"linkpath") and len(value) > MAX_PATH:
-            raise not_allowed(f"a path has {len(value)} bytes, at most {MAX_PATH} are allowed")
+            raise not_allowed(f"a path has {len(value)} bytes; at most {MAX_PATH} are allowed")
         records.pop(key, None)
-        if value:  # an empty one takes back what was said before
+        if value:  # an empty value deletes an earlier one
             records[key] = value
         position = end
     return records

@@ -1,7 +1,7 @@
-"""Names that a file system cannot tell apart: "Lib" and "lib" where it folds case, two ways to write "ä" where it
-compares characters. One of the two would replace the other in silence, so they are refused there.
+"""Names that are equal to a file system: "Lib" and "lib" if it folds case, two encodings of "ä" if it normalises.
 
-Whether it does so is tried out in the directory itself: it may differ from one directory to the next.
+One of the two files would silently replace the other, so such an archive is refused on such a file system. Case
+folding is probed in the directory itself, because it can differ between directories of one file system.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PROBE = ".Enginehouse-Probe"
 
 
 def folds_case(directory: int) -> bool:
-    """Of the open directory, in which nothing may be called as the probe is."""
+    """Whether names in the open directory are compared without case. Creates and removes a probe file."""
     made = os.open(_PROBE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     os.close(made)
     try:
@@ -31,20 +31,20 @@ def folds_case(directory: int) -> bool:
 
 
 class Twins:
-    """The paths of a tree as they were written. Does nothing where the file system tells all names apart."""
+    """The paths of a tree as written. Does nothing if the file system distinguishes all names."""
 
     def __init__(self, *, is_needed: bool) -> None:
         self._is_needed = is_needed
         self._written: dict[str, str] = {}
 
     def add(self, path: str) -> None:
-        """A path that is about to be made, with everything above it."""
+        """Register a path and its parents before creation. Raises if another spelling of one of them exists."""
         while self._is_needed and path:
             known = self._written.setdefault(_folded(path), path)
             if known != path:
                 raise not_allowed(
-                    f"it has {shown(known)} and {shown(path)}, which the file system of the backends directory cannot "
-                    "tell apart"
+                    f"it has {shown(known)} and {shown(path)}, which are equal to the file system of the backends "
+                    "directory"
                 )
             path = path.rpartition("/")[0]
 
@@ -53,7 +53,7 @@ class Twins:
             self._written.pop(_folded(path), None)
 
     def is_another(self, path: str) -> bool:
-        """Whether what the file system finds at `path` is called otherwise."""
+        """Whether the file system would find a file of another spelling at `path`."""
         return self._is_needed and self._written.get(_folded(path), path) != path
 
 

@@ -1,7 +1,7 @@
 """Zip archives as entries for the unpacker.
 
-A zip's table of contents is at its end, so nothing can be unpacked before the last byte has come; in return nothing
-has to be unpacked before the digest was checked. Limits are counted while reading, never taken from the table.
+The table of contents is at the end of a zip, so unpacking starts after the whole download, and therefore after the
+check of the digest. Limits are enforced on the bytes read, never on the sizes in the table.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import IO, cast
 
 from enginehouse.artifact.blobs.partial import Following
+from enginehouse.artifact.images.contents import CountedContents
 from enginehouse.artifact.images.inflate import READ_BYTES, Hashed, check_digest
 from enginehouse.artifact.images.layers import Unpacker
 from enginehouse.core.archive import (
@@ -31,17 +32,17 @@ from enginehouse.core.archive import (
 from enginehouse.core.artifact import Layer
 from enginehouse.core.name import shown
 
-_PIECE_BYTES = 1024 * 1024
+_SMALL_READ_BYTES = 1024 * 1024  # at most 22,795 entries, below the default limit, so not counted
 _MAX_TABLE_BYTES = 32 * 1024 * 1024  # 100,000 entries with long names
 _ENTRY_MARK = b"PK\x01\x02"
-# What the library inflates piece by piece; the other methods it would inflate whole, however large.
+# The library decompresses these in chunks. It would decompress other methods in one piece, whatever their size.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def unzip(
     layer: Layer, source: Following, unpacker: Unpacker, limits: ArchiveLimits, is_stopped: Callable[[], bool]
 ) -> int:
-    """Apply a zip to the tree; the number of bytes in its files."""
+    """Apply a zip to the tree. Returns the number of bytes in its files."""
     hashed = Hashed(source)
     while hashed.read(READ_BYTES):
         pass
@@ -61,11 +62,11 @@ def unzip(
             RuntimeError,
             ValueError,
         ) as error:
-            raise unsafe(f"it is no zip that can be read ({error})") from None
+            raise unsafe(f"it is not a readable zip ({error})") from None
 
 
 class _Table:
-    """The file of a zip, which the library reads the table of contents from in one piece, whatever its size."""
+    """The file of a zip with limits on reads, because the library reads the whole table of contents at once."""
 
     def __init__(self, opened: IO[bytes], entries: int) -> None:
         self._opened = opened
@@ -76,24 +77,23 @@ class _Table:
         try:
             return self._opened.seek(offset, whence)
         except OSError as error:
-            raise zipfile.BadZipFile(f"its table points to nowhere ({error})") from None
+            raise zipfile.BadZipFile(f"its table has an invalid offset ({error})") from None
 
     def read(self, size: int = -1, /) -> bytes:
         if size > _MAX_TABLE_BYTES:
-            raise too_large(f"its table of contents has {size} bytes")
+            raise too_large(f"its table of contents has {size} bytes; the limit is {_MAX_TABLE_BYTES}")
         content = self._opened.read(size if size >= 0 else _MAX_TABLE_BYTES)
-        if len(content) > _PIECE_BYTES and content.count(_ENTRY_MARK) > self._entries:
+        if len(content) > _SMALL_READ_BYTES and content.count(_ENTRY_MARK) > self._entries:
             raise too_large(f"it has more than {self._entries} entries")
         return content
 
 
-class _ZipEntries:
+class _ZipEntries(CountedContents):
     def __init__(self, archive: zipfile.ZipFile, limits: ArchiveLimits, compressed_bytes: int) -> None:
         self._archive = archive
         self._limits = limits
         self._compressed_bytes = compressed_bytes
         self._file: IO[bytes] | None = None
-        self._left = 0
         self.plain_bytes = 0
 
     def entries(self) -> Iterator[TarEntry]:
@@ -109,25 +109,18 @@ class _ZipEntries:
                     yield _entry(member, path, kind, mode, target)
                     for _ in self.contents():
                         pass
-                    # At the end the library compares the checksum, of an empty file too.
+                    # The library compares the checksum at EOF, also for an empty file.
                     if self._file.read(1):
-                        raise unsafe(f"{shown(path)} is larger than its table says")
+                        raise unsafe(f"{shown(path)} is larger than stated in its table of contents")
             else:
                 yield _entry(member, path, kind, mode, target)
 
-    def contents(self) -> Iterator[memoryview]:
-        while self._left:
-            yield memoryview(self._take(min(_PIECE_BYTES, self._left)))
-
-    def whole(self) -> bytes:
-        return self._take(self._left)
-
     def drain(self) -> None:
-        """Nothing follows: the digest was checked before."""
+        """Does nothing: the digest is already checked."""
 
     def _target(self, path: str) -> str:
         if self._left > MAX_PATH:
-            raise unsafe(f"the link {shown(path)} has no usable target")
+            raise unsafe(f"the link {shown(path)} has no valid target")
         return self._take(self._left).decode("utf-8", "surrogateescape")
 
     def _take(self, size: int) -> bytes:
@@ -138,7 +131,7 @@ class _ZipEntries:
         self._left -= size
         self.plain_bytes += size
         if self.plain_bytes > self._limits.total_bytes:
-            raise too_large(f"it holds more than {self._limits.total_bytes / 2**30:.1f} GiB")
+            raise too_large(f"it contains more than {self._limits.total_bytes / 2**30:.1f} GiB")
         if self.plain_bytes > max(self._limits.ratio_free_bytes, self._limits.ratio * self._compressed_bytes):
             raise too_large(f"it grows to more than {self._limits.ratio} times its compressed size")
         return content
@@ -162,7 +155,7 @@ def _kind_of(member: zipfile.ZipInfo) -> tuple[EntryKind, int]:
     if member.flag_bits & 1:
         raise not_allowed("it is encrypted")
     if member.compress_type not in _METHODS:
-        raise not_allowed(f"{shown(member.filename)} is compressed by a method that is not known here")
+        raise not_allowed(f"{shown(member.filename)} uses an unsupported compression method")
     if member.is_dir():
         return "directory", mode & 0o7777 or 0o755
     match stat.S_IFMT(mode):

@@ -1,7 +1,7 @@
-"""Tells whether a zstd stream is whole, by following its frames and blocks as they pass.
+"""Detects a truncated zstd stream by following its frame and block headers.
 
-The library's bounded reader says nothing of a stream that stops in the middle of a frame, and its other readers are
-not bounded. Nothing is decoded here: a stream that is no zstd is left to the library to complain of.
+The library's reader with bounded memory does not report a stream that ends inside a frame, and its other readers are
+unbounded. Nothing is decoded here; the library reports a stream that is not zstd.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ _SIZE_BYTES = (0, 2, 4, 8)
 
 
 class Frames:
-    """`feed` everything, then ask `is_whole`."""
+    """Pass the whole stream to `feed`, then read `is_whole`."""
 
     def __init__(self) -> None:
-        self._skip = 0  # bytes that mean nothing to us
-        self._held = b""  # the beginning of a header
+        self._skip = 0  # bytes to skip before the next header
+        self._held = b""  # an incomplete header
         self._next = self._frame
         self._has_checksum = False
         self._is_foreign = False
@@ -43,7 +43,7 @@ class Frames:
             self._held = b""
 
     def _frame(self, head: bytes) -> int:
-        """A magic number, and what comes with it; how many bytes of `head` that took, 0 where more are needed."""
+        """Parse a frame header. Returns the number of bytes consumed, 0 if more are needed."""
         if len(head) < 5:
             return 0
         if head[:4] == _MAGIC:

@@ -1,1 +1,1 @@
-"""Images and archives from web servers and local files."""
+"""Origins that are not registries: archives from web servers, image layouts and tars from the local disk."""

@@ -1,7 +1,7 @@
-"""Images on this disk: OCI layout directories, and tars as `skopeo copy` and `docker save` make them.
+"""Images on the local disk: OCI layout directories, and tars written by `skopeo copy` or `docker save`.
 
-Nothing is copied or unpacked: blobs are used where they are, inside a tar too. A source with several images for one
-platform is refused, because choosing would be guessing. All reading happens off the event loop.
+Nothing is copied or unpacked: blobs are used in place, also inside a tar. A source with several images for one
+platform is refused, because any choice would be a guess. Files are read in threads, not on the event loop.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from msgspec import Struct
 from enginehouse.core.artifact import Artifact, Compression, Layer
 from enginehouse.core.errors import Hopeless, NotFound
 from enginehouse.core.reference import is_digest
-from enginehouse.fetch.archives.local import LocalBlob, read_local
 from enginehouse.fetch.archives.places import StoredFile, StoredFiles, open_places
-from enginehouse.fetch.registry.manifests import (
+from enginehouse.fetch.oci.local import LocalBlob, read_local
+from enginehouse.fetch.oci.manifests import (
     INDEXES,
     MAX_DOCUMENT_BYTES,
     MAX_LAYERS,
@@ -31,7 +31,7 @@ from enginehouse.fetch.registry.manifests import (
     parse,
     parse_configuration,
 )
-from enginehouse.fetch.registry.resolution import artifact_of, is_attestation, matches, unsupported
+from enginehouse.fetch.oci.resolution import artifact_of, is_attestation, matches, unsupported
 
 _MAGIC: tuple[tuple[bytes, Compression], ...] = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
 _HASHED_AT_ONCE_BYTES = 1024 * 1024
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class _Saved(Struct, rename="pascal"):
-    """An entry of a docker archive's manifest.json."""
+    """An entry of manifest.json in a docker archive."""
 
     config: str
     layers: list[str]
@@ -48,7 +48,7 @@ class _Saved(Struct, rename="pascal"):
 
 
 class LayoutOrigin:
-    """One image of a directory or a tar. `local` knows its blobs once it has been resolved."""
+    """One image in a directory or a tar. `local` finds its blobs after `resolve`."""
 
     def __init__(self, uri: str, path: Path) -> None:
         self.uri = uri
@@ -65,8 +65,8 @@ class LayoutOrigin:
             artifact = await self._from_docker(platform)
         else:
             raise Hopeless(
-                f"cannot use {self._path}: neither an OCI layout nor a docker archive; make one with skopeo copy or "
-                "docker save",
+                f"cannot use {self._path}: it is neither an OCI layout nor a docker archive; create one with skopeo "
+                "copy or docker save",
                 code="unsupported",
             )
         return artifact
@@ -77,7 +77,9 @@ class LayoutOrigin:
     async def read(self, layer: Layer, start: int, end: int | None) -> AsyncIterator[bytes]:
         blob = self.local(layer)
         if blob is None:
-            raise NotFound(f"cannot find the layer {layer.digest} in {self._path}", code="not_found")
+            raise NotFound(
+                f"cannot find the layer {layer.digest} in {self._path}; resolve the image again", code="not_found"
+            )
         end = layer.size_bytes if end is None else min(end, layer.size_bytes)
         async for piece in read_local(blob, start, end):
             yield piece
@@ -123,7 +125,7 @@ class LayoutOrigin:
         try:
             saved = msgspec.json.decode(await self._document("manifest.json"), type=list[_Saved])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Hopeless(f"cannot use {self._path}: its manifest.json is not one", code="unsafe_archive") from error
+            raise Hopeless(f"cannot use {self._path}: its manifest.json is invalid", code="unsafe_archive") from error
         fitting, offered = [], []
         for entry in saved:
             content = await self._document(entry.config)
@@ -132,8 +134,8 @@ class LayoutOrigin:
             if claimed.os and claimed.architecture and not matches(claimed, platform):
                 offered.append(str(claimed))
                 continue
-            # These archives have no manifest: an image is known by the digest of its configuration.
-            fitting.append((check_digest(content, _told_digest(entry.config), self.uri), entry, configuration))
+            # A docker archive has no manifest, so the digest of the configuration identifies the image.
+            fitting.append((check_digest(content, _digest_in_name(entry.config), self.uri), entry, configuration))
         digest, entry, configuration = self._only(fitting, platform, offered)
         layers = await self._docker_layers(entry, configuration)
         return Artifact(uri=self.uri, digest=digest, platform=platform, layers=layers)
@@ -142,7 +144,7 @@ class LayoutOrigin:
         diff_ids = configuration.rootfs.diff_ids
         if len(diff_ids) != len(entry.layers) or len(diff_ids) > MAX_LAYERS or not all(map(is_digest, diff_ids)):
             raise Hopeless(
-                f"cannot use {self._path}: its configuration tells of {len(diff_ids)} layers, its manifest.json of "
+                f"cannot use {self._path}: its configuration lists {len(diff_ids)} layers, its manifest.json "
                 f"{len(entry.layers)}",
                 code="unsafe_archive",
             )
@@ -168,7 +170,7 @@ class LayoutOrigin:
         place = self._place(name)
         if place.size_bytes > MAX_DOCUMENT_BYTES:
             raise Hopeless(
-                f"cannot use {self._path}: {name} has more than {MAX_DOCUMENT_BYTES} bytes", code="archive_too_large"
+                f"cannot use {self._path}: {name} is larger than {MAX_DOCUMENT_BYTES} bytes", code="archive_too_large"
             )
         blob = LocalBlob(place.path, place.offset_bytes)
         return b"".join([piece async for piece in read_local(blob, 0, place.size_bytes)])
@@ -176,21 +178,21 @@ class LayoutOrigin:
     def _place(self, name: str) -> StoredFile:
         if place := self._places.get(name):
             return place
-        raise Hopeless(f"cannot use {self._path}: {name[:120]} is missing in it", code="not_found")
+        raise Hopeless(f"cannot use {self._path}: it does not contain {name[:120]}", code="not_found")
 
 
 def _blob_name(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/", 1)
 
 
-def _told_digest(name: str) -> str:
-    """The digest in a file name such as `<hex>.json` or `blobs/sha256/<hex>`; "" where there is none."""
+def _digest_in_name(name: str) -> str:
+    """The digest in a file name such as `<hex>.json` or `blobs/sha256/<hex>`, or ""."""
     candidate = "sha256:" + name.rpartition("/")[2].removesuffix(".json")
     return candidate if is_digest(candidate) else ""
 
 
 def _describe(place: StoredFile, diff_id: str) -> Layer:
-    """What a saved layer is. One that is not compressed has its digest already; it is checked when it is unpacked."""
+    """Describe a saved layer. The digest of an uncompressed layer is its diff ID, which is checked on unpacking."""
     with place.path.open("rb") as file:
         file.seek(place.offset_bytes)
         start = file.read(min(4, place.size_bytes))

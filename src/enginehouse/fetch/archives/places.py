@@ -1,7 +1,7 @@
-"""Where the files of an image lie: in a directory, or inside a tar that stays as it is.
+"""The places of an image's files: in a directory, or inside a tar that is not unpacked.
 
-Only regular files count. Names are those inside the source; links are followed only within a tar and only once, as
-`docker save` uses them for layers that occur twice.
+Only regular files are listed, by their name inside the source. Links are followed only within a tar and only one
+step, because `docker save` writes a link for a layer that occurs twice.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ StoredFiles = dict[str, StoredFile]
 
 
 def open_places(path: Path) -> StoredFiles:
-    """The files of the layout directory or tar at `path`, by name."""
+    """List the files of the layout directory or tar at `path`, by name."""
     try:
         if path.is_dir():
             return _of_directory(path)
         with tarfile.open(path, "r:") as archive:
             return _of_tar(path, archive)
     except FileNotFoundError as error:
-        raise NotFound(f"cannot find {path}: there is no such file or directory here", code="not_found") from error
+        raise NotFound(f"cannot find {path}: no such file or directory on this machine", code="not_found") from error
     except tarfile.TarError as error:
         raise Hopeless(
-            f"cannot use {path}: not a tar (one that was compressed as a whole must be unpacked first)",
+            f"cannot use {path}: it is not an uncompressed tar; decompress it first",
             code="unsupported",
         ) from error
     except OSError as error:
@@ -64,7 +64,7 @@ def _of_tar(path: Path, archive: tarfile.TarFile) -> StoredFiles:
         name = posixpath.normpath(member.name)
         if member.isreg() and not member.issparse():
             if name in found:
-                raise Hopeless(f"cannot use {path}: {name[:120]} is in it twice", code="unsafe_archive")
+                raise Hopeless(f"cannot use {path}: it contains {name[:120]} twice", code="unsafe_archive")
             found[name] = StoredFile(path, member.offset_data, member.size)
         elif member.issym():
             links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
@@ -77,4 +77,4 @@ def _of_tar(path: Path, archive: tarfile.TarFile) -> StoredFiles:
 
 
 def _too_many(path: Path) -> Hopeless:
-    return Hopeless(f"cannot use {path}: more than {MAX_MEMBERS} files", code="archive_too_large")
+    return Hopeless(f"cannot use {path}: it has more than {MAX_MEMBERS} files", code="archive_too_large")

@@ -1,7 +1,7 @@
-"""Archives from web servers: one file, whose sha256 was given beforehand.
+"""Archives from web servers: one file with a known sha256.
 
-The size is asked for first. Ranges carry the version that the first answer had (its ETag), so that bytes of two
-versions never meet; a server that changed the file in between is read as one stream from the beginning.
+The size is requested first. Range requests carry the ETag of the first response (If-Range), so bytes of two versions
+are never mixed. If the file changes during the download, it is read again from the start in one request.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import AsyncIterator, Mapping
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import Hopeless, Invalid, Upstream
 from enginehouse.core.reference import Source, shown_uri
-from enginehouse.fetch.archives.local import LocalBlob
 from enginehouse.fetch.http.answers import failure
-from enginehouse.fetch.http.bodies import body, ignores_range, range_header
+from enginehouse.fetch.http.bodies import body, ignores_range, no_ranges, range_header
 from enginehouse.fetch.http.client import Client, OutboundRequest
 from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.oci.local import LocalBlob
 
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 _TOTAL = re.compile(r"bytes [0-9*-]+/(\d{1,19})")
 
 
 class ArchiveOrigin:
-    """One archive at one URL."""
+    """The archive at one URL."""
 
     def __init__(self, uri: str, source: Source, client: Client, patience: RetryPolicy, *, sha256: str) -> None:
         found = _SHA256.fullmatch(sha256.strip().lower())
         if found is None:
             raise Invalid(
-                f"cannot install from {shown_uri(uri)}: its sha256 must be given, 64 hexadecimal digits",
+                f"cannot install from {shown_uri(uri)}: its sha256 is missing or invalid; give 64 hexadecimal digits",
                 code="invalid_uri",
             )
         self.uri = uri
@@ -61,7 +61,7 @@ class ArchiveOrigin:
             return
         what = shown_uri(self.uri)
         if start and not self.supports_ranges:
-            raise Upstream(f"cannot get {what} from byte {start} on: the server sends only the whole", code="no_ranges")
+            raise no_ranges(what, start)
         headers = range_header(start, end, layer.size_bytes)
         if headers and self._version:
             headers["if-range"] = self._version
@@ -78,11 +78,11 @@ class ArchiveOrigin:
         if self._version and version != self._version:
             self.supports_ranges, self._version = False, version
             if start:
-                raise Upstream(f"cannot go on with {what}: it was changed in the meantime", code="no_ranges")
+                raise Upstream(f"cannot resume {what}: the file has changed on the server", code="no_ranges")
         self._version = self._version or version
 
     async def _size(self) -> int:
-        """From HEAD, or from the beginning of a GET where a server does not answer HEAD."""
+        """Return the size from HEAD, or from a GET of the first byte if the server does not support HEAD."""
         what = shown_uri(self.uri)
         async with self._client.open(OutboundRequest(url=self._source.url, method="HEAD")) as response:
             length = response.headers.get("content-length", "")
@@ -97,10 +97,10 @@ class ArchiveOrigin:
             length = total[1] if total and response.status == 206 else response.headers.get("content-length", "")
             if response.status in (200, 206) and length.isdecimal():
                 return int(length)
-        raise Hopeless(f"cannot install from {what}: the server does not say how large it is", code="unsupported")
+        raise Hopeless(f"cannot install from {what}: the server does not report its size", code="unsupported")
 
 
 def _strong(headers: Mapping[str, str]) -> str:
-    """The ETag, if equal ones mean equal bytes."""
+    """The ETag if it is strong: only equal strong ETags imply equal bytes."""
     tag = headers.get("etag", "")
     return tag if tag.startswith('"') else ""

@@ -1,1 +1,1 @@
-"""Gallery documents, sources and their stored copies. The only door to YAML."""
+"""Gallery documents, their sources and stored copies. The only package that imports YAML."""

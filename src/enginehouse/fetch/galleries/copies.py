@@ -1,8 +1,8 @@
-"""One gallery from outside: where it is looked for, and the last good copy of it that is kept.
+"""One remote gallery: its locations, and the last valid copy of it on disk.
 
-A copy is replaced only by a document that could be read and has entries, so a source that breaks costs freshness and
-nothing else. Places are tried in order; one that fails is left alone for a while, unless all of them are in that
-state. Asking again is conditional, so an unchanged gallery costs one small answer.
+A copy is replaced only by a document that parses and has entries, so a broken source makes the copy old but not
+unusable. Locations are tried in order; one that fails is skipped for a while, unless all of them have failed.
+Refreshes are conditional requests, so an unchanged gallery costs one small response.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from enginehouse.fetch.http.client import Client
 
 log = logging.getLogger(__name__)
 
-REFRESH_SECONDS = 3600.0  # LocalAI's
-REFRESH_FILE_SECONDS = 10.0  # a look at a file is cheap, and whoever edits one wants to see it
+REFRESH_SECONDS = 3600.0  # as in LocalAI
+REFRESH_FILE_SECONDS = 10.0  # checking a file is cheap, and edits should show soon
 FIRST_RETRY_SECONDS = 30.0
-SKIP_SECONDS = 600.0  # LocalAI's: a place that failed is not asked again before
+SKIP_SECONDS = 600.0  # as in LocalAI: the pause before a failed location is tried again
 FETCH_SECONDS = 120.0
 MAX_REFERENCE_BYTES = 4096
 NOT_YET = "it has not been fetched yet"
 
 
 class StoredCopy(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What is known of a copy, beside it on disk."""
+    """Metadata of a copy, stored beside it."""
 
     url: str
     found_at: str
@@ -51,7 +51,7 @@ class StoredCopy(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Copy:
-    """The copy of one source. `restore` and `refresh` change it; what it holds can be read at any time."""
+    """The copy of one source. `restore` and `refresh` change it; `gallery` and `state` never wait."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Copy:
 
     @property
     def is_due(self) -> bool:
-        # A clock that was set back makes it due too, instead of silent until the old time is reached again.
+        # Also due if the clock was set back; otherwise it would wait until the old time is reached again.
         return not self._checked_at <= self._now() < self._due_at
 
     def state(self) -> GalleryState:
@@ -93,7 +93,7 @@ class Copy:
         is_old = self._error or (age is not None and age > 2 * REFRESH_SECONDS)
         return GalleryState(
             name=self._source.name,
-            url=self._source.url.partition("?")[0],  # what follows may be a secret
+            url=self._source.url.partition("?")[0],  # the query may contain a secret
             status="never loaded" if self._kept is None else "stale" if is_old else "fresh",
             age_seconds=age,
             error=self._error,
@@ -102,17 +102,17 @@ class Copy:
         )
 
     async def restore(self) -> None:
-        """Take the copy that an earlier run kept, if there is one that can be used."""
+        """Load the copy of an earlier run, if it is usable."""
         found = await asyncio.to_thread(self._read_copy)
         if found is not None:
             self.gallery, self._kept = found
             self._checked_at = self._kept.confirmed_at
-            # A file may have been edited a moment ago, and looking at it again is cheap.
+            # A file may have been edited since, and checking it is cheap.
             is_file = self._kept.found_at.startswith("file:")
             self._due_at = 0.0 if is_file else self._checked_at + self._refresh_seconds()
 
     async def refresh(self) -> None:
-        """Ask the source. Whatever goes wrong is in the state afterwards; it is never raised."""
+        """Request the source. Errors are recorded in the state and never raised."""
         now = self._now()
         places = candidates(self._source)
         asked = [url for url in places if not now < self._skipped_until.get(url, 0.0) <= now + SKIP_SECONDS] or places
@@ -155,16 +155,16 @@ class Copy:
                 self.gallery = await asyncio.to_thread(self._parsed, body)
                 await asyncio.to_thread(self._write, self._document, body)
             kept = StoredCopy(url=self._source.url, found_at=place, validator=validator, sha256=digest)
-        assert kept is not None, "only what is kept can be unchanged"
+        assert kept is not None, "a document without a copy cannot be unchanged"
         self._kept = replace(kept, confirmed_at=self._now())
         await asyncio.to_thread(self._write, self._about, msgspec.json.encode(self._kept))
 
     async def _read(self, place: str, validator: str, limit_bytes: int) -> tuple[bytes, str] | None:
-        """The body and its validator; None where it is what `validator` stands for."""
+        """Return the body and its validator, or None if the document still matches `validator`."""
         if place.startswith("file:"):
             if not self._may_read_files:
                 raise Invalid(
-                    f"cannot read {shown_uri(place)}: another machine named it, and files of this one are not for it",
+                    f"cannot read {shown_uri(place)}: a remote frontend named it, and it may not name local files",
                     code="uri_not_allowed",
                 )
             return await asyncio.to_thread(_read_file, Path(unquote(place.removeprefix("file://"))), validator)
@@ -182,7 +182,7 @@ class Copy:
         entries, skipped = read_backends(body, self._source.name)
         if not entries:
             raise Invalid(
-                f"cannot use the gallery {self._source.name}: it has no usable entries; check its address",
+                f"cannot use the gallery {self._source.name}: it has no usable entries; check its URL",
                 code="unsupported",
             )
         return replace(self.gallery, backends=entries, skipped=skipped, problem="", is_expected=False)
@@ -192,17 +192,17 @@ class Copy:
             body = self._document.read_bytes()
             kept = msgspec.json.decode(self._about.read_bytes(), type=StoredCopy)
             if kept.sha256 != hashlib.sha256(body).hexdigest():
-                # Written by somebody who did not come to the second file: good, but nobody knows how old.
+                # The program ended between the two writes: the document is valid, but its age is unknown.
                 kept = StoredCopy(url=self._source.url, found_at="")
             return self._parsed(body), kept
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, EnginehouseError) as error:
-            log.warning("gallery.copy_unusable gallery=%s error=%s", self._source.name, error)
+            log.warning("gallery.copy_refused gallery=%s error=%s", self._source.name, error)
             return None
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Whole or not at all. A copy that cannot be kept is no reason to do without the gallery."""
+        """Write atomically. A failure is only logged, because the gallery works without its copy."""
         temporary = ""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,37 +213,38 @@ class Copy:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError as error:
-            log.warning("gallery.copy_not_kept gallery=%s error=%s", self._source.name, error)
+            log.warning("gallery.copy_write_failed gallery=%s error=%s", self._source.name, error)
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
 
 
 def _read_file(path: Path, validator: str) -> tuple[bytes, str] | None:
     try:
-        # Not blocking, so that a named pipe cannot hold us; links are followed, the operator named this file.
+        # Non-blocking, so that opening a named pipe does not hang. Links are followed: the operator chose this file.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
-                raise Invalid(f"cannot read {path}: it is not a file", code="invalid_uri")
+                raise Invalid(f"cannot read {path}: it is not a regular file", code="invalid_uri")
             identity = f"{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_size}"
             return None if identity == validator else (file.read(MAX_DOCUMENT_BYTES + 1), identity)
     except FileNotFoundError:
-        raise NotFound(f"cannot read {path}: there is no such file", code="not_found") from None
+        raise NotFound(f"cannot read {path}: no such file", code="not_found") from None
     except (OSError, ValueError) as error:
         raise Hopeless(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _referenced(place: str, found: tuple[bytes, str] | None) -> str:
-    """The document that a `.ref` file names, beside itself."""
+    """Return the location of the document that a `.ref` file names, relative to that file."""
     name = (found[0] if found else b"").decode("ascii", "replace").strip()
     parts = name.split("/")
     if not name or len(name) > MAX_REFERENCE_BYTES // 4 or not name.isascii() or not name.isprintable() or "" in parts:
         raise Invalid(
-            f"cannot follow {shown_uri(place)}: it must hold the name of a file beside it", code="invalid_uri"
+            f"cannot follow {shown_uri(place)}: it must contain the name of a file in its directory", code="invalid_uri"
         )
     if ".." in parts or set(" :?#%\\") & set(name):
         raise Invalid(
-            f"cannot follow {shown_uri(place)} to {shown_uri(name)}: that is not beside it", code="invalid_uri"
+            f"cannot follow {shown_uri(place)} to {shown_uri(name)}: the target is outside its directory",
+            code="invalid_uri",
         )
     return f"{place.rpartition('/')[0]}/{name}"

@@ -1,9 +1,9 @@
-"""Gallery documents: YAML read under hard limits, and entries checked one by one.
+"""Gallery documents: YAML parsed under hard limits, entries validated one by one.
 
-The only user of YAML. Values are built straight from the events of the C parser, so that everything is counted while
-it is read: a document that would expand into something large is refused at the limit, before it exists. Every plain
-value stays the text it was written as (a version `1.10` is not the number 1.1), so there are no dates, no octal
-numbers and no tags to be surprised by. A bad entry hides only itself.
+The only module that imports YAML. Values are built from the events of the C parser and counted during parsing, so a
+document whose aliases would expand beyond the limit is refused before the expansion. All plain values stay text (the
+version `1.10` does not become the number 1.1); dates, octal numbers and tags are not interpreted. An invalid entry is
+skipped and does not affect the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from enginehouse.core.name import check_model_name, check_name
 
 log = logging.getLogger(__name__)
 
-MAX_DOCUMENT_BYTES = 5 * 1024 * 1024  # ten times the largest gallery known
-MAX_NODES = 100_000  # keys, values, lists and maps, each alias counted as everything that it stands for
-MAX_DEPTH = 32  # a gallery is four deep
+MAX_DOCUMENT_BYTES = 5 * 1024 * 1024  # ten times the largest known gallery
+MAX_NODES = 100_000  # keys, values, lists and maps; an alias counts as its expansion
+MAX_DEPTH = 32  # a gallery has four levels
 LIMIT_SECONDS = 2.0
 MAX_URI = 2048
-_LOGGED = 20  # skipped entries that are named in the log; all of them are in the gallery's state
-_CHECK_TIME_EVERY = 1024  # events: a look at the clock costs as much as an event
+_LOGGED = 20  # skipped entries logged by name; the state of the gallery lists all
+_CHECK_TIME_EVERY = 1024  # events; reading the clock costs as much as parsing one
 _TAGS = {f"tag:yaml.org,2002:{word}" for word in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
 _NULL_TAG = "tag:yaml.org,2002:null"
 _NULL = ("", "~", "null", "Null", "NULL")
@@ -38,7 +38,7 @@ T = TypeVar("T", GalleryEntry, Model)
 
 
 class _Frame:
-    """A list or map that is being read: `target` takes the values, `before` is the count when it began."""
+    """An open list or map. `target` receives the values; `before` is the number of nodes at its start."""
 
     __slots__ = ("anchor", "before", "key", "merged", "target")
 
@@ -51,17 +51,17 @@ class _Frame:
 
 
 class _Refused(Exception):
-    """Why a document is not read any further."""
+    """The reason why a document is refused."""
 
 
 class _Builder:
-    """One document, event by event."""
+    """Builds the value of one document from its events."""
 
     def __init__(self) -> None:
         self.root: Any = None
         self._nodes = 0
         self._stack: list[_Frame] = []
-        self._anchors: dict[str, tuple[Any, int]] = {}  # with the number of nodes that each stands for
+        self._anchors: dict[str, tuple[Any, int]] = {}  # value and number of nodes
 
     def take(self, event: Any) -> None:
         match event:
@@ -71,7 +71,7 @@ class _Builder:
             case yaml.AliasEvent():
                 known = self._anchors.get(event.anchor or "")
                 if known is None:
-                    raise _Refused(f"*{event.anchor}{_place(event)} stands for nothing before it, or for itself")
+                    raise _Refused(f"the alias *{event.anchor} has no complete anchor before it{_place(event)}")
                 self._count(known[1], event)
                 self._put(known[0], event)
             case yaml.SequenceStartEvent():
@@ -84,7 +84,7 @@ class _Builder:
     def _count(self, nodes: int, event: Any) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            raise _Refused(f"more than {MAX_NODES} values after aliases are expanded{_place(event)}")
+            raise _Refused(f"it has more than {MAX_NODES} values with aliases expanded{_place(event)}")
 
     def _scalar(self, event: Any) -> None:
         self._check_tag(event)
@@ -92,7 +92,7 @@ class _Builder:
         frame = self._stack[-1] if self._stack else None
         if frame is not None and isinstance(frame.target, dict) and frame.key is None:
             if event.value in frame.target or (event.value == "<<" and frame.merged):
-                raise _Refused(f"the key {event.value[:40]!r} is given twice{_place(event)}")
+                raise _Refused(f"the key {event.value[:40]!r} occurs twice{_place(event)}")
             frame.key = event.value
             return
         is_plain = event.tag is None and event.implicit[0]
@@ -107,11 +107,11 @@ class _Builder:
         if self._stack and isinstance(self._stack[-1].target, dict) and self._stack[-1].key is None:
             raise _Refused(f"a key must be plain text{_place(event)}")
         if len(self._stack) >= MAX_DEPTH:
-            raise _Refused(f"lists and maps are more than {MAX_DEPTH} deep{_place(event)}")
+            raise _Refused(f"lists and maps are nested more than {MAX_DEPTH} deep{_place(event)}")
         before = self._nodes
         self._count(1, event)
         if event.anchor:
-            # Not known until it is complete, so that nothing can contain itself.
+            # The anchor is registered when the value is complete, so that a value cannot contain itself.
             self._anchors.pop(event.anchor, None)
         self._stack.append(_Frame(target, event.anchor, before))
 
@@ -154,17 +154,17 @@ def _place(event: Any) -> str:
 
 
 def read_list(document: bytes, gallery: str) -> list[Any]:
-    """The list that a document holds; `Invalid` says why it cannot be read. Blocks for two seconds at most."""
+    """Parse a document that is a list. Raises `Invalid` with the reason. Blocks for at most two seconds."""
     try:
         return _read_list(document)
     except (_Refused, yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise Invalid(f"cannot read the gallery {gallery}: {told}", code="unsupported") from error
+        reason = " ".join(str(error).split())
+        raise Invalid(f"cannot read the gallery {gallery}: {reason}", code="unsupported") from error
 
 
 def _read_list(document: bytes) -> list[Any]:
     if len(document) > MAX_DOCUMENT_BYTES:
-        raise _Refused(f"{len(document)} bytes, more than {MAX_DOCUMENT_BYTES}")
+        raise _Refused(f"it has {len(document)} bytes; the limit is {MAX_DOCUMENT_BYTES}")
     text = document.decode("utf-8")
     if "\x00" in text:
         raise _Refused("it contains a NUL character")
@@ -175,10 +175,10 @@ def _read_list(document: bytes) -> list[Any]:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
         if documents > 1:
-            raise _Refused("it holds more than one document")
+            raise _Refused("it contains more than one document")
         builder.take(event)
         if number % _CHECK_TIME_EVERY == 0 and time.monotonic() > deadline:
-            raise _Refused(f"reading it takes more than {LIMIT_SECONDS:.0f} s")
+            raise _Refused(f"parsing it takes more than {LIMIT_SECONDS:.0f} s")
     if builder.root is None:
         return []
     if not isinstance(builder.root, list):
@@ -187,7 +187,7 @@ def _read_list(document: bytes) -> list[Any]:
 
 
 def read_backends(document: bytes, gallery: str) -> tuple[tuple[GalleryEntry, ...], tuple[Skipped, ...]]:
-    """The entries that can be used, and those that cannot."""
+    """Return the valid entries and the skipped ones."""
     return _entries(document, gallery, GalleryEntry)
 
 
@@ -217,7 +217,7 @@ def _entries(document: bytes, gallery: str, kind: type[T]) -> tuple[tuple[T, ...
 
 
 def _without_nulls(item: Any) -> Any:
-    """A key without a value is one that is not given, as it is in LocalAI."""
+    """Drop keys without a value; as in LocalAI, they count as missing."""
     return {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else item
 
 
@@ -229,7 +229,7 @@ def _checked(entry: T) -> T:
         check_name(name, "backend")
     for uri in (entry.uri, *entry.mirrors):
         if len(uri) > MAX_URI or not uri.isprintable() or " " in uri:
-            raise Invalid(f"cannot use its uri: more than {MAX_URI} characters, or spaces or control characters in it")
+            raise Invalid(f"cannot use its uri: it has more than {MAX_URI} characters, or spaces or control characters")
     if entry.sha256 and not re.fullmatch(r"(sha256:)?[0-9a-fA-F]{64}", entry.sha256):
         raise Invalid("cannot use its sha256: it must be 64 hexadecimal digits")
     return entry

@@ -1,7 +1,7 @@
-"""Galleries: the built-in one, and those of the configured sources with the last good copies of them.
+"""Galleries: the built-in one, and those of the configured sources with their last valid copies.
 
-Loads and keeps; resolving is `core.gallery`'s, nothing here decides. What is known can be read at any time without
-waiting; `refresh` asks the sources that are due, all at once, and one that fails leaves the others alone.
+Loads and stores galleries; `core.gallery` resolves names in them. Loaded galleries can be read at any time without
+waiting. `refresh` requests all due sources in parallel, and a failing source does not affect the others.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Sources", "builtin_directory", "load_builtin", "load_named", "parse_
 
 
 def builtin_directory() -> Traversable:
-    """Where the package keeps its gallery, launchers and model."""
+    """The directory of the package's gallery, launchers and model."""
     return resources.files("enginehouse").joinpath("gallery")
 
 
 @cache
 def load_builtin() -> Gallery:
-    """The gallery that comes with the package."""
+    """The gallery included in the package."""
     directory = builtin_directory()
     return Gallery(
         name=BUILTIN,
@@ -41,7 +41,7 @@ def load_builtin() -> Gallery:
 
 
 class Sources:
-    """The galleries of the configured sources, in their order. `directory` keeps the copies."""
+    """The galleries of the configured sources, in order. Their copies are in `directory`."""
 
     def __init__(
         self,
@@ -66,18 +66,19 @@ class Sources:
 
     @property
     def due(self) -> tuple[tuple[str, str], ...]:
-        """Names and addresses of those that the next `refresh` asks for."""
+        """Names and URLs of the sources that the next `refresh` requests."""
         return tuple((copy.gallery.name, copy.gallery.url) for copy in self._copies if copy.is_due)
 
     async def restore(self) -> None:
-        """Take the copies that were kept. No network."""
+        """Load the stored copies. Makes no request."""
         async with asyncio.TaskGroup() as group:
             for copy in self._copies:
                 group.create_task(copy.restore())
 
     async def refresh(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Ask the sources that are due; what went wrong is in their states. `changed` is called after each, so that a
-        slow one holds up only itself.
+        """Request the due sources. Errors are recorded in their states.
+
+        `changed` is called after each source, so a slow one does not delay the results of the others.
         """
 
         async def ask(copy: Copy) -> None:
@@ -94,10 +95,10 @@ class Sources:
 
 
 async def load_named(backend_galleries: str, client: Client, directory: Path) -> tuple[Gallery, ...]:
-    """The built-in gallery and those of LocalAI's JSON list, as a message of a Go frontend carries it.
+    """Return the built-in gallery and those of LocalAI's JSON list, as a message of a LocalAI frontend contains it.
 
-    Through the copies in `directory`. A gallery that cannot be had is empty and carries the reason, which a lookup
-    that finds nothing repeats. Somebody else named them, so files of this machine are not read.
+    Copies are stored in `directory`. A gallery that cannot be loaded is empty and has the reason as its `problem`,
+    which a failed lookup includes in its error. The list comes from another machine, so local files are not read.
     """
     sources = Sources(
         decode_sources(backend_galleries) if backend_galleries else (), client, directory, may_read_files=False

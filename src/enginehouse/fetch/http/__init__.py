@@ -1,1 +1,1 @@
-"""The one outbound HTTP client and its rules."""
+"""The outbound HTTP client, its address rules and its retry policy."""

@@ -1,9 +1,9 @@
-"""Where we may go: the rules for outbound addresses.
+"""The rules for outbound addresses, against server-side request forgery.
 
-A URL is checked before any connection, every address that its host resolves to is checked before one of them is
-used, and the connection goes to that checked address and to no other. Addresses that are not public are refused
-unless the operator listed the host, or the network, in `Rules.allowed`.
-Hosts that different programs read differently (odd spellings of addresses, zones, trailing dots) are refused as such.
+A URL is checked before any connection. All addresses that its host resolves to are checked before one of them is
+used, and the connection goes to a checked address only. Addresses that are not public are refused unless the operator
+listed the host or the network in `Rules.allowed`.
+Hosts that parsers read differently (unusual spellings of addresses, zones, trailing dots) are always refused.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ IpAddress = IPv4Address | IPv6Address
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)*")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
-MAX_URL = 4 * MAX_URI  # signed addresses of content networks are longer than what people write
+MAX_URL = 4 * MAX_URI  # signed URLs of CDNs are longer than URLs typed by hand
 MAX_HOST = 253
 
-# Written out instead of asking `is_global`, whose answer changed between releases of Python.
+# Listed here because the answer of `is_global` differs between releases of Python.
 _NOT_PUBLIC_4 = tuple(
     IPv4Network(text)
     for text in (
@@ -45,20 +45,20 @@ _NOT_PUBLIC_4 = tuple(
     )
 )
 _PUBLIC_6 = IPv6Network("2000::/3")
-# Protocol assignments with Teredo, documentation, 6to4: the last and Teredo carry another address inside.
+# Protocol assignments (with Teredo), documentation, 6to4. Teredo and 6to4 addresses embed another address.
 _NOT_PUBLIC_6 = tuple(IPv6Network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
-# Networks without IPv4 reach the public one through these; the address inside is what counts.
+# NAT64: IPv6-only networks reach public IPv4 addresses through this prefix. The embedded address decides.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 class Rules(Struct, frozen=True):
-    """The operator's list: `host`, `host:port`, a network as CIDR, or `http://host[:port]` (a plain HTTP registry)."""
+    """Allowed destinations: `host`, `host:port`, a CIDR network, or `http://host[:port]` for a plain HTTP registry."""
 
     allowed: tuple[str, ...] = ()
 
 
 class CheckedTarget(Struct, frozen=True):
-    """A checked URL. `address` is set where the host is one already, so that nothing is left to resolve."""
+    """A checked URL. `address` is set if the host is an IP address, which needs no resolution."""
 
     url: str
     scheme: str
@@ -68,7 +68,7 @@ class CheckedTarget(Struct, frozen=True):
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """What credentials are bound to."""
+        """Scheme, host and port: credentials are bound to these three."""
         return self.scheme, self.host, self.port
 
 
@@ -79,7 +79,7 @@ class _Listed(Struct, frozen=True):
 
 
 class Border:
-    """The rules, read once; a list that cannot be read is refused at once and not when it is needed."""
+    """The parsed rules. An entry that cannot be parsed is refused here, not at the first request."""
 
     def __init__(self, rules: Rules) -> None:
         self._networks: list[IPv4Network | IPv6Network] = []
@@ -88,7 +88,7 @@ class Border:
             self._read(entry.strip())
 
     def check_url(self, url: str) -> CheckedTarget:
-        """`url` taken apart, if we may ask for it as far as can be told without resolving its host."""
+        """Parse and check `url`, without resolving its host. Raises `Invalid` if it is malformed or not allowed."""
         target = _target(url)
         if target.address is not None:
             self.check_address(target.host, target.port, target.address)
@@ -98,18 +98,18 @@ class Border:
         if self._lists(host, port) or any(address in network for network in self._networks) or is_public(address):
             return
         raise Invalid(
-            f"cannot connect to {host}: {address} is not a public address; if this is meant, list it with "
-            f"--allow-host {host} (ENGINEHOUSE_ALLOWED_HOSTS)",
+            f"cannot connect to {host}: {address} is not a public address; to allow it, use --allow-host {host} "
+            "(ENGINEHOUSE_ALLOWED_HOSTS)",
             code="uri_not_allowed",
         )
 
     def scheme_of_registry(self, registry: str) -> str:
-        """`http` for registries that the operator listed as plain or that are listed and on loopback."""
+        """Return `http` for a registry listed as plain HTTP or listed and on loopback, `https` for all others."""
         try:
             target = _target(f"https://{registry}")
             plain = _target(f"http://{registry}")
         except Invalid:
-            # Left for the request itself to refuse, with the whole URL in its words.
+            # The request fails later, with the whole URL in its message.
             return "https"
         for listed in self._hosts:
             for candidate in (target, plain):
@@ -153,9 +153,10 @@ def is_public(address: IpAddress) -> bool:
 
 
 def _target(url: str) -> CheckedTarget:
-    # Before anything is parsed: urlsplit removes line ends and tabs silently, and some letters become digits.
+    # Checked before parsing: urlsplit silently removes line ends and tabs, and normalisation turns some letters into
+    # digits.
     if any(not " " < character <= "~" or character in '"<>\\^`{|}' for character in url):
-        raise _not_allowed(url, "it has characters that no URL has")
+        raise _not_allowed(url, "it contains characters that are not allowed in a URL")
     if len(url) > MAX_URL:
         raise _invalid(url, f"it is longer than {MAX_URL} characters")
     try:
@@ -166,15 +167,15 @@ def _target(url: str) -> CheckedTarget:
     if not parts.scheme:
         raise _invalid(url, "it has no scheme")
     if parts.scheme not in _PORTS:
-        raise _not_allowed(url, f"{parts.scheme}: is not allowed")
+        raise _not_allowed(url, f"the scheme {parts.scheme} is not allowed; use http or https")
     if not parts.hostname:
         raise _invalid(url, "it has no host")
     if "@" in parts.netloc:
-        raise _not_allowed(url, "credentials do not belong into a URL")
+        raise _not_allowed(url, "it contains credentials; remove them from the URL")
     if port == 0:
-        raise _invalid(url, "port 0 cannot be reached")
+        raise _invalid(url, "port 0 is not a valid port")
     host, address = _host(parts.hostname, url)
-    # One spelling of the host from here on, so that nobody behind us reads another one out of it.
+    # The host has one canonical spelling from here on, so that later parsers cannot read another host.
     netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
     rest = url.partition("://")[2][len(parts.netloc) :]
     return CheckedTarget(f"{parts.scheme}://{netloc}{rest}", parts.scheme, host, port or _PORTS[parts.scheme], address)
@@ -185,23 +186,23 @@ def _host(text: str, url: str) -> tuple[str, IpAddress | None]:
         try:
             address = ip_address(text)
         except ValueError as error:
-            raise _not_allowed(url, "its host is not an address") from error
+            raise _not_allowed(url, "its host is not a valid IPv6 address") from error
         if isinstance(address, IPv6Address) and address.scope_id is not None:
-            raise _not_allowed(url, "an address with a zone leads to one network card")
+            raise _not_allowed(url, "its address has a zone")
         return str(address), address
     if _NUMBER.fullmatch(text.rpartition(".")[2]):
         try:
             return text, IPv4Address(text)
         except ValueError as error:
-            raise _not_allowed(url, "write an address as four decimal numbers") from error
+            raise _not_allowed(url, "its host is not a valid IPv4 address; write four decimal numbers") from error
     if len(text) > MAX_HOST or not _NAME.fullmatch(text):
-        raise _not_allowed(url, "its host is not a name")
+        raise _not_allowed(url, "its host is not a valid name")
     return text, None
 
 
 def _not_allowed(url: str, why: str) -> Invalid:
-    return Invalid(f"cannot ask for {shown_uri(url)}: {why}", code="uri_not_allowed")
+    return Invalid(f"cannot request {shown_uri(url)}: {why}", code="uri_not_allowed")
 
 
 def _invalid(url: str, why: str) -> Invalid:
-    return Invalid(f"cannot ask for {shown_uri(url)}: {why}", code="invalid_uri")
+    return Invalid(f"cannot request {shown_uri(url)}: {why}", code="invalid_uri")

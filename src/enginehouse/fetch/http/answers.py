@@ -1,6 +1,7 @@
-"""What a server outside said, as our errors: which statuses may heal, and when asking again makes sense.
+"""HTTP status codes of remote servers, translated into errors.
 
-Bodies of error answers are never repeated: they are somebody else's text.
+Decides which statuses are temporary and reads Retry-After. The body of an error response is never included in a
+message, because its text is not trusted.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from msgspec import Struct
 
 from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, NotFound, Upstream
 
-_MAY_HEAL = {408, 425, 429}
-LONGEST_RETRY_AFTER_SECONDS = 3600.0  # a server that says "tomorrow" is asked again within the hour
+_TEMPORARY = {408, 425, 429}
+LONGEST_RETRY_AFTER_SECONDS = 3600.0  # upper bound for servers that ask for a pause of days
 
 
 class Document(Struct, frozen=True):
-    """A small answer as a whole; names of headers are in small letters, `url` is the last one after redirects."""
+    """A complete small response. Header names are lowercase; `url` is the last one after redirects."""
 
     status: int
     headers: Mapping[str, str]
@@ -27,16 +28,16 @@ class Document(Struct, frozen=True):
 
 
 def failure(status: int, what: str, headers: Mapping[str, str]) -> EnginehouseError:
-    """The error for an answer of 400 or above about `what`."""
+    """Return the error for a response of status 400 or above to a request for `what`."""
     if status in (404, 410):
         return NotFound(f"cannot find {what}: the server does not have it; check the name", code="not_found")
     if status in (401, 403):
         return Denied(
-            f"cannot get {what}: the server does not let us (status {status}); it may not exist, or credentials for "
-            "it are missing or wrong",
+            f"cannot get {what}: access denied (status {status}); check that it exists and that the credentials "
+            "for it are right",
             code="forbidden",
         )
-    if status >= 500 or status in _MAY_HEAL:
+    if status >= 500 or status in _TEMPORARY:
         error = Upstream(f"cannot get {what}: the server answered with status {status}", code="upstream_error")
         error.retry_after_seconds = retry_after(headers)
         return error
@@ -44,7 +45,7 @@ def failure(status: int, what: str, headers: Mapping[str, str]) -> EnginehouseEr
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds from a Retry-After header in either of its forms; None where there is none that can be read."""
+    """Seconds from a Retry-After header, in either of its forms. None if it is missing or malformed."""
     text = headers.get("retry-after", "").strip()
     if text.isdecimal():
         return min(float(text[:9]), LONGEST_RETRY_AFTER_SECONDS)

@@ -1,8 +1,8 @@
-"""The one outbound door: HTTP to anything that is not ours, under the rules of `fetch.addresses`.
+"""The HTTP client for all servers outside the cluster, under the rules of `http.addresses`.
 
-Every URL is checked before it is asked for, redirects included, which are followed by hand; the resolver gives the
-connection checked addresses only. Credentials stay with the scheme, host and port that they were given for.
-Whatever the library raises leaves as one of our errors; whoever reads a body chooses how long silence may last.
+Every URL is checked before its request, including redirects, which are followed here and not by the library. The
+resolver returns checked addresses only. Credentials are dropped when a redirect changes scheme, host or port.
+Errors of the library are translated into ours. The owner of a client chooses how long a response may stall.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_REDIRECTS = 5
 STALL_SECONDS = 60.0
 CONNECT_SECONDS = 30.0
 RESOLVE_SECONDS = 15.0
-# Bodies are gigabytes. With 64 KiB a stream is paused too often; from 256 KiB on the differences are smaller than the
-# noise of a shared machine. Pieces are handed on as they came, because joining them would copy every byte once more.
+# Bodies are gigabytes. With 64 KiB the stream is paused too often; above 256 KiB the differences are below the noise of
+# a shared machine. Chunks are passed on as received, because joining them would copy every byte once more.
 READ_BYTES = 1024 * 1024
 _REDIRECTS = {301, 302, 303, 307, 308}
 _BOUND_TO_ORIGIN = {"authorization", "cookie", "proxy-authorization"}
@@ -41,7 +41,7 @@ USER_AGENT = f"enginehouse/{__version__} ({platform.system().lower()}; {platform
 
 
 class OutboundRequest(Struct, frozen=True, kw_only=True):
-    """One question. A `form` is posted and never follows a redirect."""
+    """One request. A `form` is sent by POST, and redirects of it are not followed."""
 
     url: str
     method: str = "GET"
@@ -50,7 +50,7 @@ class OutboundRequest(Struct, frozen=True, kw_only=True):
 
 
 class OutboundResponse:
-    """The head of an answer whose body is still arriving. `url` is where it came from in the end."""
+    """The head of a response whose body is still arriving. `url` is the last one after redirects."""
 
     def __init__(self, answer: aiohttp.ClientResponse, url: str) -> None:
         self.status = answer.status
@@ -58,20 +58,25 @@ class OutboundResponse:
         self.url = url
         self._answer = answer
 
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the body has a content encoding, although none was requested."""
+        return self.headers.get("content-encoding", "identity").lower() not in ("", "identity")
+
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, in whatever pieces; raises `Upstream` when it breaks off or nothing comes."""
+        """Yield the body in chunks as received. Raises `Upstream` when it is cut off or stalls."""
         content = self._answer.content
         while not content.at_eof():
             try:
                 piece, _ = await content.readchunk()
             except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:
-                # The last is what the library raises once the client has been closed.
+                # The library raises RuntimeError once the client is closed.
                 raise translated(error, self.url) from error
             if piece:
                 yield piece
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The whole body, refused as soon as it is longer than `limit_bytes`."""
+        """Return the whole body. Raises `TooLarge` as soon as it exceeds `limit_bytes`."""
         announced = self.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit_bytes:
             raise _too_large(self.url, limit_bytes)
@@ -84,7 +89,7 @@ class OutboundResponse:
 
 
 class Client:
-    """Holds the connections; to be closed. `stall_seconds` is how long a body or an answer may be silent."""
+    """Owns the connections and must be closed. `stall_seconds` limits the time without a received byte."""
 
     def __init__(self, rules: Rules, *, user_agent: str = USER_AGENT, stall_seconds: float = STALL_SECONDS) -> None:
         self.border = Border(rules)
@@ -100,34 +105,33 @@ class Client:
         headers: Mapping[str, str] = {},
         total_seconds: float = 120.0,
     ) -> Document:
-        """A small body as a whole. An answer of 400 and above is raised as an error, 304 is an answer."""
+        """GET a small document. A status of 400 or above is raised as an error; 304 is returned."""
         document = await self.exchange(OutboundRequest(url=url, headers=headers), limit_bytes, total_seconds)
         if document.status >= 400:
             raise failure(document.status, shown_uri(url), document.headers)
         return document
 
     async def exchange(self, request: OutboundRequest, limit_bytes: int, total_seconds: float = 120.0) -> Document:
-        """As `document`, with whatever status there is."""
+        """Send a request and return the response, whatever its status."""
         try:
             async with asyncio.timeout(total_seconds):
                 async with self.open(request) as response:
-                    if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+                    if response.is_encoded:
                         raise Hopeless(
-                            f"cannot read {shown_uri(request.url)}: it was sent compressed although that was not asked "
-                            "for",
+                            f"cannot read {shown_uri(request.url)}: the response has an unrequested content encoding",
                             code="unsupported",
                         )
                     body = await response.read(limit_bytes)
                     return Document(response.status, response.headers, body, response.url)
         except TimeoutError as error:
             raise Upstream(
-                f"cannot read {shown_uri(request.url)}: not complete after {total_seconds:g} s; check the network",
+                f"cannot read {shown_uri(request.url)}: timeout after {total_seconds:g} s; check the network",
                 code="upstream_timeout",
             ) from error
 
     @asynccontextmanager
     async def open(self, request: OutboundRequest) -> AsyncIterator[OutboundResponse]:
-        """The answer with its body still to come, after redirects. Leaving early cuts the connection."""
+        """Follow redirects and return the response, body unread. Leaving the context early closes the connection."""
         target = self.border.check_url(request.url)
         headers = {"user-agent": self._user_agent, "accept-encoding": "identity"}
         headers |= {name.lower(): value for name, value in request.headers.items()}
@@ -139,7 +143,7 @@ class Client:
                     yield OutboundResponse(answer, target.url)
                     return
             finally:
-                # A body that was not read to its end cannot be skipped cheaply: the connection goes with it.
+                # Skipping an unread body could take gigabytes, so its connection is closed instead of reused.
                 if answer.content.at_eof():
                     answer.release()
                 else:
@@ -148,7 +152,7 @@ class Client:
             if following.origin != target.origin:
                 headers = {name: value for name, value in headers.items() if name not in _BOUND_TO_ORIGIN}
             target = following
-        raise Upstream(f"cannot read {shown_uri(request.url)}: more than {MAX_REDIRECTS} redirects")
+        raise Upstream(f"cannot read {shown_uri(request.url)}: it has more than {MAX_REDIRECTS} redirects")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -158,7 +162,7 @@ class Client:
         following = self.border.check_url(urljoin(target.url, location).partition("#")[0])
         if target.scheme == "https" and following.scheme != "https":
             raise Invalid(
-                f"cannot follow {shown_uri(target.url)} to {shown_uri(following.url)}: from https to plain http",
+                f"cannot follow {shown_uri(target.url)} to {shown_uri(following.url)}: it redirects to http",
                 code="uri_not_allowed",
             )
         return following
@@ -168,8 +172,8 @@ class Client:
     ) -> aiohttp.ClientResponse:
         url = URL(target.url, encoded=True)
         if url.host != target.host or url.port != target.port:
-            # Two parsers that disagree about the host are how a checked URL becomes an unchecked one.
-            raise Invalid(f"cannot ask for {shown_uri(target.url)}: its host is ambiguous", code="uri_not_allowed")
+            # If two parsers disagree about the host, the checked host is not the one that would be contacted.
+            raise Invalid(f"cannot request {shown_uri(target.url)}: its host is ambiguous", code="uri_not_allowed")
         try:
             return await self._opened().request(
                 "POST" if request.form is not None else request.method,
@@ -182,11 +186,11 @@ class Client:
             raise translated(error, target.url) from error
 
     def _opened(self) -> aiohttp.ClientSession:
-        """Made at the first request, because it belongs to the event loop that runs then."""
+        """The session. Created at the first request, because it is bound to the running event loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                # How many connections there are at a time is the callers' choice; waiting for one in a pool would be a
-                # wait without a limit.
+                # No pool limit: callers limit their connections themselves, and a wait for the pool would have no
+                # timeout.
                 connector=aiohttp.TCPConnector(
                     limit=0, use_dns_cache=False, keepalive_timeout=30.0, resolver=_CheckedResolver(self.border)
                 ),
@@ -200,7 +204,7 @@ class Client:
 
 
 class _CheckedResolver(AbstractResolver):
-    """Resolves once per connection; one address that is not allowed refuses the host with all of them."""
+    """Resolves once per connection. One address that is not allowed makes the whole host refused."""
 
     def __init__(self, border: Border) -> None:
         self._border = border
@@ -213,7 +217,7 @@ class _CheckedResolver(AbstractResolver):
             async with asyncio.timeout(RESOLVE_SECONDS):
                 found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
         except (TimeoutError, OSError, UnicodeError) as error:
-            raise Upstream(f"cannot find the address of {host}: check the name and the network") from error
+            raise Upstream(f"cannot resolve {host}; check the name and the network") from error
         results: list[ResolveResult] = []
         for kind, _, protocol, _, address in found:
             text = str(address[0])
@@ -231,27 +235,29 @@ class _CheckedResolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing; no resource is held."""
 
 
 def translated(error: Exception, url: str) -> Upstream:
-    """What the library says, in our words."""
+    """Translate an error of the library."""
     shown = shown_uri(url)
     match error:
         case aiohttp.ConnectionTimeoutError():
-            return Upstream(f"cannot reach {shown}: no connection in time; check the network", code="upstream_timeout")
+            return Upstream(f"cannot reach {shown}: connection timeout; check the network", code="upstream_timeout")
         case TimeoutError():
-            return Upstream(f"cannot read {shown}: nothing came for too long; check the network", code="stalled")
+            return Upstream(f"cannot read {shown}: no data within the timeout; check the network", code="stalled")
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            return Upstream(f"cannot trust {shown}: its certificate is not valid for it, or the clock here is wrong")
+            return Upstream(f"cannot trust {shown}: its certificate is not valid; check the host name and the clock")
         case aiohttp.ClientConnectorError():
-            return Upstream(f"cannot reach {shown}: {error.os_error.strerror or 'no connection'}; check the network")
+            return Upstream(
+                f"cannot reach {shown}: {error.os_error.strerror or 'connection failed'}; check the network"
+            )
         case aiohttp.ClientPayloadError() | aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
             return Upstream(f"cannot read {shown}: the connection was cut off")
         case aiohttp.ClientResponseError():
-            return Upstream(f"cannot read {shown}: its answer is not HTTP that can be understood")
+            return Upstream(f"cannot read {shown}: the response is not valid HTTP")
     return Upstream(f"cannot read {shown}: {type(error).__name__}")
 
 
 def _too_large(url: str, limit_bytes: int) -> TooLarge:
-    return TooLarge(f"cannot read {shown_uri(url)}: more than {limit_bytes} bytes", code="too_large")
+    return TooLarge(f"cannot read {shown_uri(url)}: it is larger than {limit_bytes} bytes", code="too_large")

@@ -1,6 +1,6 @@
-"""Asking again: how often, and with which pauses, when a server is busy or away.
+"""Retries of small requests: how often, and with which pauses, while a server is busy or unreachable.
 
-For small things only. Bytes of blobs are asked for again by whoever counts them.
+Not for blobs: their downloader resumes at the byte it has reached instead of starting again.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ T = TypeVar("T")
 
 
 class RetryPolicy(Struct, frozen=True):
-    """`factor` shortens all pauses, for tests; a server's Retry-After counts up to `longest_seconds`."""
+    """Exponential backoff. Retry-After is respected up to `longest_seconds`; `factor` shortens all pauses for tests."""
 
     tries: int = 4
     first_seconds: float = 0.5
     longest_seconds: float = 60.0
-    total_seconds: float = 120.0  # for one try
+    total_seconds: float = 120.0  # of one attempt
     factor: float = 1.0
 
     async def retried(self, once: Callable[[], Awaitable[T]]) -> T:
-        """What `once` gives; the last `Upstream` where it never gives anything."""
+        """Call `once` until it succeeds. Raises the `Upstream` of the last attempt."""
         for attempt in range(self.tries - 1):
             try:
                 return await once()
             except Upstream as error:
-                # Silence has been waited for already: once more would make four of one limit.
+                # A timeout has used its whole limit already; retries would multiply that limit by `tries`.
                 if error.code in ("stalled", "upstream_timeout"):
                     raise
                 pause = self.pause_seconds(attempt, error)

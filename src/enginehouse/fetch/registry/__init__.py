@@ -1,1 +1,1 @@
-"""Images from OCI registries."""
+"""Images from OCI registries: requests, authentication, credentials."""

@@ -1,8 +1,8 @@
-"""Getting past a registry's door: challenges, tokens, and where a credential may go.
+"""Authentication with a registry: challenges, tokens, and the destinations of a credential.
 
-A password is sent to the registry it belongs to, and to a token server only if that is the same host, or a
-neighbour under the same domain over https. Any other token server is asked as a stranger would ask.
-Tokens are kept per repository until shortly before they expire.
+A password is sent to the registry it belongs to. A token server receives it only if it is the same host, or shares
+the registry's domain over https; any other token server is asked anonymously.
+Tokens are cached per repository until shortly before they expire.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from enginehouse.fetch.http.client import OutboundRequest
 from enginehouse.fetch.registry.credentials import Credentials, RegistryCredential
 
 MAX_TOKEN_BYTES = 256 * 1024
-DEFAULT_LIFETIME_SECONDS = 60.0  # what the token specification says where the server says nothing
-MARGIN_SECONDS = 5.0  # a token that ends while the request is on its way is no use
+DEFAULT_LIFETIME_SECONDS = 60.0  # the default of the token specification
+MARGIN_SECONDS = 5.0  # a token must not expire while the request is in transit
 _CHALLENGE = re.compile(r"\s*(basic|bearer)(?:\s+(.*))?", re.IGNORECASE | re.DOTALL)
 _PARAMETER = re.compile(r'([A-Za-z_]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
 
@@ -33,7 +33,7 @@ AskServer = Callable[[OutboundRequest, int], Awaitable[Document]]
 
 
 class Challenge(Struct, frozen=True):
-    """What a 401 asks for."""
+    """The WWW-Authenticate header of a 401 response."""
 
     scheme: str
     realm: str = ""
@@ -52,7 +52,7 @@ class _Kept(Struct, frozen=True):
 
 
 class Door:
-    """What we may show one registry, remembered over requests. `url` is the registry's own, with scheme and port."""
+    """The Authorization headers of one registry, cached. `url` is the URL of the registry, with scheme and port."""
 
     def __init__(self, url: str, credentials: Credentials) -> None:
         self._url = url
@@ -61,14 +61,17 @@ class Door:
         self._lock = asyncio.Lock()
 
     def header(self, reference: ImageReference) -> str:
-        """The Authorization for a request about `reference`; "" where none was ever asked for."""
+        """The cached Authorization header for `reference`, or ""."""
         kept = self._kept.get(reference.repository)
         return kept.header if kept is not None and kept.until > time.monotonic() else ""
 
     async def unlock(self, reference: ImageReference, challenge: str, used: str, ask: AskServer) -> None:
-        """Answers the 401 that `used` got: afterwards `header` has something new, or this raises."""
+        """Answer the challenge of a request sent with the header `used`. Afterwards `header` returns a new one.
+
+        Raises `Denied` if the registry refuses.
+        """
         async with self._lock:
-            # Of many requests that were refused at the same time only the first asks for a new token.
+            # Of many requests that were refused at the same time, only the first requests a new token.
             if self.header(reference) in ("", used):
                 await self._renew(reference, challenge, ask)
 
@@ -89,29 +92,29 @@ class Door:
         realm = urlsplit(asked.realm)
         if realm.scheme != "https" and realm.scheme != urlsplit(self._url).scheme:
             raise Invalid(
-                f"cannot ask {shown_uri(asked.realm)} for a token for {reference}: it is not https",
+                f"cannot request a token for {reference} from {shown_uri(asked.realm)}: it does not use https",
                 code="uri_not_allowed",
             )
         if credential is not None and not may_know(self._url, asked.realm):
             credential = None
-        # Our own scope and not the challenge's: nobody else decides what the token is good for.
+        # The scope is ours, not the challenge's, so that a server cannot widen the token.
         parameters = {"service": asked.service, "scope": f"repository:{reference.repository}:pull"}
         answer = await ask(_token_request(asked.realm, parameters, credential), MAX_TOKEN_BYTES)
         if answer.status in (400, 401, 403, 404):
             raise refused(reference)
         try:
-            told = msgspec.json.decode(answer.body, type=_Token)
+            issued = msgspec.json.decode(answer.body, type=_Token)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Upstream(f"cannot understand the token that {shown_uri(asked.realm)} gave") from error
-        text = told.token or told.access_token
+            raise Upstream(f"cannot parse the token response of {shown_uri(asked.realm)}") from error
+        text = issued.token or issued.access_token
         if not text or not text.isascii() or not text.isprintable():
-            raise Upstream(f"cannot use the token that {shown_uri(asked.realm)} gave: there is none in it")
-        lifetime = told.expires_in if told.expires_in and told.expires_in > 0 else DEFAULT_LIFETIME_SECONDS
+            raise Upstream(f"cannot use the token response of {shown_uri(asked.realm)}: it contains no valid token")
+        lifetime = issued.expires_in if issued.expires_in and issued.expires_in > 0 else DEFAULT_LIFETIME_SECONDS
         return _Kept(f"Bearer {text}", time.monotonic() + max(lifetime - MARGIN_SECONDS, lifetime / 2))
 
 
 def parse_challenge(text: str) -> Challenge | None:
-    """A WWW-Authenticate header; None where it asks for something we do not know."""
+    """Parse a WWW-Authenticate header. None for a scheme that is not supported."""
     found = _CHALLENGE.fullmatch(text)
     if found is None:
         return None
@@ -122,7 +125,7 @@ def parse_challenge(text: str) -> Challenge | None:
 
 
 def may_know(registry_url: str, realm: str) -> bool:
-    """Whether the token server at `realm` may see the password for the registry."""
+    """Whether the token server at `realm` may receive the password of the registry."""
     registry, server = urlsplit(registry_url), urlsplit(realm)
     if (registry.scheme, registry.netloc) == (server.scheme, server.netloc):
         return True
@@ -133,14 +136,14 @@ def may_know(registry_url: str, realm: str) -> bool:
 
 def refused(reference: ImageReference) -> Denied:
     return Denied(
-        f"cannot pull {reference}: the registry does not let us; it may not exist, or credentials for it are missing "
-        f"or wrong (docker login {reference.host})",
+        f"cannot pull {reference}: access denied; check that it exists and that the credentials for it are right "
+        f"(docker login {reference.host})",
         code="forbidden",
     )
 
 
 def _domain(host: str) -> str:
-    """The part of a name that one owner has, roughly: two labels, three under the likes of co.uk."""
+    """The registrable domain, approximately: two labels, or three under suffixes such as co.uk."""
     try:
         return str(ip_address(host))
     except ValueError:

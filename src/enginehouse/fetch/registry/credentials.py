@@ -1,8 +1,8 @@
-"""Who we are to a registry: what docker and podman keep in their files, and what the operator set.
+"""Registry credentials: the settings of the operator, and the files of docker and podman.
 
-Looked for in this order: the operator's mapping, docker's config.json, $REGISTRY_AUTH_FILE, podman's auth.json; within
-a file, the credential helper named for a registry wins over what is written there. Files are read when somebody asks,
-so a login takes effect without a restart. Nothing here says where a credential may be sent: that is `fetch.auth`'s.
+Search order: the operator's mapping, docker's config.json, $REGISTRY_AUTH_FILE, podman's auth.json. Within a file, the
+credential helper of a registry takes precedence over a stored password. Files are read at each lookup, so a login
+takes effect without a restart. The destinations of a credential are decided in `registry.auth`, not here.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ HELPER_SECONDS = 30.0
 MAX_HELPER_BYTES = 64 * 1024
 _HUB_KEY = "https://index.docker.io/v1/"
 _HELPER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_IDENTITY_USER = "<token>"  # what helpers and docker call the user of an identity token
+_IDENTITY_USER = "<token>"  # the user name that docker and its helpers give an identity token
 
 
 class RegistryCredential(Struct, frozen=True):
-    """User and password, or an identity token to trade for others. Its text never shows either."""
+    """User and password, or an identity token to exchange for others. Its repr contains neither."""
 
     user: str = ""
     password: str = ""
@@ -61,20 +61,20 @@ class _File(Struct, rename="camel"):
     creds_store: str = ""
 
 
-class _Told(Struct, rename="pascal"):
+class _HelperOutput(Struct, rename="pascal"):
     username: str = ""
     secret: str = ""
 
 
 class Credentials:
-    """`settings` maps registry hosts to `user:password`; `environment` says where the files are."""
+    """`settings` maps registry hosts to `user:password`; `environment` locates the files."""
 
     def __init__(self, environment: Mapping[str, str], settings: Mapping[str, str]) -> None:
         self._environment = environment
         self._settings = settings
 
     async def find(self, reference: ImageReference) -> RegistryCredential | None:
-        """The credential for the registry of `reference`, the most specific one first; None is anonymous."""
+        """Return the most specific credential for `reference`. None means anonymous."""
         keys = list(_keys(reference))
         for key in keys:
             if set_here := self._settings.get(key):
@@ -96,13 +96,13 @@ class Credentials:
             if entry is not None and (found := _credential(entry)):
                 return found
         if file.creds_store:
-            # Docker keeps its own registry under one name and every other under its host.
+            # Docker stores Docker Hub under a fixed URL and all other registries under their host.
             asked = _HUB_KEY if _HUB_KEY in keys else _bare(keys[-1])
             return await self._ask(file.creds_store, asked)
         return None
 
     async def _ask(self, helper: str, key: str) -> RegistryCredential | None:
-        """What `docker-credential-NAME get` says; a helper that fails is told in the log and means anonymous."""
+        """Run `docker-credential-NAME get`. A failing helper is logged and means anonymous."""
         if not _HELPER_NAME.fullmatch(helper):
             log.warning("credentials.helper_refused helper=%r", helper[:40])
             return None
@@ -122,7 +122,7 @@ class Credentials:
             async with asyncio.timeout(HELPER_SECONDS):
                 output, _ = await process.communicate(key.encode())
         except TimeoutError:
-            log.warning("credentials.helper_silent helper=%s registry=%s", helper, key)
+            log.warning("credentials.helper_timed_out helper=%s registry=%s", helper, key)
             return None
         finally:
             if process.returncode is None:
@@ -132,17 +132,17 @@ class Credentials:
         if process.returncode or len(output) > MAX_HELPER_BYTES:
             return None
         try:
-            told = msgspec.json.decode(output, type=_Told)
+            found = msgspec.json.decode(output, type=_HelperOutput)
         except (msgspec.DecodeError, UnicodeDecodeError):
             log.warning("credentials.helper_unreadable helper=%s registry=%s", helper, key)
             return None
-        if told.username == _IDENTITY_USER:
-            return RegistryCredential(identity_token=told.secret)
-        return RegistryCredential(told.username, told.secret) if told.username else None
+        if found.username == _IDENTITY_USER:
+            return RegistryCredential(identity_token=found.secret)
+        return RegistryCredential(found.username, found.secret) if found.username else None
 
 
 def _keys(reference: ImageReference) -> Iterator[str]:
-    """Names under which a credential may be kept: podman's with repository first, the bare host last."""
+    """Keys of a credential, most specific first: podman's with the repository, then the host alone."""
     parts = reference.repository.split("/")
     for count in range(len(parts), 0, -1):
         yield "/".join((reference.host, *parts[:count]))
@@ -152,7 +152,7 @@ def _keys(reference: ImageReference) -> Iterator[str]:
 
 
 def _bare(key: str) -> str:
-    """Older files have URLs where newer ones have hosts."""
+    """The host of a key. Older files have URLs as keys, newer ones have hosts."""
     return re.sub(r"^https?://", "", key).removesuffix("/").removesuffix("/v1").removesuffix("/v2")
 
 
@@ -183,7 +183,7 @@ def _credential(entry: _Entry) -> RegistryCredential | None:
     if entry.username:
         return RegistryCredential(entry.username, entry.password)
     try:
-        # Docker fills up with zero bytes.
+        # Docker pads the value with zero bytes.
         user, _, password = base64.b64decode(entry.auth).decode().rstrip("\0").partition(":")
     except (binascii.Error, UnicodeDecodeError, ValueError):
         return None

@@ -1,8 +1,8 @@
 """Images from registries, by the OCI distribution protocol.
 
-A tag is resolved once; from then on everything is asked for by digest, so what is recorded is what is installed.
-A server that sends blobs elsewhere is asked once per blob: the address it gave is used for the other ranges, without
-credentials, until it no longer works.
+A tag is resolved once; all later requests are by digest, so the recorded digest is the installed one.
+If the registry redirects a blob, the redirect target is used for the other ranges of that blob, without credentials,
+until it expires. This saves one request per range.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from enginehouse.core.artifact import Artifact, Layer
-from enginehouse.core.errors import Upstream
 from enginehouse.core.reference import ImageReference, is_digest
-from enginehouse.fetch.archives.local import LocalBlob
-from enginehouse.fetch.http.bodies import body, ignores_range, range_header
+from enginehouse.fetch.http.bodies import body, ignores_range, no_ranges, range_header
 from enginehouse.fetch.http.client import Client
-from enginehouse.fetch.registry.manifests import ACCEPT, MAX_DOCUMENT_BYTES, Descriptor, check_digest, parse
+from enginehouse.fetch.oci.local import LocalBlob
+from enginehouse.fetch.oci.manifests import ACCEPT, MAX_DOCUMENT_BYTES, Descriptor, check_digest, parse
+from enginehouse.fetch.oci.resolution import artifact_of
 from enginehouse.fetch.registry.requests import Registries
-from enginehouse.fetch.registry.resolution import artifact_of
 
-# What a signed address answers when its time is over, depending on who made it.
-_OVER = {400, 401, 403, 404, 410}
+# Statuses of an expired signed URL; they depend on the storage provider.
+_EXPIRED = {400, 401, 403, 404, 410}
 
 
 class ImageOrigin:
-    """One image of one registry."""
+    """One image in a registry."""
 
     def __init__(self, uri: str, reference: ImageReference, client: Client, registries: Registries) -> None:
         self.uri = uri
@@ -56,18 +55,18 @@ class ImageOrigin:
             return
         what = f"{layer.digest[:19]} of {self._reference}"
         if start and not self.supports_ranges:
-            raise Upstream(f"cannot get {what} from byte {start} on: the server sends only the whole", code="no_ranges")
+            raise no_ranges(what, start)
         headers = range_header(start, end, layer.size_bytes)
         own = self._registry.url(f"blobs/{layer.digest}")
         for url in dict.fromkeys((self._moved.get(layer.digest, own), own)):
             async with self._registry.open(url, headers) as response:
-                if url != own and response.status in _OVER:
+                if url != own and response.status in _EXPIRED:
                     self._moved.pop(layer.digest, None)
                     continue
                 if ignores_range(response, start, end, layer.size_bytes):
                     self.supports_ranges = False
                 async for piece in body(response, layer, start, end, what):
-                    # Only an address that really gave bytes is worth coming back to.
+                    # Only a URL that has delivered bytes is used again.
                     if response.url != own:
                         self._moved[layer.digest] = response.url
                     yield piece
@@ -75,7 +74,7 @@ class ImageOrigin:
 
     async def _document(self, wanted: str) -> tuple[bytes, str]:
         answer = await self._registry.document(f"manifests/{wanted}", accept=ACCEPT, limit_bytes=MAX_DOCUMENT_BYTES)
-        told = answer.headers.get("docker-content-digest", "")
-        if is_digest(told):
-            check_digest(answer.body, told, f"what the registry sent for {self.uri}")
+        stated = answer.headers.get("docker-content-digest", "")
+        if is_digest(stated):
+            check_digest(answer.body, stated, f"the manifest of {self.uri}")
         return answer.body, answer.headers.get("content-type", "")

@@ -1,8 +1,8 @@
-"""Requests to one registry: signed in when asked to, patient with what may heal.
+"""Requests to registries: authenticated on demand, retried on temporary errors.
 
-`Registries` remembers each registry's door (tokens) for as long as the program runs; a `Registry` is one image's view
-of it. Documents are asked for again with growing pauses when a server is busy or away; blobs are not, because whoever
-reads them knows what it has already.
+`Registries` keeps the tokens of each registry (its `Door`) for the life of the program; a `Registry` is the view of one
+image on it. Documents are retried with exponential backoff. Blobs are not: their reader resumes at the byte it has
+reached. Credentials are sent to the registry's own URLs only, never to a redirect target.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enginehouse.fetch.registry.credentials import Credentials
 
 
 class Registries:
-    """All registries of this program. `credentials` maps hosts to `user:password` and wins over docker's files."""
+    """All registries. `credentials` maps hosts to `user:password` and takes precedence over docker's files."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Registries:
 
 
 class Registry:
-    """One image's registry."""
+    """The registry of one image."""
 
     def __init__(self, reference: ImageReference, url: str, door: Door, client: Client, patience: RetryPolicy) -> None:
         self.reference = reference
@@ -56,7 +56,7 @@ class Registry:
         return f"{self._url}/{path}"
 
     async def document(self, path: str, *, accept: str, limit_bytes: int) -> Document:
-        """A manifest or a small blob; `NotFound` names the image, because nothing else is ever taken instead."""
+        """Get a manifest or a small blob. `NotFound` names the image, because there is no fallback to another one."""
         request = OutboundRequest(url=self.url(path), headers={"accept": accept} if accept else {})
         used = self._door.header(self.reference)
         answer = await self._patience.retried(lambda: self._exchange(self._signed(request), limit_bytes))
@@ -65,7 +65,7 @@ class Registry:
             answer = await self._patience.retried(lambda: self._exchange(self._signed(request), limit_bytes))
         if answer.status == 404:
             raise NotFound(
-                f"cannot find {self.reference}: the registry does not have it; check its name and tag",
+                f"cannot find {self.reference}: it is not in the registry; check its name and tag",
                 code="not_found",
             )
         if answer.status in (401, 403):
@@ -78,10 +78,10 @@ class Registry:
 
     @asynccontextmanager
     async def open(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[OutboundResponse]:
-        """A blob from the registry or from where it sent us before, signed in if it is the registry's own URL."""
+        """Open a blob at the registry or at a former redirect target. Only the registry's own URL is authenticated."""
         request, used = OutboundRequest(url=url, headers=headers), self._door.header(self.reference)
         async with self._client.open(self._signed(request)) as response:
-            # Only the registry itself is shown who we are, not the place it sends us to.
+            # Challenges of a redirect target are not answered: credentials are for the registry only.
             if response.status != 401 or not self._is_own(response.url):
                 yield response
                 return
@@ -99,12 +99,12 @@ class Registry:
         return await self._patience.retried(lambda: self._exchange(request, limit_bytes))
 
     async def _exchange(self, request: OutboundRequest, limit_bytes: int) -> Document:
-        """One try; what may heal is raised, every other answer is the caller's to judge."""
+        """One attempt. Raises on a temporary status; returns any other response to the caller."""
         try:
             answer = await self._client.exchange(request, limit_bytes, self._patience.total_seconds)
         except TooLarge as error:
             raise Hopeless(
-                f"cannot use {self.reference}: a document of it has more than {limit_bytes} bytes",
+                f"cannot use {self.reference}: one of its documents is larger than {limit_bytes} bytes",
                 code="archive_too_large",
             ) from error
         refusal = failure(answer.status, str(self.reference), answer.headers)

@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import zstandard
 from msgspec import Struct
 
+from enginehouse.artifact.images.sizes import hint_range, unpacked_bytes
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError
@@ -22,9 +22,6 @@ from enginehouse.fetch.origins import Origin
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.backends.installation import Installation
-
-_FRAME_HEAD_BYTES = 18  # the longest head of a zstd frame
-_FOUR_GIB = 2**32
 
 
 class InstallPlan(Struct, frozen=True, kw_only=True):
@@ -114,23 +111,9 @@ async def _unpacked_bytes(artifact: Artifact, origin: Origin, assembled: Install
 
 
 async def _hint(layer: Layer, origin: Origin, assembled: Installation) -> int:
-    match layer.compression:
-        case "none":
-            return layer.size_bytes if layer.form == "tar" else 0
-        case "gzip":
-            tail = await _read(layer, layer.size_bytes - 4, layer.size_bytes, origin, assembled)
-            size = int.from_bytes(tail, "little")
-            # It is counted modulo 4 GiB, and a layer hardly ever grows by compressing.
-            while len(tail) == 4 and size < layer.size_bytes:
-                size += _FOUR_GIB
-            return size if len(tail) == 4 else 0
-        case "zstd":
-            head = await _read(layer, 0, min(layer.size_bytes, _FRAME_HEAD_BYTES), origin, assembled)
-            try:
-                size = zstandard.frame_content_size(head)
-            except zstandard.ZstdError:
-                return 0
-            return max(0, size)
+    start, end = hint_range(layer)
+    hint = await _read(layer, start, end, origin, assembled) if start < end else b""
+    return unpacked_bytes(layer, hint)
 
 
 async def _read(layer: Layer, start: int, end: int, origin: Origin, assembled: Installation) -> bytes:

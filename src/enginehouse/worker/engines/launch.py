@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
-import psutil
 from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
@@ -143,7 +142,7 @@ class Starter:
                 if not current.checks_key:
                     log.warning("engine.ignores_key key=%s pid=%d", current.request.process_key, current.process.pid)
                 return True
-            if (seen := _activity(current.process.pid)) != moved:
+            if (seen := processes.activity(current.process.pid)) != moved:
                 moved, moved_at = seen, loop.time()
             if loop.time() - moved_at > self._place.stall_seconds:
                 raise Unavailable(
@@ -203,16 +202,6 @@ def _keep_last(log: Path) -> None:
     """One log per start and the one before it: enough to see why it ended."""
     if log.exists():
         os.replace(log, log.with_name(log.name + ".1"))
-
-
-def _activity(pid: int) -> float:
-    """A figure that changes while a process does anything at all."""
-    try:
-        process = psutil.Process(pid)
-        times = process.cpu_times()
-        return times.user + times.system + process.memory_info().rss
-    except psutil.Error:
-        return 0.0
 
 
 def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:

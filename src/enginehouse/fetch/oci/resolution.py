@@ -1,7 +1,7 @@
-"""From a document to the artifact of one platform: which child of an index, which layers.
+"""Resolution of an index or a manifest to the artifact of one platform.
 
-The same for registries, layout directories and tars, which differ only in how a blob's bytes are had: `Documents`.
-Everything below the first document is asked for by digest and checked against it.
+Common to registries, layout directories and tars, which differ only in how a document is read: `Documents`.
+All documents below the first one are read by digest and checked against it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.errors import Hopeless
-from enginehouse.fetch.registry.manifests import (
+from enginehouse.fetch.oci.manifests import (
     MANIFESTS,
     MAX_DEPTH,
     MAX_DOCUMENT_BYTES,
@@ -29,38 +29,39 @@ _ATTESTATION = "vnd.docker.reference.type"
 
 
 class Documents(Protocol):
-    """Where documents come from."""
+    """A source of documents."""
 
     async def manifest(self, descriptor: Descriptor) -> tuple[bytes, str]:
-        """The bytes of an index or manifest, and the media type it was sent with ("" where there is none)."""
+        """Return the bytes of an index or manifest, and the media type it was sent with ("" if unknown)."""
 
     async def configuration(self, descriptor: Descriptor) -> bytes: ...
 
 
 async def artifact_of(root: Parsed, blobs: Documents, *, platform: str, uri: str) -> Artifact:
-    """What `root`, an index or a manifest, holds for `platform`; raises `unsupported_platform` if it is nothing.
+    """Return the artifact that `root`, an index or a manifest, has for `platform`.
 
-    Without a platform, as LocalAI's workers do not tell theirs, a manifest alone is meant and no child is chosen.
+    Raises `Hopeless` with `unsupported_platform` if there is none. LocalAI's workers do not report a platform; with
+    an empty one, `root` must be a manifest and no child is chosen.
     """
     offered: list[str] = []
-    manifest, is_told = root, not platform
+    manifest, is_stated = root, not platform
     if root.kind == "index":
         if not platform:
             raise Hopeless(
-                f"cannot choose from {uri}: it has a build per platform, and that of the node is not known",
+                f"cannot choose from {uri}: it has one build per platform, and the platform of the node is unknown",
                 code="unsupported_platform",
             )
         found = await _search(root, blobs, platform, offered, 1, uri)
         if found is None:
             raise unsupported(uri, platform, offered)
-        manifest, is_told = found
+        manifest, is_stated = found
     configuration: Configuration | None = None
     if has_configuration(manifest):
         assert manifest.config is not None
         configuration = parse_configuration(await _checked(blobs, manifest.config, uri), uri)
-    # An index has said for which platform this is; a manifest alone has not, and a build for another machine would
-    # install well and fail when it is started.
-    if configuration is not None and not is_told:
+    # An index states the platform of each child. A manifest alone does not, and a build for another platform would
+    # install without an error and fail at its start.
+    if configuration is not None and not is_stated:
         claimed = Platform(configuration.os, configuration.architecture, configuration.variant)
         if claimed.os and claimed.architecture and not matches(claimed, platform):
             raise unsupported(uri, platform, [str(claimed)])
@@ -74,31 +75,31 @@ async def artifact_of(root: Parsed, blobs: Documents, *, platform: str, uri: str
 
 
 def matches(offered: Platform, wanted: str) -> bool:
-    """Variants count only where one is wanted: arm64 is arm64 whether or not somebody wrote v8."""
+    """Whether `offered` satisfies `wanted`. Variants are compared only if `wanted` has one: arm64 equals arm64/v8."""
     system, architecture, *variant = wanted.split("/")
     same = (offered.os, offered.architecture) == (system, architecture)
     return same and (not variant or variant[0] == offered.variant)
 
 
 def unsupported(uri: str, wanted: str, offered: list[str]) -> Hopeless:
-    there_is = ", ".join(dict.fromkeys(offered)) or "nothing that is an image"
+    available = ", ".join(dict.fromkeys(offered)) or "no image"
     return Hopeless(
-        f"cannot install {uri} here: it is wanted for {wanted}, and there is {there_is}", code="unsupported_platform"
+        f"cannot install {uri}: it is needed for {wanted}, but the source has {available}", code="unsupported_platform"
     )
 
 
 async def _search(
     index: Parsed, blobs: Documents, wanted: str, offered: list[str], depth: int, uri: str
 ) -> tuple[Parsed, bool] | None:
-    """The first manifest that fits, and whether its platform was told; indexes inside are looked into afterwards.
+    """Return the first matching manifest, and whether the index states its platform. Nested indexes come last.
 
-    An index cannot hold its own digest, so one that is sent as its own child fails for its digest.
+    Cycles are impossible: a document cannot contain its own digest, and each child is checked against its digest.
     """
     children = [child for child in index.children if not is_attestation(child)]
     for child in children:
         if child.media_type not in ("", *MANIFESTS):
             continue
-        # As LocalAI reads an entry that does not say what it is for.
+        # LocalAI's default for an entry without a platform.
         platform = child.platform or Platform("linux", "amd64")
         offered.append(str(platform))
         if matches(platform, wanted):
@@ -107,7 +108,9 @@ async def _search(
         if not child.is_index or (child.platform is not None and not matches(child.platform, wanted)):
             continue
         if depth >= MAX_DEPTH:
-            raise Hopeless(f"cannot use {uri}: more than {MAX_DEPTH} indexes in each other", code="unsafe_archive")
+            raise Hopeless(
+                f"cannot use {uri}: its indexes are nested more than {MAX_DEPTH} deep", code="unsafe_archive"
+            )
         inner = await _child(child, blobs, uri)
         if found := await _search(inner, blobs, wanted, offered, depth + 1, uri):
             return found
@@ -119,7 +122,7 @@ async def _child(descriptor: Descriptor, blobs: Documents, uri: str) -> Parsed:
     parsed = parse(content, media_type=sent_as or descriptor.media_type, digest=descriptor.digest, what=uri)
     if descriptor.media_type and parsed.media_type != descriptor.media_type:
         raise Hopeless(
-            f"cannot use {uri}: its index tells of a {descriptor.media_type!r} and there is a {parsed.media_type!r}",
+            f"cannot use {uri}: its index lists {descriptor.media_type!r}, but the content is {parsed.media_type!r}",
             code="unsafe_archive",
         )
     return parsed
@@ -128,7 +131,7 @@ async def _child(descriptor: Descriptor, blobs: Documents, uri: str) -> Parsed:
 async def _checked(blobs: Documents, descriptor: Descriptor, uri: str) -> bytes:
     if descriptor.size > MAX_DOCUMENT_BYTES:
         raise Hopeless(
-            f"cannot use {uri}: its configuration has {descriptor.size} bytes, more than {MAX_DOCUMENT_BYTES}",
+            f"cannot use {uri}: its configuration has {descriptor.size} bytes; the limit is {MAX_DOCUMENT_BYTES}",
             code="archive_too_large",
         )
     content = await blobs.configuration(descriptor)

@@ -1,7 +1,7 @@
-"""Indexes, manifests and image configurations: read, validated, and turned into layers.
+"""Indexes, manifests and image configurations: parsed, validated, and turned into layers.
 
-Knows nothing of where a document came from. A document that could be two things, that points elsewhere for its bytes,
-or that passes the limits is refused; so is one whose digest is not the one it was asked for by.
+Independent of the source of a document. Refused are documents that are ambiguous (index or manifest, duplicate keys),
+refer to other URLs for their bytes, exceed the limits, or do not have the requested digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginehouse.core.reference import is_digest
 
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 MAX_LAYERS = 127
-MAX_DEPTH = 2  # an index in an index; nobody makes more
+MAX_DEPTH = 2  # an index in an index; deeper nesting is not used in practice
 
 INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
@@ -41,7 +41,7 @@ class Platform(Struct, frozen=True):
 
 
 class Descriptor(Struct, frozen=True, rename="camel"):
-    """A blob as a document describes it."""
+    """A reference to a blob in an index or manifest."""
 
     digest: str
     size: int
@@ -79,7 +79,7 @@ class _RootFilesystem(Struct):
 
 
 class Configuration(Struct):
-    """What an image's configuration says that matters here."""
+    """The fields of an image configuration that are used here."""
 
     os: str = ""
     architecture: str = ""
@@ -88,24 +88,27 @@ class Configuration(Struct):
 
 
 def check_digest(content: bytes, digest: str, what: str) -> str:
-    """The digest of `content`, which must be `digest` where one is given."""
+    """Return the digest of `content`. Raises `Hopeless` if `digest` is given and differs."""
     actual = "sha256:" + hashlib.sha256(content).hexdigest()
     if digest and digest != actual:
         raise Hopeless(
-            f"cannot use {what}: its content has the digest {actual}, not {digest}; the source is damaged or lies",
+            f"cannot use {what}: its digest is {actual}, not {digest}; the source is damaged or was changed",
             code="digest_mismatch",
         )
     return actual
 
 
 def parse(content: bytes, *, media_type: str, digest: str, what: str) -> Parsed:
-    """An index or a manifest. `media_type` is what the one who sent it says it is, "" where nobody says."""
+    """Parse an index or a manifest. `media_type` is the type stated by the sender, or ""."""
     actual = check_digest(content, digest, what)
     raw = _load(content, what)
     if "fsLayers" in raw or raw.get("schemaVersion") == 1:
-        raise Hopeless(f"cannot use {what}: a manifest of schema 1; build it anew", code="unsupported")
+        raise Hopeless(
+            f"cannot use {what}: its manifest has schema version 1, which is not supported; build it again",
+            code="unsupported",
+        )
     if "manifests" in raw and ("layers" in raw or "config" in raw):
-        _unsafe(what, "it could be an index as well as a manifest")
+        _unsafe(what, "it is ambiguous: it has the fields of an index and of a manifest")
     try:
         document = msgspec.convert(raw, _Document)
     except msgspec.ValidationError as error:
@@ -120,7 +123,7 @@ def parse(content: bytes, *, media_type: str, digest: str, what: str) -> Parsed:
     _check_descriptor(document.config, what)
     if len(document.layers) > MAX_LAYERS:
         raise Hopeless(
-            f"cannot use {what}: {len(document.layers)} layers, at most {MAX_LAYERS} are allowed",
+            f"cannot use {what}: it has {len(document.layers)} layers; at most {MAX_LAYERS} are allowed",
             code="archive_too_large",
         )
     return Parsed(
@@ -129,7 +132,7 @@ def parse(content: bytes, *, media_type: str, digest: str, what: str) -> Parsed:
 
 
 def has_configuration(manifest: Parsed) -> bool:
-    """Whether this is an image; other artifacts have an empty configuration, or one of their own."""
+    """Whether this is an image. Other artifacts have an empty configuration or a type of their own."""
     return manifest.config is not None and manifest.config.media_type in _IMAGE_CONFIGURATIONS
 
 
@@ -137,21 +140,21 @@ def parse_configuration(content: bytes, what: str) -> Configuration:
     try:
         return msgspec.convert(_load(content, what), Configuration)
     except msgspec.ValidationError as error:
-        raise Hopeless(f"cannot use {what}: its configuration is not one ({error})", code="unsafe_archive") from error
+        raise Hopeless(f"cannot use {what}: its configuration is invalid ({error})", code="unsafe_archive") from error
 
 
 def layers_of(manifest: Parsed, configuration: Configuration | None, what: str) -> tuple[Layer, ...]:
-    """The layers in order, with the digests of what is inside them where the configuration tells."""
+    """Return the layers in order, with the diff IDs of the configuration if there is one."""
     diff_ids = [""] * len(manifest.layers)
     if configuration is not None:
         diff_ids = configuration.rootfs.diff_ids
         if len(diff_ids) != len(manifest.layers) or not all(is_digest(text) for text in diff_ids):
-            _unsafe(what, f"its configuration tells of {len(diff_ids)} layers, its manifest of {len(manifest.layers)}")
+            _unsafe(what, f"its configuration lists {len(diff_ids)} layers, its manifest {len(manifest.layers)}")
     layers = []
     for descriptor, diff_id in zip(manifest.layers, diff_ids, strict=True):
         compression = _compression(descriptor, what)
         if compression == "none" and diff_id not in ("", descriptor.digest):
-            _unsafe(what, "a layer that is not compressed has two different digests")
+            _unsafe(what, "the digest and the diff ID of an uncompressed layer differ")
         layers.append(
             Layer(digest=descriptor.digest, size_bytes=descriptor.size, compression=compression, diff_id=diff_id)
         )
@@ -162,17 +165,17 @@ def _load(content: bytes, what: str) -> dict[str, object]:
     try:
         loaded = json.loads(content, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Hopeless(f"cannot use {what}: it is not proper JSON", code="unsafe_archive") from error
+        raise Hopeless(f"cannot use {what}: it is not valid JSON", code="unsafe_archive") from error
     if not isinstance(loaded, dict):
         _unsafe(what, "it is not a JSON object")
     return loaded
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Which of two equal keys counts depends on who reads: nobody should have to know."""
+    """Refuse duplicate keys, because parsers differ in which one they use."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("duplicate key")
     return found
 
 
@@ -180,35 +183,37 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
-def _kind(document: _Document, told: str, what: str) -> str:
+def _kind(document: _Document, sent_as: str, what: str) -> str:
     own = document.media_type
-    if own and told and own != told:
-        _unsafe(what, f"it calls itself {own!r} and was sent as {told!r}")
-    media_type = own or told
+    if own and sent_as and own != sent_as:
+        _unsafe(what, f"its media type is {own!r}, but it was sent as {sent_as!r}")
+    media_type = own or sent_as
     if media_type not in (INDEXES if document.manifests is not None else MANIFESTS):
         if media_type in (*INDEXES, *MANIFESTS):
-            _unsafe(what, f"it is not what {media_type!r} says")
+            _unsafe(what, f"its content does not match its media type {media_type!r}")
         raise Hopeless(f"cannot use {what}: {media_type or 'no media type'!r} is not an image", code="unsupported")
     return media_type
 
 
 def _check_descriptor(descriptor: Descriptor, what: str) -> None:
     if not is_digest(descriptor.digest) or descriptor.size < 0:
-        _unsafe(what, "a digest in it is not sha256, or a size is negative")
+        _unsafe(what, "a descriptor has a digest that is not sha256 or a negative size")
     if descriptor.urls:
-        _unsafe(what, "it says that its bytes are to be fetched elsewhere")
+        _unsafe(what, "a descriptor refers to other URLs for its content")
 
 
 def _compression(descriptor: Descriptor, what: str) -> Compression:
     kind = descriptor.media_type.lower()
     if "foreign" in kind or "nondistributable" in kind:
-        _unsafe(what, "it has a layer that may not be distributed with it")
+        _unsafe(what, "it has a non-distributable layer")
     bare, _, ending = kind.replace("+", ".").rpartition(".")
     if ending in _COMPRESSIONS and bare.endswith("tar"):
         return _COMPRESSIONS[ending]
     if ending == "tar":
         return "none"
-    raise Hopeless(f"cannot use {what}: a layer of the type {descriptor.media_type!r} is not a tar", code="unsupported")
+    raise Hopeless(
+        f"cannot use {what}: it has a layer of type {descriptor.media_type!r}, not a tar", code="unsupported"
+    )
 
 
 def _unsafe(what: str, why: str) -> NoReturn:

@@ -1,4 +1,7 @@
-"""Bytes that are on this disk already: where they are, and reading them as if they came from elsewhere."""
+"""Blobs on the local disk: their place, and a reader with the interface of a download.
+
+Blocking calls run in threads. Checksums are the caller's task.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ READ_BYTES = 1024 * 1024
 
 
 class LocalBlob(Struct, frozen=True):
-    """A blob in a file, from a byte on: layers in a tar are used where they are."""
+    """A blob in a file at an offset: layers inside a tar are used in place."""
 
     path: Path
     offset_bytes: int = 0
 
 
 async def read_local(blob: LocalBlob, start: int, end: int) -> AsyncIterator[bytes]:
-    """Bytes [start, end) of the blob, read off the event loop."""
+    """Yield bytes [start, end) of the blob."""
     try:
         file = await asyncio.to_thread(os.open, blob.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -30,7 +33,9 @@ async def read_local(blob: LocalBlob, start: int, end: int) -> AsyncIterator[byt
                 size = min(READ_BYTES, end - start)
                 piece = await asyncio.to_thread(os.pread, file, size, blob.offset_bytes + start)
                 if not piece:
-                    raise Hopeless(f"cannot read {blob.path}: it ends before its time", code="digest_mismatch")
+                    raise Hopeless(
+                        f"cannot read {blob.path}: the file is shorter than expected", code="digest_mismatch"
+                    )
                 start += len(piece)
                 yield piece
         finally:
