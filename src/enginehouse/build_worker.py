@@ -8,7 +8,7 @@ from functools import partial
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.errors import Invalid
-from enginehouse.core.wire import RegisterReply
+from enginehouse.core.node_api import RegisterReply
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.host import confinement, disk, processes
 from enginehouse.link.client import FrontendClient

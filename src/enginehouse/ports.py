@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 
 Headers = Sequence[tuple[bytes, bytes]]
 

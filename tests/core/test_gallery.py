@@ -9,7 +9,7 @@ from tests.core.localai import SHARED, localai, needs_index
 
 from enginehouse.core.entry import Gallery, GalleryEntry
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound
-from enginehouse.core.gallery import Catalogue, explain, find_entry, resolve
+from enginehouse.core.gallery import Catalogue, explain, resolve
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 NUMBERS = {
@@ -292,7 +292,7 @@ def test_an_alias_stands_for_the_best_of_the_builds_that_can_run(capability: str
     assert choice.resolved.alias == "engine"
     assert "alias" in choice.reasons[-1]
     with pytest.raises(NotFound):
-        find_entry([one], "engine")
+        Catalogue([one]).find("engine")
 
 
 def test_an_entry_of_that_name_comes_before_builds_of_that_alias() -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 from tests.worker.world import KEY, MemoryBus, MemoryLink, tiny_chat, until
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
+from enginehouse.core.node_api import RegisterReply
 from enginehouse.core.report import Report
-from enginehouse.core.wire import Command, RegisterReply
+from enginehouse.core.wire import Command
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.host import confinement
 from enginehouse.worker.agent import Agent
@@ -56,7 +57,7 @@ class WholeWorker:
         return report
 
     async def tell(self, verb: str, message: msgspec.Struct, reply: str = "r") -> wire.AnyReply:
-        answer = await self.bus.ask(wire.node_subject("node-1", verb), wire.encode(message), reply)
+        answer = await self.bus.ask(subjects.node_subject("node-1", verb), wire.encode(message), reply)
         return wire.decode(answer, wire.AnyReply, "the reply")
 
 

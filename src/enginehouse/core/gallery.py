@@ -26,7 +26,6 @@ __all__ = [
     "GalleryState",
     "Skipped",
     "explain",
-    "find_entry",
     "find_model",
     "resolve",
 ]
@@ -240,10 +239,6 @@ class _Search:
         self.refusals.append(reason)
         self.is_platform_alone &= is_platform
         return None
-
-
-def find_entry(galleries: Iterable[Gallery], name: str) -> tuple[Gallery, GalleryEntry]:
-    return Catalogue(galleries).find(name)
 
 
 def find_model(galleries: Iterable[Gallery], name: str) -> Model | None:

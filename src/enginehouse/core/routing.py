@@ -19,7 +19,6 @@ class Route(Struct, frozen=True, kw_only=True):
     revision: str
     nonce: str
     checks_key: bool = True  # else the process behind the address is asked for before it is used
-    engine_model: str = ""  # the name under which the engine knows the model, where it is another one
 
     @property
     def id(self) -> str:

@@ -20,68 +20,6 @@ from enginehouse.core.model import Model
 from enginehouse.core.progress import Progress, format_bytes, parse_bytes
 from enginehouse.core.reading import read_json
 from enginehouse.core.replica import RunningReplica
-from enginehouse.core.report import Report
-from enginehouse.core.subjects import (
-    ALL_PROGRESS,
-    ALL_REPLIES,
-    CANCEL,
-    DELETE,
-    DELETE_MODEL,
-    FORCED,
-    INBOX,
-    INSTALL,
-    LIST,
-    POLLS,
-    PULL_MODEL,
-    RUNNING,
-    STOP,
-    STOP_MODEL,
-    STOP_NODE,
-    UNLOAD,
-    UPGRADE,
-    WORKER_SUBJECTS,
-    ReplySubject,
-    all_polls,
-    can_be_token,
-    node_subject,
-    parse_poll_subject,
-    parse_reply_subject,
-    poll_subject,
-    progress_subject,
-    reply_subject,
-    token,
-)
-
-__all__ = [
-    "ALL_PROGRESS",
-    "ALL_REPLIES",
-    "CANCEL",
-    "DELETE",
-    "DELETE_MODEL",
-    "FORCED",
-    "INBOX",
-    "INSTALL",
-    "LIST",
-    "POLLS",
-    "PULL_MODEL",
-    "RUNNING",
-    "STOP",
-    "STOP_MODEL",
-    "STOP_NODE",
-    "UNLOAD",
-    "UPGRADE",
-    "WORKER_SUBJECTS",
-    "ReplySubject",
-    "all_polls",
-    "can_be_token",
-    "node_subject",
-    "parse_poll_subject",
-    "parse_reply_subject",
-    "poll_subject",
-    "progress_subject",
-    "reply_subject",
-    "token",
-]
 
 MAX_MESSAGE_BYTES = 256 * 1024
 # LocalAI's workers put the last lines of an engine into their error, however long those are; a bus takes no more.
@@ -164,9 +102,6 @@ class BackendDeleteRequest(Struct, frozen=True, omit_defaults=True, kw_only=True
     command: Command | None = None
 
 
-BackendDeleteReply = BackendUpgradeReply  # the same contract on the wire
-
-
 class BackendListReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     backends: tuple[InstalledBackend, ...] | None  # Go sends null for none
     error: str = ""
@@ -217,9 +152,6 @@ class ModelDeleteRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # Additive.
     op_id: str = ""
     command: Command | None = None
-
-
-ModelDeleteReply = ModelPullReply  # the same contract on the wire
 
 
 class ModelUnloadRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -309,94 +241,6 @@ def outcome_of(reply: AnyReply) -> Outcome:
     if reply.success or reply.terminated:
         return Outcome(address=reply.address, stopped=reply.stopped_process_keys)
     return Outcome(code="upstream_error", message=reply.error or "the worker gave no reason", can_heal=True)
-
-
-# Registration and heartbeat (HTTP) ---------------------------------------------------------------
-
-
-class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    name: str
-    node_type: str = ""
-    address: str = ""
-    http_address: str = ""
-    token: str = ""
-    total_vram: int = 0
-    available_vram: int = 0
-    total_ram: int = 0
-    available_ram: int = 0
-    total_disk: int = 0
-    available_disk: int = 0
-    gpu_vendor: str = ""
-    gpu_compute_capability: str = ""
-    capability: str = ""
-    labels: dict[str, str] = {}
-    max_replicas_per_model: int = 0
-    vram_budget: str = ""
-    # Additive.
-    public_key: str = ""
-    signature: str = ""
-    platform: str = ""
-    cores: int = 0
-    challenge: str = ""  # of `ChallengeReply`; the signature is over it
-
-
-class ChallengeReply(Struct, frozen=True, kw_only=True):
-    """Additive: what a worker with a key asks for before it registers."""
-
-    challenge: str = ""
-
-
-class BusCredential(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a worker gets in when it joins or renews; its life is told, because its clock is its own."""
-
-    nats_jwt: str = ""
-    nats_user_seed: str = ""
-    nats_url: str = ""
-    nats_life_seconds: float = 0.0  # 0: it does not end
-
-
-class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    id: str
-    name: str
-    node_type: str
-    status: str
-    created_at: str
-    api_token: str = ""
-    nats_jwt: str = ""
-    nats_user_seed: str = ""
-    # Additive.
-    nats_url: str = ""
-    nats_life_seconds: float = 0.0
-    node_token: str = ""
-    heartbeat_seconds: float = 0.0
-    mark: float = 0.0  # the store's time; returned as `boot_mark` of every report of this run
-
-
-BUS_AWAY = "away"
-
-
-class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Every key is optional; an absent one keeps the stored value, an explicit 0 is stored."""
-
-    available_vram: int | None = None
-    total_vram: int | None = None
-    available_ram: int | None = None
-    available_disk: int | None = None
-    total_disk: int | None = None
-    gpu_vendor: str | None = None
-    # Additive.
-    report: Report | None = None
-    renew: bool = False  # the credential of the bus and the node's token near their end
-    bus: str = ""  # `BUS_AWAY`: commands do not reach this worker now; any other value: they do
-
-
-class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    message: str
-    # Additive.
-    mark: float = 0.0
-    credential: BusCredential | None = None
-    node_token: str = ""  # instead of the one that was shown, which counts until this one is used
-    cancelled: tuple[str, ...] = ()  # intents that the report calls running and that have ended: stop working on them
 
 
 # Coding ------------------------------------------------------------------------------------------

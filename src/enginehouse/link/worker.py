@@ -14,7 +14,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from enginehouse.core.errors import Hopeless, Invalid, Malformed, NotFound, Unavailable, Upstream
-from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.link.client import NOT_UNDERSTOOD, FrontendClient
 
 LIMIT_SECONDS = 10.0  # one heartbeat interval: a call that takes longer has missed the next one already

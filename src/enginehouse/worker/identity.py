@@ -14,7 +14,7 @@ from nacl.signing import SigningKey
 
 from enginehouse.core.errors import Invalid
 from enginehouse.core.node import registration_message
-from enginehouse.core.wire import RegisterRequest
+from enginehouse.core.node_api import RegisterRequest
 from enginehouse.host import disk
 
 

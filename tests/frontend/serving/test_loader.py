@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.frontend.world import MODEL, UNREAD, Time, World, installed, running
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.action import InstallBackend, RemoveModel, StartReplica
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
 from enginehouse.core.intent import Change, Intent, Outcome
@@ -258,7 +258,7 @@ async def test_what_is_deleted_while_it_is_loaded_is_not_started_any_more(world:
     assert removal.generation > pulled
     await world.loader.step()
     await world.dispatcher.step()
-    assert [one.subject for one in world.bus.take()] == [wire.node_subject(node.id, wire.DELETE_MODEL)]
+    assert [one.subject for one in world.bus.take()] == [subjects.node_subject(node.id, subjects.DELETE_MODEL)]
     view = await world.board.view(operation_id)
     assert isinstance(view.nodes, list)
     assert (view.status, view.nodes[-1].reason) == ("failed", "model_deleted")

@@ -12,9 +12,9 @@ from tests.frontend.world import Time, World, registration
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.intent import Outcome
+from enginehouse.core.node_api import HeartbeatRequest
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
-from enginehouse.core.wire import HeartbeatRequest
 from enginehouse.frontend.watching import events
 from enginehouse.frontend.watching.events import Events, Watcher
 from enginehouse.store import operations, schema
