@@ -169,7 +169,7 @@ async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_remove
         await step()
     listed = {one["jobID"]: one for one in (await cluster.frontends.second.get("/api/operations"))["operations"]}
     (row,) = listed[operation_id]["nodes"]
-    assert "something that a newer version asked for" in row["action"]
+    assert "an unknown action of a newer version" in row["action"]
     assert (listed[operation_id]["status"], row["attempt"]) == ("queued", 0)
     assert await cluster.state_of(intent_id) == ("accepted", 0)
     ((action,),) = await cluster.sql("select action from intents where id = :id", id=intent_id)

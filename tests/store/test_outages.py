@@ -95,7 +95,7 @@ async def test_a_frozen_server_is_away_within_the_limit_and_what_was_refused_is_
         await store.transaction(add("after"))
         assert await store.transaction(names) == {"before", "after"}
         lines = [record.getMessage().split()[0] for record in caplog.records if record.name.endswith("store.db")]
-        assert lines == ["store.away", "store.back"], "a line per change"
+        assert lines == ["store.lost", "store.recovered"], "a line per change"
     finally:
         store.close()
 

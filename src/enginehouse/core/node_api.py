@@ -34,22 +34,24 @@ class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     signature: str = ""
     platform: str = ""
     cores: int = 0
-    challenge: str = ""  # of `ChallengeReply`; the signature is over it
+    challenge: str = ""  # from `ChallengeReply`; covered by the signature
 
 
 class ChallengeReply(Struct, frozen=True, kw_only=True):
-    """Additive: what a worker with a key asks for before it registers."""
+    """Additive: requested by a worker with a key before it registers."""
 
     challenge: str = ""
 
 
 class BusCredential(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a worker gets in when it joins or renews; its life is told, because its clock is its own."""
+    """The bus credential that a worker gets when it joins or renews. Its lifetime is relative, because clocks may
+    differ.
+    """
 
     nats_jwt: str = ""
     nats_user_seed: str = ""
     nats_url: str = ""
-    nats_life_seconds: float = 0.0  # 0: it does not end
+    nats_life_seconds: float = 0.0  # 0: it does not expire
 
 
 class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -66,7 +68,7 @@ class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     nats_life_seconds: float = 0.0
     node_token: str = ""
     heartbeat_seconds: float = 0.0
-    mark: float = 0.0  # the store's time; returned as `boot_mark` of every report of this run
+    mark: float = 0.0  # the store's time; returned as `boot_mark` in every report of this run
 
 
 BUS_AWAY = "away"
@@ -83,8 +85,8 @@ class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gpu_vendor: str | None = None
     # Additive.
     report: Report | None = None
-    renew: bool = False  # the credential of the bus and the node's token near their end
-    bus: str = ""  # `BUS_AWAY`: commands do not reach this worker now; any other value: they do
+    renew: bool = False  # the bus credential and the node's token expire soon
+    bus: str = ""  # `BUS_AWAY`: commands do not reach this worker; any other value: they do
 
 
 class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -92,5 +94,6 @@ class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # Additive.
     mark: float = 0.0
     credential: BusCredential | None = None
-    node_token: str = ""  # instead of the one that was shown, which counts until this one is used
-    cancelled: tuple[str, ...] = ()  # intents that the report calls running and that have ended: stop working on them
+    node_token: str = ""  # replaces the presented one, which stays valid until this one is used
+    # Intents that the report lists as running but that have ended: stop working on them.
+    cancelled: tuple[str, ...] = ()

@@ -1,8 +1,7 @@
-"""Every subject and payload that this program puts on the bus or takes from it: LocalAI's, plus additive fields that
-an old peer ignores.
+"""Messages on the bus: LocalAI's, plus additive fields that an old peer ignores. `core.subjects` has their subjects.
 
-Go's rules are kept by construction: a field without a default is always present, a field with one is absent when it
-has that value, unknown keys are ignored, `null` is absent. Payloads are decoded with `decode`, which turns every fault
+Go's rules hold by construction: a field without a default is always present, a field with one is omitted when it has
+that value, unknown keys are ignored, `null` means absent. Payloads are decoded with `decode`, which turns every fault
 of a peer into one error.
 """
 
@@ -22,13 +21,13 @@ from enginehouse.core.reading import read_json
 from enginehouse.core.replica import RunningReplica
 
 MAX_MESSAGE_BYTES = 256 * 1024
-# LocalAI's workers put the last lines of an engine into their error, however long those are; a bus takes no more.
+# LocalAI workers put the last output of an engine into their error, of any length; 1 MiB is the limit of the bus.
 MAX_REPLY_BYTES = 1024 * 1024
 # Commands ----------------------------------------------------------------------------------------
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """Which intent a message belongs to (additive). Workers refuse a generation or fence lower than one they have
+    """The intent that a message belongs to (additive). Workers refuse a generation or fence lower than one they have
     seen.
     """
 
@@ -39,9 +38,7 @@ class Command(Struct, frozen=True, kw_only=True):
 
 
 class ModelStart(Struct, frozen=True, kw_only=True):
-    """The additive `model` of `backend.install`: what our workers need to start an engine that takes its model at
-    start.
-    """
+    """The additive `model` of `backend.install`, for our workers and engines that take their model at start."""
 
     model: Model
     key: str
@@ -87,6 +84,8 @@ class BackendUpgradeRequest(Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class BackendUpgradeReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The reply to `backend.upgrade` and to `backend.delete`."""
+
     success: bool
     error: str = ""
     stopped_process_keys: tuple[str, ...] = ()
@@ -142,6 +141,8 @@ class ModelPullRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelPullReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The reply to `model.pull` and to `model.delete`."""
+
     success: bool
     error: str = ""
     outcome: Outcome | None = None
@@ -165,15 +166,15 @@ class ModelUnloadReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class BackendStopRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Published, never answered. An empty name, `null` and no payload at all mean every process."""
+    """Published without a reply. An empty name, `null` and an empty payload mean every process."""
 
     backend: str = ""
     force: bool = False
 
 
 class CancelRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Published, never answered: stop working on this intent. Where it is lost, the answer to the next heartbeat says
-    the same.
+    """Published without a reply: stop working on this intent. If it is lost, the reply to the next heartbeat says the
+    same.
     """
 
     intent: str
@@ -209,12 +210,12 @@ def progress_event(op_id: str, node_id: str, about: str, intent: str, progress: 
 
 
 def progress_of(event: ProgressEvent) -> Progress:
-    """Our own shape where the worker sent it, else what LocalAI's strings tell."""
+    """Our own shape if the worker sent it, else the values of LocalAI's strings."""
     if event.progress is not None:
         return event.progress
     phase = event.phase if event.phase in ("resolving", "downloading", "extracting", "starting") else ""
     if event.file_name.startswith("Extracting "):
-        phase = "extracting"  # LocalAI's workers say `downloading` to the end
+        phase = "extracting"  # LocalAI workers say `downloading` to the end
     return Progress(
         phase=phase,  # type: ignore[arg-type]  # narrowed by the line above
         file=event.file_name,
@@ -224,7 +225,7 @@ def progress_of(event: ProgressEvent) -> Progress:
 
 
 class AnyReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What all replies have in common; enough to settle an intent, whichever worker answered."""
+    """The common fields of all replies; enough to settle an intent from any worker."""
 
     success: bool | None = None
     terminated: bool | None = None  # `model.stop`
@@ -235,7 +236,7 @@ class AnyReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def outcome_of(reply: AnyReply) -> Outcome:
-    """A Go worker says only true or false and a text. Its failures may heal: it does not tell which cannot."""
+    """A Go worker replies with true or false and a text. It does not mark permanent failures, so all may be retried."""
     if reply.outcome is not None:
         return reply.outcome
     if reply.success or reply.terminated:
@@ -253,7 +254,7 @@ def encode(message: Struct) -> bytes:
 
 
 def decode(payload: bytes, kind: type[T], what: str, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> T:
-    """`payload` as `kind`; `Malformed` names the message and the field, whatever was wrong with it."""
+    """Decode `payload` as `kind`; `Malformed` names the message and the field."""
     if len(payload) > limit_bytes:
         raise Malformed(f"cannot read {what}: {len(payload)} bytes, at most {limit_bytes} are allowed")
     try:

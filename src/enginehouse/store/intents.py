@@ -1,4 +1,4 @@
-"""What is asked and noted about intents as such, apart from how they come and change (`operations`)."""
+"""Queries and progress updates of intents. `operations` and `requests` create and change them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAMELESS = _OPEN.where(intents.c.subject == "backend:")
 
 
 def open_on_others(connection: Connection, node_ids: Iterable[str]) -> list[Intent]:
-    """Open intents of any node but these."""
+    """Open intents of all nodes except these."""
     return [intent_of(row) for row in connection.execute(_OPEN_ON_OTHERS, {"node_ids": list(node_ids)})]
 
 
 def nameless(connection: Connection) -> list[Intent]:
-    """Open intents about a backend without a name."""
+    """Open intents for a backend without a name."""
     return [intent_of(row) for row in connection.execute(_NAMELESS)]
 
 
@@ -40,7 +40,7 @@ _ABOUT = select(intents).where(
 
 
 def changing(connection: Connection, nodes: Iterable[Node], subjects: Iterable[str]) -> list[Intent]:
-    """What is open on these nodes about these subjects, and what was done since their reports: see `core.changes`."""
+    """Intents on these nodes and subjects that are open, or succeeded since the node's report: see `core.changes`."""
     found: list[Intent] = []
     marks = {node.id: node.report.mark for node in nodes}
     about = sorted(set(subjects))
@@ -52,8 +52,9 @@ def changing(connection: Connection, nodes: Iterable[Node], subjects: Iterable[s
 
 
 def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> dict[str, int]:
-    """Per subject the newest generation that was sent and given up without a word of the worker: its message may still
-    arrive, and is refused only where the worker has seen a newer one.
+    """Per subject, the newest generation that was sent and given up without an answer from the worker.
+
+    Its message may still arrive, and the worker refuses it only if it has seen a newer generation.
     """
     found: dict[str, int] = {}
     for some in slices(subjects):
@@ -69,7 +70,7 @@ _SHADOWED = (
         intents.c.subject.in_(bindparam("subjects", expanding=True)),
         or_(
             intents.c.state.in_(("superseded", "cancelled")),
-            # What was taken for lost so often that it was given up may be late all the same.
+            # Given up after too many presumed losses, but its message may still arrive.
             and_(intents.c.state == "failed", intents.c.reason == "worker_restarted"),
         ),
         intents.c.attempt > 0,
@@ -86,7 +87,7 @@ _ENDED_AMONG = select(intents.c.id).where(
 
 
 def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:
-    """Which of these intents of the node nobody wants any more."""
+    """Return those of the node's intents that are cancelled or superseded."""
     found: list[str] = []
     for some in slices(intent_ids):
         found += connection.execute(_ENDED_AMONG, {"at_node": node_id, "ids": some}).scalars()
@@ -103,10 +104,10 @@ _SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).value
 
 
 def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str = "", now: float = 0.0) -> None:
-    """Progress is not a change of state: it takes no version, only a running intent has any, of its own attempt, and
-    what another frontend heard later stays.
+    """Store progress of running intents. It is not a change of state, so the version stays.
 
-    Every frontend hears everything: for an `owner` only what it holds is written, and what nobody holds any more.
+    Only progress of the current attempt that is newer than the stored one is written. Every frontend receives all
+    progress messages: with `owner`, only intents that it owns or whose lease has expired are written.
     """
     for some in slices(heard):
         query = _AT_WORK_FOR if owner else _AT_WORK

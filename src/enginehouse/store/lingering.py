@@ -1,7 +1,7 @@
-"""Rows of commands that nobody waits for any more and that a worker of LocalAI's may still carry out: it cannot be
-told to stop. What is newer about the same thing there is sent when they are over.
+"""Rows of abandoned commands that a LocalAI worker may still carry out, because it cannot cancel them.
 
-There are few of them, mostly none: the whole table is read with every claim.
+Newer commands on the same subject are sent only after they are over. The table is small and mostly empty, so every
+claim reads all of it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Lingering(Struct, frozen=True):
     node_id: str
     subject: str
     sent_at: float  # by the store's clock
-    received_at: float = 0.0  # from when on its worker is known to have it, or never to get it; 0 is unknown
+    received_at: float = 0.0  # when the worker is known to have it or never to get it; 0 if unknown
 
 
 def add(connection: Connection, intents: Iterable[Intent]) -> set[str]:
-    """Note those of these running intents whose worker cannot be stopped; their ids."""
+    """Record those of these running intents whose worker cannot cancel; return their ids."""
     sent = [one for one in intents if one.state == "running" and isinstance(one.action, InstallBackend | RemoveBackend)]
     if not sent:
         return set()

@@ -1,4 +1,4 @@
-"""Rows of models."""
+"""Rows of models. The definition is stored as JSON text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODEL = msgspec.json.Decoder(Model)
 
 
 def get(connection: Connection, name: str, *, lock: bool = False) -> Model | None:
-    """With `lock`, the row is held until the transaction ends: two frontends that decide about one model take turns."""
+    """With `lock`, the row is locked until the transaction ends, so that two frontends decide about a model in turn."""
     query = _LOCKED_DEFINITION if lock else _DEFINITION
     definition = connection.execute(query, {"named": name}).scalar_one_or_none()
     return None if definition is None else _MODEL.decode(definition)
@@ -28,7 +28,7 @@ def insert(connection: Connection, model: Model, now: float) -> None:
 
 
 def remove(connection: Connection, name: str) -> bool:
-    """Whether there was one."""
+    """Remove the model; False if there was none."""
     return connection.execute(delete(models).where(models.c.name == name)).rowcount > 0
 
 

@@ -1,4 +1,4 @@
-"""Rows of ready replicas: what the router's memory is rebuilt from."""
+"""Rows of ready replicas. The router rebuilds its memory from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _replica(row: Row[Any]) -> Replica:
 
 
 def put(connection: Connection, replica: Replica, now: float) -> None:
-    """Record a ready replica in place of whatever had its slot."""
+    """Record a ready replica and replace the previous one of its slot."""
     remove(connection, replica.node_id, replica.model, replica.slot)
     columns = {field: getattr(replica, field) for field in Replica.__struct_fields__}
     connection.execute(_ADD, {**columns, "created_at": now})
@@ -52,7 +52,7 @@ def of_model(connection: Connection, model: str) -> list[Replica]:
 
 
 def ready_since(connection: Connection, model: str, since: float) -> set[str]:
-    """The nodes on which a replica of the model became ready after that moment."""
+    """The nodes on which a replica of the model became ready after `since`."""
     query = select(replicas.c.node_id).where(replicas.c.model == model, replicas.c.created_at > since)
     return set(connection.execute(query).scalars())
 

@@ -1,4 +1,4 @@
-"""How operations and intents stand in their rows: structured columns hold JSON text."""
+"""Conversion between rows and the structs of operations and intents. Structured columns hold JSON text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress
 from enginehouse.store.db import Connection
 
-_AT_ONCE = 1000  # ids in one query; both databases have an upper limit, and a fleet may have more waiting
-# Made once: to find out what a type is made of costs more than to decode one.
+_AT_ONCE = 1000  # ids per query; both databases have an upper limit, and a cluster may have more waiting
+# Built once: inspecting a type costs more than decoding a value.
 _TARGETS = msgspec.json.Decoder(tuple[str, ...])
 _EXCLUDED = msgspec.json.Decoder(tuple[Excluded, ...])
 _ASKED = msgspec.json.Decoder(RequestOptions)
@@ -30,7 +30,7 @@ _plain_of = attrgetter(*_PLAIN)
 
 
 def insert_unless_there(connection: Connection, table: Table, row: dict[str, object]) -> bool:
-    """Whether there was no row with its primary key."""
+    """Insert a row; False if its primary key exists."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     adding = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
     return connection.execute(adding).one_or_none() is not None
@@ -84,14 +84,14 @@ def kind_of(action: Action) -> str:
     return str(action.__struct_config__.tag)
 
 
-# What this version can do. Rows of the first version have no kind.
+# The kinds that this version can carry out. Rows of the first schema have no kind.
 KNOWN_KINDS = ("", *sorted(str(kind.__struct_config__.tag) for kind in get_args(Action) if kind is not UnknownAction))
 
 
 def intent_columns(intent: Intent) -> dict[str, object]:
     plain = {field: getattr(intent, field) for field in Intent.__struct_fields__}
     if isinstance(intent.action, UnknownAction):
-        # As the newer version wrote it.
+        # Keep what the newer version wrote.
         return {key: value for key, value in plain.items() if key not in STRUCTURED}
     return plain | {
         "action": text_of(intent.action),
