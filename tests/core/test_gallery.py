@@ -323,7 +323,7 @@ def test_a_gallery_that_is_not_loaded_is_named_where_a_name_is_not_found() -> No
 
 
 def test_a_gallery_that_nobody_configured_is_told_apart_from_a_name_that_it_has_not() -> None:
-    with pytest.raises(NotFound, match="cannot find a gallery named 'other'. Known galleries: one, two"):
+    with pytest.raises(NotFound, match=r"cannot find a gallery named 'other'\. Known galleries: one, two"):
         resolve([gallery("one", build("x")), gallery("two")], "other@x", "default", AMD64)
 
 

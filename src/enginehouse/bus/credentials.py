@@ -159,7 +159,7 @@ _HEADER = _url64(b'{"typ":"JWT","alg":"ed25519-nkey"}')
 
 def _kept_seed(path: Path, prefix: int) -> str:
     if not path.exists():
-        _write_secret(path, _new_seed(prefix) + "\n")
+        write_private(path, _new_seed(prefix) + "\n")
     seed = path.read_text(errors="replace").strip()
     try:
         kept, _ = nkeys.decode_seed(seed.encode())
@@ -177,7 +177,12 @@ def _bad_seed(path: Path) -> Hopeless:
     )
 
 
-def _write_secret(path: Path, content: str) -> None:
+def sign_nonce(seed: str, nonce: str) -> bytes:
+    """The signature with which a client proves to the server that it has the seed of its JWT."""
+    return base64.b64encode(nkeys.from_seed(seed.encode()).sign(nonce.encode()))
+
+
+def write_private(path: Path, content: str) -> None:
     """Write atomically. The file is never readable by others, not even while it is written."""
     staging = path.with_name(path.name + ".new")
     staging.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from enginehouse.bus.credentials import BusAccounts
+from enginehouse.bus.credentials import BusAccounts, write_private
 from enginehouse.core.errors import Conflict, Hopeless
 
 DEFAULT_PORT = 4222
@@ -49,8 +49,8 @@ def prepare(directory: Path, accounts: BusAccounts, *, host: str, port: int | No
     config, pid_path = directory / "nats.conf", directory / "nats.pid"
     # Its content is preloaded at every start, and the frontend sends the revocations again.
     shutil.rmtree(directory / "jwt", ignore_errors=True)
-    _write(config, server_config(accounts, directory, host=host, port=chosen, log_path=log_path))
-    _write(directory / "port", f"{chosen}\n")
+    write_private(config, server_config(accounts, directory, host=host, port=chosen, log_path=log_path))
+    write_private(directory / "port", f"{chosen}\n")
     return EmbeddedServer(
         argv=(program, "--config", str(config)), host=host, port=chosen, pid_path=pid_path, log_path=log_path
     )
@@ -145,14 +145,6 @@ def _remembered(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _write(path: Path, content: str) -> None:
-    staging = path.with_name(path.name + ".new")
-    staging.unlink(missing_ok=True)
-    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(content)
-    staging.rename(path)
 
 
 def _quoted(value: str) -> str:

@@ -9,7 +9,6 @@ its own message.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
 import random
@@ -17,13 +16,13 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import nats.errors
-import nkeys
 from msgspec import Struct
 from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from enginehouse.bus.address import parse_address
+from enginehouse.bus.credentials import sign_nonce
 from enginehouse.core.errors import Denied, Invalid, TooLarge, Unavailable
 from enginehouse.ports import Message
 
@@ -221,7 +220,7 @@ class NatsBus:
             skip_subject_validation=False,  # keeps line breaks out of the protocol
             # Read at every attempt, because the credential may have been renewed.
             user_jwt_cb=(lambda: self._options.jwt.encode()) if has_credential else None,
-            signature_cb=(lambda nonce: _signature(self._options.seed, nonce)) if has_credential else None,
+            signature_cb=(lambda nonce: sign_nonce(self._options.seed, nonce)) if has_credential else None,
             error_cb=self._on_error,
             disconnected_cb=only_for_this(self._on_disconnected),
             reconnected_cb=only_for_this(self._on_reconnected),
@@ -330,10 +329,6 @@ def _next_server(servers: list[Server], _: object) -> tuple[Server, float]:
     server = min(servers, key=lambda candidate: candidate.reconnects)
     longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(server.reconnects, 10))
     return server, random.uniform(longest / 2, longest)
-
-
-def _signature(seed: str, nonce: str) -> bytes:
-    return base64.b64encode(nkeys.from_seed(seed.encode()).sign(nonce.encode()))
 
 
 async def _close(client: Client, *, drain: bool = False) -> None:

@@ -7,16 +7,14 @@ sent again after a restart of the server.
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Mapping
 
 import msgspec
 import nats.errors
-import nkeys
 from msgspec import Struct
 from nats.aio.client import Client
 
-from enginehouse.bus.credentials import BusAccounts, mint_user
+from enginehouse.bus.credentials import BusAccounts, mint_user, sign_nonce
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.subjects import Permissions
 
@@ -51,9 +49,7 @@ async def revoke(url: str, accounts: BusAccounts, revoked: Mapping[str, int], *,
                 connect_timeout=int(limit_seconds) or 1,
                 inbox_prefix=INBOX.encode(),
                 user_jwt_cb=credential.jwt.encode,
-                signature_cb=lambda nonce: base64.b64encode(
-                    nkeys.from_seed(credential.seed.encode()).sign(nonce.encode())
-                ),
+                signature_cb=lambda nonce: sign_nonce(credential.seed, nonce),
             )
             try:
                 reply = await client.request(UPDATE, accounts.account_jwt(revoked).encode(), timeout=limit_seconds)

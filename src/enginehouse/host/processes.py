@@ -24,9 +24,10 @@ from enginehouse.host.confinement import UNCONFINED_EXIT, Confined
 
 NONCE = "ENGINEHOUSE_NONCE"
 _PR_SET_PDEATHSIG = 1
+_IS_LINUX: bool = sys.platform == "linux"  # a value, so that the type checker reads both branches
 _POLL_SECONDS = 0.02
 # Loaded before any fork: between fork and exec nothing may be imported or looked up.
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_libc = ctypes.CDLL(None) if _IS_LINUX else None
 # What an engine may know of our environment: how to find programs and graphics cards, and no secret.
 _ENGINE_VARIABLES = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LD_LIBRARY_PATH"}
 _ENGINE_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "VK_", "OMP_")
@@ -148,7 +149,7 @@ async def run_briefly(
 
 def start_time(pid: int) -> float | None:
     """When the process started; None when there is none."""
-    if sys.platform == "linux":
+    if _IS_LINUX:
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
         except OSError:
@@ -180,7 +181,7 @@ def carriers(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
 
 def _may_carry(pid: int) -> bool:
     """A look at the bytes first, where there are any: the full look at every process of a machine takes 20 ms."""
-    if sys.platform != "linux":
+    if not _IS_LINUX:
         return True
     with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
         return NONCE.encode() in file.read()

@@ -11,7 +11,7 @@ from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.node import Node
 from enginehouse.core.progress import Progress, is_newer
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import intent_of, slices, text_of
+from enginehouse.store.rows import intent_of, select_among, slices, text_of
 from enginehouse.store.schema import intents
 
 _OPEN = select(intents).where(intents.c.state.in_(sorted(OPEN)))
@@ -56,18 +56,14 @@ def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> d
 
     Its message may still arrive, and the worker refuses it only if it has seen a newer generation.
     """
-    found: dict[str, int] = {}
-    for some in slices(subjects):
-        rows = connection.execute(_SHADOWED, {"at_node": node_id, "subjects": some})
-        found |= {subject: generation for subject, generation in rows}
-    return found
+    return {row.subject: row.newest for row in select_among(connection, _SHADOWED, subjects, at_node=node_id)}
 
 
 _SHADOWED = (
-    select(intents.c.subject, func.max(intents.c.generation))
+    select(intents.c.subject, func.max(intents.c.generation).label("newest"))
     .where(
         intents.c.node_id == bindparam("at_node"),
-        intents.c.subject.in_(bindparam("subjects", expanding=True)),
+        intents.c.subject.in_(bindparam("ids", expanding=True)),
         or_(
             intents.c.state.in_(("superseded", "cancelled")),
             # Given up after too many presumed losses, but its message may still arrive.
@@ -88,10 +84,7 @@ _ENDED_AMONG = select(intents.c.id).where(
 
 def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:
     """Return those of the node's intents that are cancelled or superseded."""
-    found: list[str] = []
-    for some in slices(intent_ids):
-        found += connection.execute(_ENDED_AMONG, {"at_node": node_id, "ids": some}).scalars()
-    return tuple(found)
+    return tuple(row.id for row in select_among(connection, _ENDED_AMONG, intent_ids, at_node=node_id))
 
 
 _AT_WORK = (
@@ -109,11 +102,10 @@ def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: s
     Only progress of the current attempt that is newer than the stored one is written. Every frontend receives all
     progress messages: with `owner`, only intents that it owns or whose lease has expired are written.
     """
-    for some in slices(heard):
-        query = _AT_WORK_FOR if owner else _AT_WORK
-        values = {"ids": some, "by": owner, "at": now} if owner else {"ids": some}
-        for row in connection.execute(query, values).all():
-            known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
-            progress = heard[row.id]
-            if progress.attempt == row.attempt and is_newer(progress, known):
-                connection.execute(_SET_PROGRESS, {"row_id": row.id, "told": text_of(progress)})
+    query = _AT_WORK_FOR if owner else _AT_WORK
+    values: dict[str, object] = {"by": owner, "at": now} if owner else {}
+    for row in select_among(connection, query, heard, **values):
+        known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
+        progress = heard[row.id]
+        if progress.attempt == row.attempt and is_newer(progress, known):
+            connection.execute(_SET_PROGRESS, {"row_id": row.id, "told": text_of(progress)})

@@ -10,19 +10,15 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 from sqlalchemy import bindparam, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import InstallBackend, RemoveBackend
 from enginehouse.core.intent import Intent
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import slices
+from enginehouse.store.rows import ignoring_known, select_among, slices
 from enginehouse.store.schema import lingering_commands as lingering
 from enginehouse.store.schema import nodes
 
-_ADD = {
-    "postgresql": postgresql.insert(lingering).on_conflict_do_nothing(),
-    "sqlite": sqlite.insert(lingering).on_conflict_do_nothing(),
-}
+_ADD = ignoring_known(lingering)
 _EVERY = select(lingering)
 _AMONG = select(lingering.c.intent_id).where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)))
 _REMOVE = delete(lingering).where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)))
@@ -48,9 +44,7 @@ def add(connection: Connection, intents: Iterable[Intent]) -> set[str]:
     sent = [one for one in intents if one.state == "running" and isinstance(one.action, InstallBackend | RemoveBackend)]
     if not sent:
         return set()
-    without_key: set[str] = set()
-    for some in slices({one.node_id for one in sent}):
-        without_key |= set(connection.execute(_WITHOUT_KEY, {"ids": some}).scalars())
+    without_key = {row.id for row in select_among(connection, _WITHOUT_KEY, {one.node_id for one in sent})}
     rows = [
         {"intent_id": one.id, "node_id": one.node_id, "subject": one.subject, "sent_at": one.dispatched_at}
         for one in sent
@@ -72,10 +66,7 @@ def note_received(connection: Connection, intent_ids: Iterable[str], now: float)
 
 
 def among(connection: Connection, intent_ids: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for some in slices(intent_ids):
-        found |= set(connection.execute(_AMONG, {"ids": some}).scalars())
-    return found
+    return {row.intent_id for row in select_among(connection, _AMONG, intent_ids)}
 
 
 def on_node(connection: Connection, node_id: str) -> set[str]:

@@ -7,6 +7,7 @@ from sqlalchemy import bindparam, delete, select
 
 from enginehouse.core.model import Model
 from enginehouse.store.db import Connection
+from enginehouse.store.rows import text_of
 from enginehouse.store.schema import models
 
 _DEFINITION = select(models.c.definition).where(models.c.name == bindparam("named"))
@@ -22,9 +23,7 @@ def get(connection: Connection, name: str, *, lock: bool = False) -> Model | Non
 
 
 def insert(connection: Connection, model: Model, now: float) -> None:
-    connection.execute(
-        models.insert().values(name=model.name, definition=msgspec.json.encode(model).decode(), created_at=now)
-    )
+    connection.execute(models.insert().values(name=model.name, definition=text_of(model), created_at=now))
 
 
 def remove(connection: Connection, name: str) -> bool:

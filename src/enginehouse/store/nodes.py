@@ -17,7 +17,7 @@ from enginehouse.core.node import Capacity, Health, Node
 from enginehouse.core.operation import absence_of
 from enginehouse.core.report import Report
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import slices
+from enginehouse.store.rows import select_among, slices, text_of
 from enginehouse.store.schema import nodes
 
 # Built once: inspecting a type costs more than decoding a value.
@@ -53,16 +53,12 @@ def _node(row: Row[Any]) -> Node:
     )
 
 
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
 def _columns(node: Node) -> dict[str, object]:
     plain = {field: getattr(node, field) for field in Node.__struct_fields__}
     return plain | {
-        "labels": _text(node.labels),
-        "capacity": _text(node.capacity),
-        "report": _text(node.report),
+        "labels": text_of(node.labels),
+        "capacity": text_of(node.capacity),
+        "report": text_of(node.report),
     }
 
 
@@ -132,7 +128,7 @@ def set_health(connection: Connection, node_id: str, health: Health, now: float)
 
 
 def set_heartbeat(connection: Connection, node_id: str, capacity: Capacity, now: float) -> None:
-    connection.execute(_SET_HEARTBEAT, {"node_id": node_id, "now_is": _text(capacity), "at": now})
+    connection.execute(_SET_HEARTBEAT, {"node_id": node_id, "now_is": text_of(capacity), "at": now})
 
 
 def set_bus_away(connection: Connection, node_id: str, is_away: bool, now: float) -> bool:
@@ -142,7 +138,7 @@ def set_bus_away(connection: Connection, node_id: str, is_away: bool, now: float
 
 def set_report(connection: Connection, node_id: str, report: Report, changed_at: float | None) -> None:
     """Store a report. `changed_at` is set if it differs from the last one: other frontends look for changed nodes."""
-    values: dict[str, object] = {"node_id": node_id, "now_is": _text(report)}
+    values: dict[str, object] = {"node_id": node_id, "now_is": text_of(report)}
     if changed_at is None:
         connection.execute(_SET_REPORT, values)
     else:
@@ -198,7 +194,7 @@ def every(connection: Connection) -> list[Node]:
 
 def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], dict[str, str], set[str]]:
     """Return the names of these nodes, what the unavailable ones wait for, and which are drained."""
-    rows = [row for some in slices(node_ids) for row in connection.execute(_NAMED, {"ids": some})]
+    rows = list(select_among(connection, _NAMED, node_ids))
     away = {row.id: absence_of(row.health, bus_away=row.bus_away) for row in rows if row.health != "healthy"}
     return {row.id: row.name for row in rows}, away, {row.id for row in rows if row.drained}
 

@@ -24,7 +24,7 @@ from enginehouse.store.rows import (
     intent_of,
     operation_columns,
     operation_of,
-    slices,
+    select_among,
     text_of,
 )
 from enginehouse.store.schema import intents, operation_intents, operations
@@ -80,10 +80,7 @@ def select_operations(connection: Connection, query: Select[Any]) -> list[Operat
 
 
 def many(connection: Connection, operation_ids: Iterable[str]) -> dict[str, Operation]:
-    found: list[Operation] = []
-    for some in slices(operation_ids):
-        found += [operation_of(row) for row in connection.execute(_MANY, {"ids": some})]
-    return {one.id: one for one in found}
+    return {row.id: operation_of(row) for row in select_among(connection, _MANY, operation_ids)}
 
 
 def recent(
@@ -127,18 +124,15 @@ def end_steering(connection: Connection, operation_id: str, code: str = "", mess
 
 
 def of_intents(connection: Connection, intent_ids: Iterable[str]) -> list[Operation]:
-    ids: dict[str, None] = {}
-    for some in slices(intent_ids):
-        ids |= dict.fromkeys(connection.execute(_OF_INTENTS, {"ids": some}).scalars())
+    ids = dict.fromkeys(row.operation_id for row in select_among(connection, _OF_INTENTS, intent_ids))
     return list(many(connection, ids).values())
 
 
 def first_of_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str, str]:
     """The id of the oldest operation of each intent."""
     first: dict[str, str] = {}
-    for some in slices(intent_ids):
-        for row in connection.execute(_FIRST_OF_INTENTS, {"ids": some}):
-            first.setdefault(row.intent_id, row.id)
+    for row in select_among(connection, _FIRST_OF_INTENTS, intent_ids):
+        first.setdefault(row.intent_id, row.id)
     return first
 
 
@@ -148,10 +142,9 @@ def first_of_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[
 def intents_of(connection: Connection, operation_ids: Sequence[str]) -> dict[str, list[Intent]]:
     """The intents of each operation, in the order in which they were added."""
     found: dict[str, list[Intent]] = {operation_id: [] for operation_id in operation_ids}
-    for some in slices(operation_ids):
-        for row in connection.execute(_INTENTS_OF, {"ids": some}):
-            intent = intent_of(row)
-            found[row.operation_id].append(_as_cancelled(intent) if row.detached else intent)
+    for row in select_among(connection, _INTENTS_OF, operation_ids):
+        intent = intent_of(row)
+        found[row.operation_id].append(_as_cancelled(intent) if row.detached else intent)
     return found
 
 
@@ -175,10 +168,7 @@ def intent(connection: Connection, intent_id: str) -> Intent | None:
 
 def lock_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str, Intent]:
     """Read these intents and lock them until the transaction ends."""
-    found: dict[str, Intent] = {}
-    for some in slices(sorted(intent_ids)):
-        found |= {row.id: intent_of(row) for row in connection.execute(_LOCKED_INTENTS, {"ids": some})}
-    return found
+    return {row.id: intent_of(row) for row in select_among(connection, _LOCKED_INTENTS, sorted(intent_ids))}
 
 
 def open_on(connection: Connection, node_id: str) -> list[Intent]:

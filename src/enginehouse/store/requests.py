@@ -19,7 +19,7 @@ from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL
 from enginehouse.store import lingering
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply, note_ended
-from enginehouse.store.rows import intent_columns, intent_of, slices
+from enginehouse.store.rows import ignoring_known, intent_columns, intent_of, select_among
 from enginehouse.store.schema import intents, operation_intents, subjects
 
 _AT_ONCE = 250  # requests in one statement; both databases limit the number of bound values
@@ -57,10 +57,7 @@ def _locking(insert: Any) -> Any:
 
 
 _LOCK = {"postgresql": _locking(postgresql.insert), "sqlite": _locking(sqlite.insert)}
-_LINK = {
-    "postgresql": postgresql.insert(operation_intents).on_conflict_do_nothing(),
-    "sqlite": sqlite.insert(operation_intents).on_conflict_do_nothing(),
-}
+_LINK = ignoring_known(operation_intents)
 
 
 class Wanted(Struct, frozen=True):
@@ -171,13 +168,12 @@ def add_pointers(connection: Connection, done: Iterable[Intent], new_id: Callabl
     """
     installs = {one.id: one for one in done if one.state == "succeeded" and isinstance(one.action, InstallBackend)}
     added: list[Intent] = []
-    for some in slices(installs):
-        for row in connection.execute(_NAMED, {"ids": some}).all():
-            intent = installs[row.intent_id]
-            if row.meta != pointer_of(intent.action) and isinstance(intent.action, InstallBackend):
-                digest = intent.outcome.digest if intent.outcome is not None else ""
-                action = pointing(intent.action, row.meta, digest)
-                added.append(add_intent(connection, row.operation_id, intent.node_id, action, new_id(), now))
+    for row in select_among(connection, _NAMED, installs):
+        intent = installs[row.intent_id]
+        if row.meta != pointer_of(intent.action) and isinstance(intent.action, InstallBackend):
+            digest = intent.outcome.digest if intent.outcome is not None else ""
+            action = pointing(intent.action, row.meta, digest)
+            added.append(add_intent(connection, row.operation_id, intent.node_id, action, new_id(), now))
     return added
 
 

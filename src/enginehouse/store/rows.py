@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, get_args
 
 import msgspec
-from sqlalchemy import Row, Table
+from sqlalchemy import Row, Select, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, UnknownAction
@@ -29,10 +29,17 @@ _PLAIN = tuple(field for field in Intent.__struct_fields__ if field not in STRUC
 _plain_of = attrgetter(*_PLAIN)
 
 
+def ignoring_known(table: Table) -> dict[str, Any]:
+    """Per database, an insert into `table` that skips rows whose key exists."""
+    return {
+        "postgresql": postgresql.insert(table).on_conflict_do_nothing(),
+        "sqlite": sqlite.insert(table).on_conflict_do_nothing(),
+    }
+
+
 def insert_unless_there(connection: Connection, table: Table, row: dict[str, object]) -> bool:
     """Insert a row; False if its primary key exists."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    adding = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
+    adding = ignoring_known(table)[connection.dialect.name].values(row).returning(*table.primary_key.columns)
     return connection.execute(adding).one_or_none() is not None
 
 
@@ -105,3 +112,11 @@ def slices(ids: Iterable[str]) -> Iterator[list[str]]:
     every = list(ids)
     for start in range(0, len(every), _AT_ONCE):
         yield every[start : start + _AT_ONCE]
+
+
+def select_among(
+    connection: Connection, query: Select[Any], ids: Iterable[str], **values: object
+) -> Iterator[Row[Any]]:
+    """The rows of a query with the expanding parameter `ids`, for any number of ids."""
+    for some in slices(ids):
+        yield from connection.execute(query, {"ids": some, **values}).all()

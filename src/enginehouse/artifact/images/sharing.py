@@ -30,6 +30,7 @@ SMALLEST_BYTES = 512  # each takes a whole block; what is smaller still is often
 HELD_BYTES = 1024 * 1024  # files up to this are compared in memory, larger ones as they stream by
 MAX_RECORDS = 200_000  # of all trees together: what an index may take of our memory
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_IS_LINUX: bool = sys.platform == "linux"  # a value, so that the type checker reads both branches
 _COMPARED = 4  # large files of one size that are read beside the new one; shards of a model may be many
 _MOST_LINKS = 1000  # far from the 65,000 of ext4, so that an image can still link to the file itself
 _FICLONE = 0x40049409
@@ -117,7 +118,7 @@ class Sharing:
         self._small: dict[tuple[int, int, int], Candidate] = {}
         self._large: dict[tuple[int, int], list[Candidate]] = {}
         self._records = 0
-        self._can_clone = sys.platform == "linux"
+        self._can_clone = _IS_LINUX
         self.shared_bytes = 0
         self.how: How = "copy"  # what became of the last file that could be shared
 
@@ -225,7 +226,7 @@ def _link(source: Opened, status: os.stat_result, name: str, directory: int) -> 
     if not 0 < status.st_nlink < _MOST_LINKS:
         return False
     try:
-        if sys.platform == "linux":
+        if _IS_LINUX:
             # By the descriptor: exactly the file that was compared, whatever its name means by now.
             os.link(f"/proc/self/fd/{source.descriptor}", name, dst_dir_fd=directory, follow_symlinks=True)
             return True
