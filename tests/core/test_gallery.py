@@ -9,7 +9,7 @@ from tests.core.localai import SHARED, localai, needs_index
 
 from enginehouse.core.entry import Gallery, GalleryEntry
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound
-from enginehouse.core.gallery import Catalogue, explain, resolve
+from enginehouse.core.gallery import Catalogue, resolve
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 NUMBERS = {
@@ -140,7 +140,7 @@ def test_all_that_has_a_build_for_a_machine_can_be_installed_on_it(
     ],
 )
 def test_a_choice_says_how_it_was_made(name: str, capability: str, directory: str, told: str) -> None:
-    choice = explain([localai()], name, capability, AMD64)
+    choice = Catalogue([localai()]).explain(name, capability, AMD64)
     assert choice.resolved.directory == choice.entry.name == directory
     assert choice.gallery == choice.resolved.source == "localai"
     assert choice.resolved.gallery_url == localai().url
@@ -197,7 +197,7 @@ def test_a_general_key_that_does_not_fit_gives_way_to_the_other() -> None:
     one = gallery(
         "one", meta("engine", default="cuda12-engine", cpu="cpu-engine"), build("cuda12-engine"), build("cpu-engine")
     )
-    choice = explain([one], "engine", "default", AMD64)
+    choice = Catalogue([one]).explain("engine", "default", AMD64)
     assert choice.resolved.directory == "cpu-engine"
     assert "NVIDIA" in choice.reasons[0]
 
@@ -235,7 +235,7 @@ def test_a_build_that_does_not_fit_gives_way_to_the_next_key() -> None:
         build("fast", platforms=("linux/s390x",)),
         build("slow"),
     )
-    choice = explain([one], "engine", "nvidia", AMD64)
+    choice = Catalogue([one]).explain("engine", "nvidia", AMD64)
     assert choice.resolved.directory == "slow"
     assert "fast has builds for linux/s390x" in choice.reasons[0]
 
@@ -287,7 +287,7 @@ def test_a_meta_entry_means_an_entry_of_its_own_gallery_and_only_then_one_of_ano
 def test_an_alias_stands_for_the_best_of_the_builds_that_can_run(capability: str, directory: str) -> None:
     names = ("cuda12-engine-development", "cuda12-engine", "cuda13-engine", "vulkan-engine", "cpu-engine")
     one = gallery("one", *(build(name, alias="engine") for name in names))
-    choice = explain([one], "Engine", capability, AMD64)
+    choice = Catalogue([one]).explain("Engine", capability, AMD64)
     assert choice.resolved.directory == directory
     assert choice.resolved.alias == "engine"
     assert "alias" in choice.reasons[-1]

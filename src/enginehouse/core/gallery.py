@@ -24,7 +24,6 @@ __all__ = [
     "GalleryEntry",
     "GalleryState",
     "Skipped",
-    "explain",
     "find_model",
     "resolve",
 ]
@@ -249,11 +248,7 @@ def find_model(galleries: Iterable[Gallery], name: str) -> Model | None:
 
 
 def resolve(galleries: Iterable[Gallery], name: str, capability: str, platform: str) -> Resolved:
-    return explain(galleries, name, capability, platform).resolved
-
-
-def explain(galleries: Iterable[Gallery], name: str, capability: str, platform: str) -> Choice:
-    return Catalogue(galleries).explain(name, capability, platform)
+    return Catalogue(galleries).explain(name, capability, platform).resolved
 
 
 def _resolved(gallery: Gallery, entry: GalleryEntry, platform: str, meta: str) -> Resolved:

@@ -1,4 +1,7 @@
-"""Models: a name that the API serves, the backend that runs it, the files it needs and the options of its start."""
+"""Models: a name that the API serves, the backend that runs it, the files it needs and the options of its start.
+
+`revision` covers everything that matters to a running replica, so replicas of different revisions are never mixed up.
+"""
 
 from __future__ import annotations
 

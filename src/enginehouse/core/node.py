@@ -1,5 +1,7 @@
-"""Nodes: a machine and its row. Approval, health and drained are three separate facts; on the wire they fold into
-LocalAI's one `status`.
+"""Nodes: a machine and its row.
+
+Approval, health and drained are three separate facts; on the wire they fold into LocalAI's one `status`. Decisions use
+the facts, never the folded status.
 """
 
 from __future__ import annotations

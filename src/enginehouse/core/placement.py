@@ -1,4 +1,7 @@
-"""Placement of one replica. Pure: the same nodes give the same choice."""
+"""Placement: the choice of a node for one replica, or one reason per node why none fits.
+
+Pure: the same nodes give the same choice. It only chooses; the load adds the intents.
+"""
 
 from __future__ import annotations
 

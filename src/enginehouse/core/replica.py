@@ -1,4 +1,7 @@
-"""Replicas: one backend process with one model loaded, and the worker's key for it."""
+"""Replicas: one backend process with one model loaded, and the worker's key for it.
+
+A replica is identified by node, model and slot; its process by a nonce, because addresses are reused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The choice of a replica for a request. Pure: counts are arguments and live only in the router's memory."""
+"""Routing: the choice of a replica for a request.
+
+Pure: in-flight counts are arguments and live only in the memory of the router, so no count can leak into the store.
+"""
 
 from __future__ import annotations
 

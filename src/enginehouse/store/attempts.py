@@ -64,9 +64,7 @@ class Attempt:
         _release(previous)
 
     def give_up(self) -> bool:
-        """Abandon the transaction; True if nothing of it is or will be committed. Callable from any thread; does not
-        block.
-        """
+        """Abandon it; True if nothing of it is or will be committed. Callable from any thread; does not block."""
         with self._lock:
             if self._is_committing:
                 return False
@@ -75,9 +73,7 @@ class Attempt:
             return True
 
     def cut(self) -> None:
-        """End the transaction even during its commit, whose outcome stays unknown. Callable from any thread; does not
-        block.
-        """
+        """End it even during its commit; the outcome then stays unknown. Callable from any thread; does not block."""
         with self._lock:
             self._is_given_up = True
             self._cut_connection()

@@ -1,4 +1,8 @@
-"""The key that signs the cluster's challenges, and the used challenges: each is valid once."""
+"""The key that signs the cluster's challenges, and the challenges that were used.
+
+Each challenge is valid once: the insert of its hash decides, in the transaction that accepts the registration. Expired
+rows are deleted with every use, so the table stays small.
+"""
 
 from __future__ import annotations
 

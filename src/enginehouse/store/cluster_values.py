@@ -1,4 +1,8 @@
-"""Single values that all frontends share."""
+"""Single values that all frontends share: keys and counters, by name.
+
+A value is created once and never replaced, except by `count`. Of two frontends that create one at the same time, both
+read the value of the first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Queries and progress updates of intents. `operations` and `requests` create and change them."""
+"""Queries over intents, and updates of their progress.
+
+`requests` creates intents, `operations` and `claims` change their state. Nothing here changes a state or a version.
+"""
 
 from __future__ import annotations
 
@@ -89,22 +92,23 @@ def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str])
 
 _AT_WORK = (
     select(intents.c.id, intents.c.attempt, intents.c.progress)
-    .where(intents.c.id.in_(bindparam("ids", expanding=True)), intents.c.state == "running")
+    .where(
+        intents.c.id.in_(bindparam("ids", expanding=True)),
+        intents.c.state == "running",
+        or_(intents.c.owner == bindparam("by"), intents.c.lease_until < bindparam("at")),
+    )
     .with_for_update(skip_locked=True)
 )
-_AT_WORK_FOR = _AT_WORK.where(or_(intents.c.owner == bindparam("by"), intents.c.lease_until < bindparam("at")))
 _SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("told"))
 
 
-def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str = "", now: float = 0.0) -> None:
+def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str, now: float) -> None:
     """Store progress of running intents. It is not a change of state, so the version stays.
 
     Only progress of the current attempt that is newer than the stored one is written. Every frontend receives all
-    progress messages: with `owner`, only intents that it owns or whose lease has expired are written.
+    progress messages, so `owner` writes only for intents that it owns or whose lease has expired.
     """
-    query = _AT_WORK_FOR if owner else _AT_WORK
-    values: dict[str, object] = {"by": owner, "at": now} if owner else {}
-    for row in select_among(connection, query, heard, **values):
+    for row in select_among(connection, _AT_WORK, heard, by=owner, at=now):
         known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
         progress = heard[row.id]
         if progress.attempt == row.attempt and is_newer(progress, known):

@@ -1,4 +1,7 @@
-"""Rows of tokens. Only hashes are stored; the token itself is shown once, to its holder."""
+"""Rows of tokens. Only hashes are stored; the token itself is shown once, to its holder.
+
+Every change increments a counter in `cluster_values`, so that a frontend notices it without reading all tokens.
+"""
 
 from __future__ import annotations
 

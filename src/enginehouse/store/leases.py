@@ -1,4 +1,8 @@
-"""Leases: which owner may do something now. They expire by the store's clock, so wall clock jumps have no effect."""
+"""Leases: at most one owner at a time may do a named task.
+
+One statement acquires, extends or refuses a lease, so two frontends never hold it together. Leases expire by the
+store's clock; jumps of a wall clock have no effect.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows of models. The definition is stored as JSON text."""
+"""Rows of models. The definition is stored as JSON text.
+
+The name is the primary key. A caller that decides about a model locks its row, so that frontends take turns.
+"""
 
 from __future__ import annotations
 

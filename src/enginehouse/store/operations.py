@@ -1,7 +1,8 @@
 """Rows of operations and intents. Queries for users are in `history`.
 
-An intent changes only through `apply`, a compare-and-set on its version: of two writers one gets `Conflict` and must
-read again. The exceptions are leases, progress and `updated_at`, which are not changes of state.
+The state of an intent changes only through `apply`, a compare-and-set on its version (of two writers one gets
+`Conflict` and must read again), or through `apply_all`, for rows that the transaction has locked. Leases, progress and
+remarks on ended intents are not changes of state.
 """
 
 from __future__ import annotations

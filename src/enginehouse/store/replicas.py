@@ -1,4 +1,8 @@
-"""Rows of ready replicas. The router rebuilds its memory from them."""
+"""Rows of ready replicas, one per (node, model, slot). The router rebuilds its memory from them.
+
+A row is written when a start succeeds and removed when the replica is stopped or lost. In-flight counts are never
+stored.
+"""
 
 from __future__ import annotations
 

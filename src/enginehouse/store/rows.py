@@ -1,4 +1,7 @@
-"""Conversion between rows and the structs of operations and intents. Structured columns hold JSON text."""
+"""Conversion between rows and the structs of operations and intents, and statements shared by the store's modules.
+
+Structured columns hold JSON text. An action that this version does not know is kept as text and written back unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The tables. Times are in seconds by the store's clock. Structured columns hold JSON text that only this program
 reads.
+
+A change here needs a migration in `migrations/versions`. New columns have server defaults, so that frontends of the
+previous version keep working beside new ones.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ async def test_a_model_goes_to_none_of_localais_workers(world: World) -> None:
     await world.loader.step()
     (last,) = await world.store.transaction(lambda c: operations.recent(c, 9))
     assert (last.error_code, last.is_steered) == ("insufficient_capacity", False)
-    assert "go is one of LocalAI's workers" in last.error_message
+    assert "go has a LocalAI worker" in last.error_message
 
 
 def drain(watcher: Watcher) -> list[Event]:
