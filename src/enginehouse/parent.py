@@ -125,8 +125,8 @@ async def _keep_running(
     worker = Child(_worker(settings, url), settings.data, logs / "worker.log")
     ending = Ending()
     for number in processes.stop_signals():
-        said = ending.interrupt if number == signal.SIGINT else ending.ask
-        asyncio.get_running_loop().add_signal_handler(number, said)
+        on_signal = ending.interrupt if number == signal.SIGINT else ending.ask
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     say("starting nats-server, frontend and worker")
     async with asyncio.TaskGroup() as group:
         for child in (nats, frontend, worker):

@@ -186,11 +186,11 @@ class NatsBus:
 
         def only_for_this(call: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
             # Ignore events of a connection that was abandoned or is not in use yet.
-            async def told() -> None:
+            async def call_if_current() -> None:
                 if client is self._client:
                     await call()
 
-            return told
+            return call_if_current
 
         await client.connect(
             servers=list(address.servers),

@@ -75,15 +75,15 @@ def is_within(host: str, networks: Collection[str]) -> bool:
 def replica_refusal(address: str, node_address: str, taken: Collection[Endpoint], *, last_port: int = 0) -> str:
     """Why the frontend must not use `address`, which a worker gave for a replica; "" if it may."""
     try:
-        said, approved = parse_endpoint(address), parse_endpoint(node_address)
+        claimed, approved = parse_endpoint(address), parse_endpoint(node_address)
     except Invalid as error:
         return error.message
-    if said.host != approved.host:
+    if claimed.host != approved.host:
         return f"it is not on {approved.host}, the approved address of its node"
     last = last_port or approved.port + PORTS - 1
-    if not approved.port <= said.port <= last:
+    if not approved.port <= claimed.port <= last:
         return f"its port is outside its node's range ({approved.port} to {min(last, 65535)})"
-    if taken_by(said, taken):
+    if taken_by(claimed, taken):
         return "the store, the bus or a frontend listens there"
     return ""
 

@@ -61,10 +61,10 @@ def decide(facts: Facts) -> Decision:
     if facts.platform in ("darwin/arm64", "darwin/amd64"):
         return Decision(capability_of(facts.platform, "", 0), f"the platform is {facts.platform}")
     cuda = _cuda(facts)
-    version, told = (f"-cuda-{cuda[0]}", f", {cuda[1]}") if cuda else ("", "")
+    version, evidence = (f"-cuda-{cuda[0]}", f", {cuda[1]}") if cuda else ("", "")
     if facts.platform == "linux/arm64" and facts.gpu_vendor == "nvidia":
         # Memory is not checked: these machines share it with the processor.
-        return Decision(f"nvidia-l4t{version}", f"an NVIDIA chip on {facts.platform}{told}")
+        return Decision(f"nvidia-l4t{version}", f"an NVIDIA chip on {facts.platform}{evidence}")
     if not facts.gpu_vendor:
         return Decision(DEFAULT, "no graphics card was found")
     gibibytes = facts.total_vram / 1024**3
@@ -72,7 +72,7 @@ def decide(facts: Facts) -> Decision:
         known = f"has {gibibytes:.1f} GiB" if facts.total_vram else "has an unknown amount"
         return Decision(DEFAULT, f"the graphics ({facts.gpu_vendor}) {known} of memory; builds for it need over 4 GiB")
     word = facts.gpu_vendor + (version if facts.gpu_vendor == "nvidia" else "")
-    return Decision(word, f"graphics of {facts.gpu_vendor} with {gibibytes:.1f} GiB{told}")
+    return Decision(word, f"graphics of {facts.gpu_vendor} with {gibibytes:.1f} GiB{evidence}")
 
 
 def _cuda(facts: Facts) -> tuple[int, str] | None:

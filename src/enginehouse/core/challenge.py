@@ -17,19 +17,19 @@ CODE = "challenge_refused"  # a worker requests a new one
 
 
 def make_challenge(key: bytes, nonce: str, now: float) -> str:
-    told = f"{now:.6f}/{nonce}"
-    return f"{told}/{_mark(key, told)}"
+    content = f"{now:.6f}/{nonce}"
+    return f"{content}/{_mac(key, content)}"
 
 
 def issued_at(key: bytes, challenge: str, now: float) -> float:
     """Return when the challenge was issued; raise `Conflict` if it is not ours or has expired."""
-    told, _, mark = challenge.rpartition("/")
-    if not hmac.compare_digest(mark.encode(), _mark(key, told).encode()):
+    content, _, mac = challenge.rpartition("/")
+    if not hmac.compare_digest(mac.encode(), _mac(key, content).encode()):
         raise Conflict(
             "cannot accept this challenge: this cluster did not issue it. Request one with POST /api/node/challenge",
             code=CODE,
         )
-    at = float(told.partition("/")[0])
+    at = float(content.partition("/")[0])
     if now > at + LIFE_SECONDS:
         raise Conflict(
             f"cannot accept this challenge: it is more than {LIFE_SECONDS:.0f} s old. Request a new one", code=CODE
@@ -41,5 +41,5 @@ def challenge_hash(challenge: str) -> str:
     return hashlib.sha256(challenge.encode()).hexdigest()
 
 
-def _mark(key: bytes, told: str) -> str:
-    return hmac.new(key, told.encode(), hashlib.sha256).hexdigest()
+def _mac(key: bytes, content: str) -> str:
+    return hmac.new(key, content.encode(), hashlib.sha256).hexdigest()

@@ -203,17 +203,17 @@ class _Search:
             return self._refuse(f"{step}, and {reason}")
         return self._take(where, entry, f"capability {self._capability} → key {key} → {entry.name}", path[0])
 
-    def _direct(self, gallery: Gallery, entry: GalleryEntry, told: str, who: str = "") -> Choice | None:
+    def _direct(self, gallery: Gallery, entry: GalleryEntry, step: str, prefix: str = "") -> Choice | None:
         reason = self._misfit(entry)
         if reason:
-            return self._refuse(f"{who}{reason}")
-        return self._take(gallery, entry, told, "")
+            return self._refuse(f"{prefix}{reason}")
+        return self._take(gallery, entry, step, "")
 
     def _misfit(self, entry: GalleryEntry) -> str:
         reason = misfit(self._capability, entry.name, entry.uri)
         return reason and f"{reason} (force another capability, or {DISABLED!r}, to install it anyway)"
 
-    def _take(self, gallery: Gallery, entry: GalleryEntry, told: str, meta: str) -> Choice | None:
+    def _take(self, gallery: Gallery, entry: GalleryEntry, step: str, meta: str) -> Choice | None:
         if entry.platforms and self._platform not in entry.platforms:
             offered = ", ".join(entry.platforms)
             return self._refuse(f"{entry.name} has builds for {offered}, none for {self._platform}", is_platform=True)
@@ -229,7 +229,7 @@ class _Search:
             resolved=_resolved(gallery, entry, self._platform, meta),
             entry=entry,
             gallery=gallery.name,
-            reasons=(*self.refusals, told),
+            reasons=(*self.refusals, step),
         )
 
     def _refuse(self, reason: str, *, is_platform: bool = False) -> Choice | None:

@@ -93,8 +93,8 @@ def next_step(
         if failed:
             # The last cause says more than "no node is left".
             cause = failed[-1]
-            told = cause.message if cause.state == "failed" else f"cannot load {model.name}: {cause.message}"
-            return GiveUp(code=cause.reason or cause.state, message=told)
+            message = cause.message if cause.state == "failed" else f"cannot load {model.name}: {cause.message}"
+            return GiveUp(code=cause.reason or cause.state, message=message)
         return GiveUp(code=error.code, message=error.message)
     return Next(node.id, _next_action(model, node, intents, resolved[node.id], new_key))
 

@@ -96,5 +96,5 @@ def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[str], o
             why = "failed to start it"
         reasons.append(f"{node.name} {why}")
     reasons += [f"{len(unnamed)} more wait for approval"] if unnamed else []
-    told = "; ".join(reasons) or "there is no node. Join one with `enginehouse join`"
-    return f"cannot place {model.name}: {told}"
+    reason = "; ".join(reasons) or "there is no node. Join one with `enginehouse join`"
+    return f"cannot place {model.name}: {reason}"

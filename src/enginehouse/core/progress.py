@@ -53,8 +53,8 @@ def continued(progress: Progress, known: Progress) -> Progress:
 
     LocalAI workers restart the count for each file and for extraction, with another total.
     """
-    total, said = known.total_bytes or progress.total_bytes, progress.total_bytes
-    done = progress.done_bytes if said in (0, total) else progress.done_bytes * total // said
+    total, reported = known.total_bytes or progress.total_bytes, progress.total_bytes
+    done = progress.done_bytes if reported in (0, total) else progress.done_bytes * total // reported
     done = max(done, known.done_bytes)
     return Progress(
         phase=progress.phase,

@@ -99,7 +99,7 @@ _AT_WORK = (
     )
     .with_for_update(skip_locked=True)
 )
-_SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("told"))
+_SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("new_progress"))
 
 
 def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str, now: float) -> None:
@@ -112,4 +112,4 @@ def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: s
         known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
         progress = heard[row.id]
         if progress.attempt == row.attempt and is_newer(progress, known):
-            connection.execute(_SET_PROGRESS, {"row_id": row.id, "told": text_of(progress)})
+            connection.execute(_SET_PROGRESS, {"row_id": row.id, "new_progress": text_of(progress)})
