@@ -31,7 +31,7 @@ from nacl.signing import SigningKey
 
 from enginehouse.bus import credentials, embedded
 from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.report import Report
 from enginehouse.host import processes
@@ -64,7 +64,7 @@ class StubWorker:
         return self._key.verify_key.encode().hex()
 
     async def join(self) -> None:
-        request = wire.RegisterRequest(
+        request = node_api.RegisterRequest(
             name=self._name,
             address="127.0.0.1:50051",
             token=TOKENS["join"],
@@ -75,8 +75,8 @@ class StubWorker:
         reply = await self._link.register(Identity(self._key).signed(request))
         options = BusOptions(url=reply.nats_url, name=self._name, jwt=reply.nats_jwt, seed=reply.nats_user_seed)
         self._bus = await NatsBus.connect(options, limit_seconds=LIMIT_SECONDS)
-        await self._bus.subscribe(wire.node_subject(reply.id, wire.INSTALL), self._take)
-        heartbeat = wire.HeartbeatRequest(report=Report(boot_id=self._name, sequence=1, mark=reply.mark))
+        await self._bus.subscribe(subjects.node_subject(reply.id, subjects.INSTALL), self._take)
+        heartbeat = node_api.HeartbeatRequest(report=Report(boot_id=self._name, sequence=1, mark=reply.mark))
         await self._link.heartbeat(reply.id, reply.node_token, heartbeat)
 
     def _take(self, message: Message) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 import psycopg
 
 from enginehouse.bus import embedded
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.progress import Progress
 from enginehouse.host import processes
 from enginehouse.link.client import FrontendClient
@@ -54,7 +54,7 @@ class Reporting(StubWorker):
             number += 1
             told = Progress("downloading", "layer", number * 1000, 10**9, request.command.attempt, number)
             event = wire.progress_event(request.op_id, node_id, request.backend, request.command.intent, told)
-            await self._bus.publish(wire.progress_subject(node_id, request.op_id), wire.encode(event))
+            await self._bus.publish(subjects.progress_subject(node_id, request.op_id), wire.encode(event))
             await asyncio.sleep(1 / EVENTS_PER_SECOND)
 
 

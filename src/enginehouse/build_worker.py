@@ -15,7 +15,7 @@ from enginehouse.artifact.blobs.store import BlobStore
 from enginehouse.artifact.images.sharing import Manifests
 from enginehouse.artifact.suppliers import Suppliers
 from enginehouse.core.errors import Invalid
-from enginehouse.core.wire import RegisterReply
+from enginehouse.core.node_api import RegisterReply
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.fetch.galleries.sources import load_named
 from enginehouse.fetch.http.client import Client, Rules

@@ -1,9 +1,9 @@
-"""The one way to repeat a step: on wake or interval, backing off while it fails.
+"""Repetition of a step, on wake or at an interval, with backoff while it fails.
 
-A step that raises is logged the first time and ever more seldom after that; the loop goes on. What is none of our own
-errors, which say what happened and are no bug, is logged with its traceback. That is one of the two broad `except`s in
-the program: a bug in one loop must neither stop the others nor hide, so `failures` is what the readiness answer looks
-at; a loop that only tidies up is no part of that. That the store or the bus is away they tell themselves.
+A failed step is logged the first time and then at growing intervals; the loop continues. Unexpected exceptions are
+logged with a traceback, our own errors are not. This is one of the two broad `except`s in the program: a bug in one
+loop must neither stop the others nor stay hidden. Readiness checks `failures`, except for housekeeping loops. The store
+and the bus log their own outages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from enginehouse.core.errors import EnginehouseError
 
 log = logging.getLogger(__name__)
 
-BACKOFF_CAP_SECONDS = 30.0  # of loops that are slow anyway
-QUICK_SECONDS = 1.5  # of those that somebody watches
+BACKOFF_CAP_SECONDS = 30.0  # for slow loops
+QUICK_SECONDS = 1.5  # for loops whose results users watch
 STUCK_FAILURES = 3  # in a row
-_TOLD_ELSEWHERE = frozenset({"store_unavailable", "bus_unavailable"})
+_LOGGED_ELSEWHERE = frozenset({"store_unavailable", "bus_unavailable"})
 
 
 class Loop:
-    """Repeats `step` until cancelled. `wake` makes the next step start at once; many wakes during a step make one
+    """Repeats `step` until cancelled. `wake` starts the next step at once; any number of wakes during a step cause one
     more step.
     """
 
@@ -46,7 +46,7 @@ class Loop:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether somebody goes without what it does."""
+        """Whether the loop fails repeatedly and readiness depends on it."""
         return self.failures >= STUCK_FAILURES and not self._is_housekeeping
 
     def wake(self) -> None:
@@ -62,12 +62,12 @@ class Loop:
                 await self._step()
             except Exception as error:
                 self.failures += 1
-                # Never much longer than the loop's own pace: what it watches must be true again soon after the cause
-                # is gone, and one question more a second hurts nobody who is away.
+                # Not much longer than the loop's own interval: its results must be current again soon after the cause
+                # is gone, and one more query per second does no harm.
                 longest = max(QUICK_SECONDS, min(BACKOFF_CAP_SECONDS, self._interval_seconds))
                 pause = min(longest, 0.5 * 2 ** min(self.failures, 10))
-                is_told = isinstance(error, EnginehouseError) and error.code in _TOLD_ELSEWHERE
-                if not is_told and self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+                is_logged = isinstance(error, EnginehouseError) and error.code in _LOGGED_ELSEWHERE
+                if not is_logged and self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th, 8th …
                     log.warning(
                         "loop.step_failed loop=%s failures=%d error=%s",
                         self.name,
@@ -75,7 +75,7 @@ class Loop:
                         error,
                         exc_info=self.failures == 1 and not isinstance(error, EnginehouseError),
                     )
-                # A wake must not shorten the pause after a failure, or a busy source of wakes would spin.
+                # A wake must not shorten the pause after a failure, or frequent wakes would cause a busy loop.
                 slept = min(pause, 1.0)
                 await asyncio.sleep(slept)
                 pause -= slept
@@ -103,7 +103,7 @@ class Signal:
 
 
 class Wakes:
-    """Loops wake each other; they are made after the objects that ask for it, so the names come first."""
+    """Lets objects wake loops by name, because the loops are created after those objects."""
 
     def __init__(self) -> None:
         self.loops: dict[str, Loop] = {}
@@ -111,11 +111,11 @@ class Wakes:
         self.is_stopping = False
 
     def note_stop(self) -> None:
-        """Not ready from then on."""
+        """Report not ready from now on."""
         self.is_stopping = True
 
     def stop_with(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Not ready from then on, and whoever watches is told."""
+        """Return a function that reports not ready and then calls `tell`."""
 
         def stop() -> None:
             self.is_stopping = True
@@ -124,12 +124,12 @@ class Wakes:
         return stop
 
     def wake_all(self) -> None:
-        """What was away is back: nobody sits out a pause that was meant for its absence."""
+        """The store is available again: end all pauses that were meant for its absence."""
         for loop in self.loops.values():
             loop.wake()
 
     def connected(self) -> None:
-        """The bus is there, perhaps another one than before."""
+        """The bus is connected, perhaps to another server than before."""
         for call in self.on_connected:
             call()
         self.of("dispatch", "revoke")()

@@ -1,9 +1,9 @@
-"""`up`: a small parent that keeps nats-server, a frontend and a worker running on this machine.
+"""`up`: a small parent process that keeps nats-server, a frontend and a worker running on this machine.
 
-It does nothing but start them, start again what ends (backing off), and stop them in order. Only a child that refuses
-to start at all, with a reason that does not heal by itself, ends it, with that reason. It keeps the listening
-socket open itself, so a request that arrives while the frontend is being restarted waits instead of being refused. Its
-children die with it: the kernel sees to that, and all of them recover from dying at any moment.
+It only starts them, restarts them with backoff, and stops them in order. It ends by itself only if a child refuses to
+start for a permanent reason, and reports that reason. It keeps the listening socket open, so requests wait during a
+restart of the frontend instead of being refused. The kernel kills the children when the parent dies; all of them
+recover from a kill at any moment.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from enginehouse.worker import identity
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
 OWNER_VARIABLE = "ENGINEHOUSE_OWNER"
 READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in two
-GALLERY_SECONDS = 30.0  # for the first reading of the galleries: after that, `gallery list` tells
-LOOK_SECONDS = 2.0  # for one look at whether all is ready: nothing may keep Ctrl-C waiting for longer
-# Not for the children: a secret, and the bus of somebody else.
+GALLERY_SECONDS = 30.0  # for the first load of the galleries; later, `gallery list` shows their state
+LOOK_SECONDS = 2.0  # timeout of one readiness check, and so the longest delay of Ctrl-C
+# Not passed to the children: a secret, and the address of another bus.
 _OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
 _OF_FRONTENDS = ("backend_galleries", "allowed_hosts", "node_networks", "registry_credentials")
-ROLES = ("admin", "join")  # of the tokens that a cluster is made with
+ROLES = ("admin", "join")  # of the tokens created for a new cluster
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """What someone who has just started it wants to know."""
+    """What to show after the first start."""
 
     url: str
     admin_token_file: str
@@ -67,7 +67,7 @@ class _Gallery(Struct, frozen=True):
 
 
 async def run(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
-    """Until told to stop. `welcome` is called once, when everything is ready."""
+    """Run until stopped. `welcome` is called once, when everything is ready."""
     lock = _prepare_data(settings.data)
     try:
         listener = listen.bind(settings.host, settings.port)
@@ -125,13 +125,13 @@ async def _keep_running(
     worker = Child(_worker(settings, url), settings.data, logs / "worker.log")
     ending = Ending()
     for number in processes.stop_signals():
-        said = ending.interrupt if number == signal.SIGINT else ending.ask
-        asyncio.get_running_loop().add_signal_handler(number, said)
+        on_signal = ending.interrupt if number == signal.SIGINT else ending.ask
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     say("starting nats-server, frontend and worker")
     async with asyncio.TaskGroup() as group:
         for child in (nats, frontend, worker):
             group.create_task(child.run(ending.ask))
-        # The bus keeps its own log short.
+        # nats-server limits its own log.
         trimming = group.create_task(keep_short([logs / "frontend.log", logs / "worker.log"]))
         telling: asyncio.Task[None] | None = None
         try:
@@ -139,14 +139,14 @@ async def _keep_running(
                 nats.was_ready = frontend.was_ready = worker.was_ready = True
                 _write_server(settings.data, url)
                 welcome(_welcome(settings, url, port))
-                telling = group.create_task(_tell_of_galleries(settings, url))
+                telling = group.create_task(_report_unread_galleries(settings, url))
             await ending.asked.wait()
         finally:
             say("stopping: worker, frontend, nats-server")
-            # A living frontend has the socket too. Where there is none, whoever waits for it is told now.
+            # A live frontend has the socket too. Without one, clients waiting for it get an error now.
             frontend.retire()
             listener.close()
-            # The worker first, while there is still somebody to say goodbye to.
+            # The worker first, so that it can still deregister at the frontend.
             for child in (worker, frontend, nats):
                 await child.stop(ending)
             trimming.cancel()
@@ -167,9 +167,9 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
     argv += as_flags(settings, (*Timings.__struct_fields__, *_OF_FRONTENDS))
     environment = _environment() | {
         LISTEN_VARIABLE: str(listener.fileno()),
-        # Only this parent's frontend holds these leases, so a restarted one goes on with them at once.
+        # Only this parent's frontend uses this owner, so a restarted one keeps its leases.
         OWNER_VARIABLE: f"up-{key[:16]}",
-        # The worker and every command here use those in the files, whatever else this machine was set up for.
+        # The worker and all local commands use the tokens in the files, regardless of other settings of this machine.
         **{f"ENGINEHOUSE_{role.upper()}_TOKEN": _token(settings.data, role) for role in ROLES},
     }
     return ChildProgram("frontend", tuple(argv), environment, (listener.fileno(),))
@@ -196,8 +196,7 @@ def _environment() -> dict[str, str]:
 
 
 async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) -> bool:
-    """Wait until the frontend answers and the local node is healthy, saying once what is missing; False when told to
-    stop."""
+    """Wait until the frontend answers and the local node is healthy; report once what is missing. False if stopped."""
     client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
     missing = "the frontend does not answer"
     deadline = time.monotonic() + READY_SECONDS
@@ -212,7 +211,7 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
         except EnginehouseError as error:
             missing = error.message
         if time.monotonic() > deadline:
-            say(f"not everything is ready after {READY_SECONDS:.0f} s: {missing}; still trying, Ctrl-C ends it")
+            say(f"not everything is ready after {READY_SECONDS:.0f} s: {missing}; still trying, press Ctrl-C to stop")
             deadline = math.inf
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -220,8 +219,8 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
     return False
 
 
-async def _tell_of_galleries(settings: UpSettings, url: str) -> None:
-    """Say once which galleries cannot be read, so that no command has to."""
+async def _report_unread_galleries(settings: UpSettings, url: str) -> None:
+    """Report once which galleries cannot be read, so that other commands need not."""
     client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
     deadline = time.monotonic() + GALLERY_SECONDS
     while time.monotonic() < deadline:
@@ -236,7 +235,7 @@ async def _tell_of_galleries(settings: UpSettings, url: str) -> None:
         if all(one.error for one in unread):
             for one in unread:
                 why = one.error.partition(";")[0]
-                say(f"the gallery {one.name} cannot be read, so what it offers is missing: {why}")
+                say(f"cannot read the gallery {one.name}, so its entries are missing: {why}")
             return
 
 
@@ -245,8 +244,8 @@ def _write_server(data: Path, url: str) -> None:
     try:
         disk.write_atomic(data / "server.json", body, 0o644)
     except OSError as error:
-        # Everything runs; only commands on this machine do not find it by themselves.
-        say(f"cannot write {data / 'server.json'}: {error.strerror or error}; give commands --url {url}")
+        # Everything runs, but local commands cannot find the server automatically.
+        say(f"cannot write {data / 'server.json'}: {error.strerror or error}; use --url {url} with commands")
 
 
 def _welcome(settings: UpSettings, url: str, port: int) -> Welcome:
@@ -259,14 +258,14 @@ def _welcome(settings: UpSettings, url: str, port: int) -> Welcome:
         url=url,
         admin_token_file=str(settings.data / "admin.token"),
         is_open=is_open,
-        # The file, not what is in it: a greeting ends up in logs and in pictures of screens.
+        # The path instead of the token: this text ends up in logs and screenshots.
         join=f"enginehouse join {join_url} --token @{shlex.quote(str(settings.data / 'join.token'))} --name second",
         try_it=f"{_command()}{given} run tiny-chat",
     )
 
 
 def _command() -> str:
-    """How to call us from here: the plain name where the shell finds it, else the path that was used."""
+    """The command to show: the plain name if the shell finds it, else the path that was used."""
     path = Path(sys.argv[0])
     if path.name != "enginehouse":
         return "enginehouse"

@@ -1,7 +1,6 @@
-"""The outside as narrow protocols: what the frontend and the worker may ask of the bus, of an engine, of the
-frontend's HTTP and of the clock.
+"""Protocols for everything outside: the bus, an engine, the frontend's HTTP API, and the clock.
 
-A port exists only where the caller must not know which implementation it has. `run.py` chooses.
+A port exists only if its caller must not know the implementation. `build_frontend` and `build_worker` choose it.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Message(Struct, frozen=True):
-    """One message from the bus. `no_responders` is the server's own answer on a reply subject: nobody listens there."""
+    """One message from the bus. `no_responders` is the server's own reply: the subject has no subscriber."""
 
     subject: str
     payload: bytes
@@ -26,31 +25,29 @@ class Message(Struct, frozen=True):
 
 
 class Bus(Protocol):
-    """NATS. Best effort: it wakes and tells, it is never the record."""
+    """NATS. Best effort: it notifies, and is never the record."""
 
     @property
     def is_connected(self) -> bool: ...
 
     @property
     def is_refused(self) -> bool:
-        """Whether the server does not accept our credential: it ended, or was revoked."""
+        """Whether the server refuses our credential because it expired or was revoked."""
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        """Hand over a message; raises `Unavailable` (`bus_unavailable`) when there is no connection to hand it to."""
+        """Send a message; raises `Unavailable` (`bus_unavailable`) if there is no connection."""
 
     async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
-        """`receive` is called for every message, in order, and must return at once: whatever takes time is its own
-        task.
-        """
+        """Call `receive` for every message, in order. It must return at once; longer work belongs into a task."""
 
     async def renew(self, jwt: str, seed: str) -> None:
-        """Go over to a new credential, without missing a message; one may come twice."""
+        """Switch to a new credential without missing a message; one may arrive twice."""
 
     async def close(self) -> None: ...
 
 
 class EngineCall(Struct, frozen=True, kw_only=True):
-    """One request to an engine, as it goes on the wire. The key is presented as Bearer."""
+    """One request to an engine, as sent. The key is sent as a Bearer token."""
 
     address: str
     key: str
@@ -61,7 +58,7 @@ class EngineCall(Struct, frozen=True, kw_only=True):
 
 
 class EngineResponse(Protocol):
-    """The head of an answer whose body is still arriving. It must be closed, also when it was read to its end."""
+    """The head of a response whose body is still arriving. It must be closed, even after it was read to the end."""
 
     @property
     def status(self) -> int: ...
@@ -70,10 +67,12 @@ class EngineResponse(Protocol):
     def headers(self) -> Headers: ...
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives; raises `Upstream` when it ends before its announced end."""
+        """The body as it arrives; raises `Upstream` if it ends before its announced end."""
 
     async def close(self) -> None:
-        """Let go of the connection; one that was not read to its end is cut, which is how an engine learns to stop."""
+        """Release the connection. If the body was not read to the end, the connection is aborted, which tells the
+        engine to stop.
+        """
 
 
 class Engine(Protocol):
@@ -81,22 +80,23 @@ class Engine(Protocol):
 
     async def send(self, call: EngineCall, *, connect_seconds: float, head_seconds: float) -> EngineResponse:
         """Send and wait for the head. `Unavailable` (`replica_unreachable`) means that nothing was sent, so another
-        replica may be tried; `Upstream` means that it was."""
+        replica may be tried; `Upstream` means that it was sent.
+        """
 
     async def is_ready(self, address: str, key: str) -> bool:
-        """Whether the process answers its health question with yes, within a second."""
+        """Whether the health check of the process succeeds within a second."""
 
     async def checks_key(self, address: str) -> bool:
-        """Whether the process refuses a request without its key, and one with another."""
+        """Whether the process refuses requests without its key or with another key."""
 
     async def close(self) -> None: ...
 
 
 class Link(Protocol):
-    """A worker's HTTP to a frontend."""
+    """A worker's HTTP connection to a frontend."""
 
     async def challenge(self) -> str:
-        """What the next registration has to sign; empty where the frontend asks for nothing."""
+        """The challenge that the next registration must sign; "" if the frontend requires none."""
 
     async def register(self, request: RegisterRequest) -> RegisterReply: ...
 
@@ -105,12 +105,12 @@ class Link(Protocol):
     async def deregister(self, node_id: str, node_token: str) -> None: ...
 
     def local_address(self) -> str:
-        """The address of this machine as the frontend sees it: the near end of the last connection."""
+        """The address of this machine as the frontend sees it: the local end of the last connection."""
 
 
 class Clock(Protocol):
-    """Time and chance for everything that is not the store. Waiting only: deadlines that others must agree on are the
-    store's.
+    """Time and randomness outside the store, for waiting only. Deadlines shared between processes use the store's
+    clock.
     """
 
     def monotonic(self) -> float: ...

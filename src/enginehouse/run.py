@@ -1,9 +1,9 @@
 """READ FIRST. The programs: a frontend, a worker, and `up`, a small parent of both and of a NATS server.
 
-Only `build_frontend` and `build_worker` choose adapters. Each program is a few objects and a handful of loops under one
-TaskGroup: whatever escapes one of them ends the program in order, and whoever started it starts it again. Nothing is
-decided there: the decisions are in `core`, the duties in `frontend` and `worker`. The imports stand inside the
-functions, because a worker has no use for a database and a parent none for either.
+Only `build_frontend` and `build_worker` choose adapters. Each program is a few objects and a handful of loops in one
+TaskGroup: an exception that escapes one of them ends the program in order, and its parent restarts it. Nothing is
+decided here: the decisions are in `core`, the duties in `frontend` and `worker`. Imports are inside the functions,
+because a worker does not need the database code, and the parent needs neither.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 def up(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
     from enginehouse import parent
 
-    os.umask(0o077)  # for the children too: whatever is written is for its owner alone
+    os.umask(0o077)  # for the children too: files are readable by their owner only
     return asyncio.run(parent.run(settings, welcome))
 
 
@@ -45,7 +45,7 @@ def worker(settings: WorkerSettings) -> int:
 
 
 def _run(program: Coroutine[object, object, T]) -> T:
-    """Run a program on the fast event loop, with one line per event on stderr; its parent keeps that in a file."""
+    """Run a program on uvloop, with one log line per event on stderr; the parent writes it to a file."""
     from enginehouse.host.log_limit import LimitedHandler
 
     logging.basicConfig(
@@ -60,7 +60,7 @@ def _run(program: Coroutine[object, object, T]) -> T:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(program)
     except BaseExceptionGroup as group:
-        # The group is scaffolding; what went wrong is the first error in it.
+        # The group only wraps; report the first error in it.
         cause: BaseException = group
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]

@@ -98,7 +98,7 @@ class Client:
 
 
 class World:
-    def __init__(self, *ports: int, engine_model: str = "") -> None:
+    def __init__(self, *ports: int) -> None:
         self.requests: list[bytes] = []
         self.routing = Routing(
             *(
@@ -111,7 +111,6 @@ class World:
                     key="key",
                     revision="r",
                     nonce="x",
-                    engine_model=engine_model,
                 )
                 for number, port in enumerate(ports)
             )
@@ -128,7 +127,7 @@ class World:
 
 
 @asynccontextmanager
-async def serving(script: Script, *, before: tuple[int, ...] = (), engine_model: str = "") -> AsyncIterator[World]:
+async def serving(script: Script, *, before: tuple[int, ...] = ()) -> AsyncIterator[World]:
     world: World | None = None
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,7 +144,7 @@ async def serving(script: Script, *, before: tuple[int, ...] = (), engine_model:
             writer.close()
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    world = World(*before, server.sockets[0].getsockname()[1], engine_model=engine_model)
+    world = World(*before, server.sockets[0].getsockname()[1])
     try:
         yield world
     finally:

@@ -11,7 +11,7 @@ import pytest
 from nacl.signing import SigningKey
 from tests.api.whole_frontend import Site, site
 
-from enginehouse.core.wire import RegisterRequest
+from enginehouse.core.node_api import RegisterRequest
 from enginehouse.worker.identity import Identity
 
 MACHINE = {"platform": "linux/amd64", "capability": "default"}

@@ -271,21 +271,12 @@ async def test_an_engines_error_that_has_our_shape_passes_unchanged() -> None:
         assert (await world.ask(Client(CHAT))).body == body
 
 
-async def test_an_engine_that_knows_the_model_by_another_name_is_asked_by_that_name() -> None:
-    events = b'data: {"model":"/models/x.gguf","choices":["model"]}\n\ndata: [DONE]\n\n'
-    raw = stream(*(events[start : start + 5] for start in range(0, len(events), 5)))
-    async with serving(answering(raw), engine_model="/models/x.gguf") as world:
-        client = await world.ask(Client(CHAT))
-        assert client.body == events.replace(b"/models/x.gguf", b"tiny")
-        sent = json.loads(world.requests[0].partition(b"\r\n\r\n")[2])
-        assert sent == {**json.loads(CHAT), "model": "/models/x.gguf"}
-
-
 def test_only_whole_events_pass_whatever_line_ends_they_use() -> None:
     passer = EventPasser()
     assert passer.feed(b"data: 1\n") == b""
     assert passer.feed(b"\ndata: 2\r\n\r\nda") == b"data: 1\n\ndata: 2\r\n\r\n"
     assert passer.feed(b"ta: 3\r\n\r") == b""
     assert passer.feed(b"\n") == b"data: 3\r\n\r\n"
-    assert passer.finish(b"rest") == b"rest"
-    assert passer.feed(b"x" * 2_000_000) == b"x" * 2_000_000
+    assert passer.feed(b"rest") == b""
+    assert passer.finish() == b"rest"
+    assert EventPasser().feed(b"x" * 2_000_000) == b"x" * 2_000_000

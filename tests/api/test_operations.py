@@ -11,7 +11,7 @@ import pytest
 from tests.api.whole_frontend import LOCAL, Answer, Site, site
 
 from enginehouse.api.events import EventRoutes
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import Outcome
 from enginehouse.core.report import Report
@@ -52,7 +52,7 @@ async def install(here: Site, **more: object) -> dict[str, Any]:
 
 async def reply(here: Site, operation: dict[str, Any], outcome: Outcome) -> None:
     node = operation["nodes"][0]
-    subject = wire.reply_subject(node["node_id"], node["intent"], 1)
+    subject = subjects.reply_subject(node["node_id"], node["intent"], 1)
     here.bus.deliver(Message(subject, wire.encode(wire.AnyReply(outcome=outcome))))
     await here.frontend.collector.replies_step()
 

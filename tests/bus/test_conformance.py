@@ -106,13 +106,18 @@ async def test_a_receiver_that_raises_does_not_cost_the_next_message(connect: Co
     assert heard == [b"bad", b"good"]
 
 
+def _is_connected(bus: Bus) -> bool:
+    """Read anew: the type checker takes a property for what it was before."""
+    return bus.is_connected
+
+
 async def test_a_closed_bus_neither_sends_nor_hears(connect: Connect) -> None:
     closed, other = await connect("closed"), await connect("other")
     heard: list[bytes] = []
     await closed.subscribe("subject", lambda message: heard.append(message.payload))
-    assert closed.is_connected
+    assert _is_connected(closed)
     await closed.close()
-    assert not closed.is_connected
+    assert not _is_connected(closed)
     with pytest.raises(Unavailable) as refused:
         await closed.publish("subject", b"one")
     assert refused.value.code == "bus_unavailable"

@@ -12,7 +12,7 @@ import nkeys
 import pytest
 
 from enginehouse.bus import credentials, embedded
-from enginehouse.core import subjects, wire
+from enginehouse.core import subjects
 from enginehouse.core.errors import Conflict, Hopeless
 
 
@@ -80,9 +80,9 @@ def test_a_workers_credential_allows_its_own_commands_progress_and_answers(tmp_p
 def test_a_frontend_may_say_every_command_of_the_wire_and_nothing_else() -> None:
     permissions = subjects.frontend_permissions()
     assert set(permissions.publish) == {
-        wire.node_subject("ID", verb).replace("ID", "*") for verb in wire.WORKER_SUBJECTS
+        subjects.node_subject("ID", verb).replace("ID", "*") for verb in subjects.WORKER_SUBJECTS
     }
-    assert wire.ALL_PROGRESS in permissions.subscribe
+    assert subjects.ALL_PROGRESS in permissions.subscribe
 
 
 def test_a_busy_default_port_moves_and_a_busy_request_is_an_error() -> None:

@@ -17,7 +17,7 @@ import pytest
 from enginehouse.bus import credentials, embedded
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.bus.revocation import revoke
-from enginehouse.core import subjects, wire
+from enginehouse.core import subjects
 from enginehouse.core.errors import Denied, Invalid, TooLarge, Unavailable
 from enginehouse.core.subjects import Permissions
 from enginehouse.ports import Message
@@ -107,21 +107,23 @@ async def test_a_command_reaches_its_node_and_its_reply_comes_back(tmp_path: Pat
     async with running(tmp_path) as world:
         frontend, worker = await world.frontend(), await world.worker("n-1")
         commands, replies, progress = Inbox(), Inbox(), Inbox()
-        for verb in wire.WORKER_SUBJECTS:
-            await worker.subscribe(wire.node_subject("n-1", verb), commands)
-        await frontend.subscribe(wire.ALL_REPLIES, replies)
-        await frontend.subscribe(wire.ALL_PROGRESS, progress)
+        for verb in subjects.WORKER_SUBJECTS:
+            await worker.subscribe(subjects.node_subject("n-1", verb), commands)
+        await frontend.subscribe(subjects.ALL_REPLIES, replies)
+        await frontend.subscribe(subjects.ALL_PROGRESS, progress)
 
-        for verb in wire.WORKER_SUBJECTS:
-            await frontend.publish(wire.node_subject("n-1", verb), b"{}", reply=wire.reply_subject("n-1", "i", 1))
+        for verb in subjects.WORKER_SUBJECTS:
+            await frontend.publish(
+                subjects.node_subject("n-1", verb), b"{}", reply=subjects.reply_subject("n-1", "i", 1)
+            )
             command = await commands.next()
-            assert (command.subject, command.payload) == (wire.node_subject("n-1", verb), b"{}")
-            await worker.publish(wire.progress_subject("n-1", "op"), b"half")
+            assert (command.subject, command.payload) == (subjects.node_subject("n-1", verb), b"{}")
+            await worker.publish(subjects.progress_subject("n-1", "op"), b"half")
             assert (await progress.next()).payload == b"half"
             await worker.publish(command.reply, b"done")
             reply = await replies.next()
             assert (reply.subject, reply.payload, reply.no_responders) == (
-                wire.reply_subject("n-1", "i", 1),
+                subjects.reply_subject("n-1", "i", 1),
                 b"done",
                 False,
             )
@@ -131,11 +133,13 @@ async def test_a_command_that_nobody_hears_is_told_at_once(tmp_path: Path) -> No
     async with running(tmp_path) as world:
         frontend = await world.frontend()
         replies = Inbox()
-        await frontend.subscribe(wire.ALL_REPLIES, replies)
-        await frontend.publish(wire.node_subject("gone", wire.INSTALL), b"{}", reply=wire.reply_subject("n-1", "i", 3))
+        await frontend.subscribe(subjects.ALL_REPLIES, replies)
+        await frontend.publish(
+            subjects.node_subject("gone", subjects.INSTALL), b"{}", reply=subjects.reply_subject("n-1", "i", 3)
+        )
         message = await replies.next()
         assert message.no_responders
-        assert wire.parse_reply_subject(message.subject) == wire.ReplySubject("n-1", "i", 3)
+        assert subjects.parse_reply_subject(message.subject) == subjects.ReplySubject("n-1", "i", 3)
 
 
 async def test_a_worker_may_not_listen_to_another_node_or_to_all(tmp_path: Path) -> None:
@@ -152,12 +156,12 @@ async def test_a_worker_can_neither_command_a_node_nor_pretend_to_be_one(tmp_pat
     async with running(tmp_path) as world:
         frontend, bad, good = await world.frontend(), await world.worker("n-1"), await world.worker("n-2")
         commands, progress = Inbox(), Inbox()
-        await good.subscribe(wire.node_subject("n-2", wire.INSTALL), commands)
-        await frontend.subscribe(wire.ALL_PROGRESS, progress)
-        await bad.publish(wire.node_subject("n-2", wire.INSTALL), b"bad")
-        await bad.publish(wire.progress_subject("n-2", "op"), b"bad")
-        await bad.publish(wire.progress_subject("n-1", "op"), b"own")
-        await frontend.publish(wire.node_subject("n-2", wire.INSTALL), b"good")
+        await good.subscribe(subjects.node_subject("n-2", subjects.INSTALL), commands)
+        await frontend.subscribe(subjects.ALL_PROGRESS, progress)
+        await bad.publish(subjects.node_subject("n-2", subjects.INSTALL), b"bad")
+        await bad.publish(subjects.progress_subject("n-2", "op"), b"bad")
+        await bad.publish(subjects.progress_subject("n-1", "op"), b"own")
+        await frontend.publish(subjects.node_subject("n-2", subjects.INSTALL), b"good")
         assert (await progress.next()).payload == b"own"
         assert (await commands.next()).payload == b"good"
 
@@ -166,19 +170,26 @@ async def test_a_worker_can_neither_read_nor_forge_the_answers_of_another_node(t
     async with running(tmp_path) as world:
         frontend, bad, good = await world.frontend(), await world.worker("n-1"), await world.worker("n-2")
         replies, polls = Inbox(), Inbox()
-        await frontend.subscribe(wire.ALL_REPLIES, replies)
-        await frontend.subscribe(wire.all_polls("f"), polls)
-        theirs = (wire.reply_subject("n-2", "i", 1), wire.poll_subject("n-2", "f", wire.LIST, 1))
-        for subject in (*theirs, wire.ALL_REPLIES, wire.all_polls("f"), "_INBOX.>", "_INBOX.eh.n-2.>", "_INBOX.*.*.>"):
+        await frontend.subscribe(subjects.ALL_REPLIES, replies)
+        await frontend.subscribe(subjects.all_polls("f"), polls)
+        theirs = (subjects.reply_subject("n-2", "i", 1), subjects.poll_subject("n-2", "f", subjects.LIST, 1))
+        for subject in (
+            *theirs,
+            subjects.ALL_REPLIES,
+            subjects.all_polls("f"),
+            "_INBOX.>",
+            "_INBOX.eh.n-2.>",
+            "_INBOX.*.*.>",
+        ):
             with pytest.raises(Denied):
                 await bad.subscribe(subject, Inbox())
         for subject in (*theirs, "_INBOX.eh.i.1", "_INBOX.anything"):
             await bad.publish(subject, b"forged")
-        await bad.publish(wire.reply_subject("n-1", "j", 1), b"own")
-        await good.publish(wire.reply_subject("n-2", "i", 1), b"true")
+        await bad.publish(subjects.reply_subject("n-1", "j", 1), b"own")
+        await good.publish(subjects.reply_subject("n-2", "i", 1), b"true")
         heard = {(await replies.next()).payload for _ in range(2)}
         assert heard == {b"own", b"true"}
-        await good.publish(wire.poll_subject("n-2", "f", wire.LIST, 1), b"true")
+        await good.publish(subjects.poll_subject("n-2", "f", subjects.LIST, 1), b"true")
         assert (await polls.next()).payload == b"true"
 
 
@@ -188,14 +199,14 @@ async def test_a_worker_answers_once_under_any_reply_subject_that_it_was_given(t
         worker = await world.worker("n-1")
         anybody = await world.connect("tool", Permissions(publish=("nodes.>",), subscribe=("_INBOX.tool.>",)))
         commands, replies = Inbox(), Inbox()
-        await worker.subscribe(wire.node_subject("n-1", wire.LIST), commands)
+        await worker.subscribe(subjects.node_subject("n-1", subjects.LIST), commands)
         await anybody.subscribe("_INBOX.tool.>", replies)
         await worker.publish("_INBOX.tool.0", b"not asked")
-        await anybody.publish(wire.node_subject("n-1", wire.LIST), b"{}", reply="_INBOX.tool.1")
+        await anybody.publish(subjects.node_subject("n-1", subjects.LIST), b"{}", reply="_INBOX.tool.1")
         await worker.publish((await commands.next()).reply, b"asked")
         assert (await replies.next()).payload == b"asked"
         await worker.publish("_INBOX.tool.1", b"twice")
-        await anybody.publish(wire.node_subject("n-1", wire.LIST), b"{}", reply="_INBOX.tool.2")
+        await anybody.publish(subjects.node_subject("n-1", subjects.LIST), b"{}", reply="_INBOX.tool.2")
         await worker.publish((await commands.next()).reply, b"again")
         assert (await replies.next()).payload == b"again"
 
@@ -217,13 +228,13 @@ async def test_a_revoked_credential_is_cut_off_and_the_others_are_not(tmp_path: 
         removed = await NatsBus.connect(options, limit_seconds=10)
         kept, frontend = await world.worker("n-2"), await world.frontend()
         commands = Inbox()
-        await kept.subscribe(wire.node_subject("n-2", wire.LIST), commands)
+        await kept.subscribe(subjects.node_subject("n-2", subjects.LIST), commands)
         back.clear()
 
         await revoke(world.server.url, world.accounts, {made.user: int(time.time())}, limit_seconds=5)
 
         await asyncio.wait_for(away.wait(), 5)
-        await frontend.publish(wire.node_subject("n-2", wire.LIST), b"still here")
+        await frontend.publish(subjects.node_subject("n-2", subjects.LIST), b"still here")
         assert (await commands.next()).payload == b"still here"
         with pytest.raises(Denied):
             await NatsBus.connect(
@@ -247,14 +258,14 @@ async def test_a_credential_is_renewed_without_missing_a_message(tmp_path: Path)
         options = BusOptions(url=world.server.url, name="w", jwt=first.jwt, seed=first.seed, on_disconnected=away.set)
         worker = await NatsBus.connect(options, limit_seconds=10)
         heard: set[bytes] = set()
-        await worker.subscribe(wire.node_subject("n-1", wire.LIST), lambda message: heard.add(message.payload))
+        await worker.subscribe(subjects.node_subject("n-1", subjects.LIST), lambda message: heard.add(message.payload))
         assert first.expires_at is not None
         number = 0
 
         async def speak_until(moment: float) -> None:
             nonlocal number
             while time.time() < moment:
-                await frontend.publish(wire.node_subject("n-1", wire.LIST), b"%d" % number)
+                await frontend.publish(subjects.node_subject("n-1", subjects.LIST), b"%d" % number)
                 number += 1
                 await asyncio.sleep(0)
 
@@ -307,8 +318,8 @@ async def test_subscriptions_come_back_after_the_server_was_away(tmp_path: Path)
         frontend = await world.frontend(on_connected=back.set, on_disconnected=away.set)
         worker = await world.connect("w", subjects.worker_permissions("n-1"), on_connected=worker_back.set)
         replies, commands = Inbox(), Inbox()
-        await frontend.subscribe(wire.ALL_REPLIES, replies)
-        await worker.subscribe(wire.node_subject("n-1", wire.LIST), commands)
+        await frontend.subscribe(subjects.ALL_REPLIES, replies)
+        await worker.subscribe(subjects.node_subject("n-1", subjects.LIST), commands)
         back.clear()
         worker_back.clear()
 
@@ -324,7 +335,9 @@ async def test_subscriptions_come_back_after_the_server_was_away(tmp_path: Path)
         await world.start()
         await asyncio.wait_for(back.wait(), 20)
         await asyncio.wait_for(worker_back.wait(), 20)
-        await frontend.publish(wire.node_subject("n-1", wire.LIST), b"q", reply=wire.reply_subject("n-1", "i", 1))
+        await frontend.publish(
+            subjects.node_subject("n-1", subjects.LIST), b"q", reply=subjects.reply_subject("n-1", "i", 1)
+        )
         message = await commands.next()
         await worker.publish(message.reply, b"answer")
         assert (await replies.next()).payload == b"answer"

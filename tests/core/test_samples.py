@@ -13,21 +13,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "localai-samples"
 
 BY_SUFFIX: dict[tuple[str, bool], type[msgspec.Struct]] = {
-    (wire.INSTALL, False): wire.BackendInstallRequest,
-    (wire.INSTALL, True): wire.BackendInstallReply,
-    (wire.UPGRADE, False): wire.BackendUpgradeRequest,
-    (wire.UPGRADE, True): wire.BackendUpgradeReply,
-    (wire.DELETE, False): wire.BackendDeleteRequest,
-    (wire.DELETE, True): wire.BackendDeleteReply,
-    (wire.LIST, True): wire.BackendListReply,
-    (wire.RUNNING, True): wire.ModelsRunningReply,
-    (wire.STOP_MODEL, False): wire.ModelStopRequest,
-    (wire.STOP_MODEL, True): wire.ModelStopReply,
+    (subjects.INSTALL, False): wire.BackendInstallRequest,
+    (subjects.INSTALL, True): wire.BackendInstallReply,
+    (subjects.UPGRADE, False): wire.BackendUpgradeRequest,
+    (subjects.UPGRADE, True): wire.BackendUpgradeReply,
+    (subjects.DELETE, False): wire.BackendDeleteRequest,
+    (subjects.DELETE, True): wire.BackendUpgradeReply,
+    (subjects.LIST, True): wire.BackendListReply,
+    (subjects.RUNNING, True): wire.ModelsRunningReply,
+    (subjects.STOP_MODEL, False): wire.ModelStopRequest,
+    (subjects.STOP_MODEL, True): wire.ModelStopReply,
 }
 
 
@@ -93,12 +93,12 @@ def test_recorded_registrations_and_heartbeats_decode_with_every_key_known() -> 
                 continue
             name = f"{path.stem}#{number}"
             if route.endswith("/register") and isinstance(entry.get("payload"), dict):
-                _survives(entry["payload"], wire.RegisterRequest, name)
+                _survives(entry["payload"], node_api.RegisterRequest, name)
                 if "_note" not in entry["response"]:  # one answer was recorded compressed and is only described
-                    _survives(entry["response"], wire.RegisterReply, name)
+                    _survives(entry["response"], node_api.RegisterReply, name)
                 met += 1
             elif route.endswith("/heartbeat") and isinstance(entry.get("payload"), dict):
-                _survives(entry["payload"], wire.HeartbeatRequest, name)
+                _survives(entry["payload"], node_api.HeartbeatRequest, name)
                 met += 1
     assert met > 10
 

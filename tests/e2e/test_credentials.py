@@ -14,9 +14,9 @@ from tests.e2e.asking import ask, error_of, token_of
 from tests.e2e.conftest import Cluster
 
 from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.errors import Denied
-from enginehouse.core.wire import RegisterRequest
+from enginehouse.core.node_api import RegisterRequest
 from enginehouse.worker.identity import Identity, load_identity
 
 
@@ -82,8 +82,8 @@ async def test_an_approved_worker_neither_reads_nor_forges_the_replies_of_others
                 await bus.subscribe(subject, lambda _: None)
         (first,) = [node for node in cluster.json("nodes", "list") if node["name"] == "first"]
         before = cluster.operations()
-        await bus.publish(wire.reply_subject(first["id"], "00000000-0000-0000-0000-000000000000", 1), b"{}")
-        await bus.publish(wire.node_subject(first["id"], wire.STOP_NODE), b"{}")
+        await bus.publish(subjects.reply_subject(first["id"], "00000000-0000-0000-0000-000000000000", 1), b"{}")
+        await bus.publish(subjects.node_subject(first["id"], subjects.STOP_NODE), b"{}")
         await until(lambda: violations(cluster) >= 2, 15)
         assert cluster.operations() == before
         assert [node["status"] for node in cluster.json("nodes", "list") if node["name"] == "first"] == ["healthy"]

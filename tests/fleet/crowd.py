@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from nacl.signing import SigningKey
 
 from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import Report
 from enginehouse.link.client import FrontendClient
@@ -50,7 +50,7 @@ class StubWorker:
     async def join(self, url: str, nats_url: str) -> None:
         client = FrontendClient(url, self._token, user_agent="stub")
         link = WorkerLink(client)
-        request = wire.RegisterRequest(
+        request = node_api.RegisterRequest(
             name=self.name,
             address="127.0.0.1:50051",
             token=self._token,
@@ -61,9 +61,9 @@ class StubWorker:
         reply = await link.register(Identity(self._key).signed(request))
         self._node_id = reply.id
         self._bus = await NatsBus.connect(BusOptions(url=nats_url, name=self.name), limit_seconds=10.0)
-        await self._bus.subscribe(wire.node_subject(reply.id, wire.INSTALL), self._take)
+        await self._bus.subscribe(subjects.node_subject(reply.id, subjects.INSTALL), self._take)
         report = Report(boot_id=self.name, sequence=1, mark=reply.mark)
-        await link.heartbeat(reply.id, reply.node_token, wire.HeartbeatRequest(report=report))
+        await link.heartbeat(reply.id, reply.node_token, node_api.HeartbeatRequest(report=report))
         client.close()
 
     def _take(self, message: Message) -> None:
@@ -77,7 +77,7 @@ class StubWorker:
             assert request.command is not None
             told = Progress("downloading", "layer", number * 1000, 10**9, request.command.attempt, number)
             event = wire.progress_event(request.op_id, self._node_id, request.backend, request.command.intent, told)
-            await self._bus.publish(wire.progress_subject(self._node_id, request.op_id), wire.encode(event))
+            await self._bus.publish(subjects.progress_subject(self._node_id, request.op_id), wire.encode(event))
 
     async def finish(self, backend: str) -> None:
         assert self._bus is not None

@@ -14,7 +14,7 @@ import sys
 from nacl.signing import SigningKey
 
 from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.intent import Outcome
 from enginehouse.core.progress import Progress
@@ -43,7 +43,7 @@ class Stub:
 
     async def run(self) -> None:
         """For ever."""
-        request = wire.RegisterRequest(
+        request = node_api.RegisterRequest(
             name=self._name,
             address="127.0.0.1:50051",
             token=self._token,
@@ -59,10 +59,10 @@ class Stub:
             def take(message: Message) -> None:
                 group.create_task(self._install(bus, message))
 
-            await bus.subscribe(wire.node_subject(node.id, wire.INSTALL), take)
+            await bus.subscribe(subjects.node_subject(node.id, subjects.INSTALL), take)
             await self._report(node)
 
-    async def _report(self, node: wire.RegisterReply) -> None:
+    async def _report(self, node: node_api.RegisterReply) -> None:
         mark, sequence = node.mark, 0
         while True:
             sequence += 1
@@ -75,7 +75,7 @@ class Stub:
                 results=tuple(self._results),
                 running=tuple(self._running),
             )
-            reply = await self._link.heartbeat(node.id, node.node_token, wire.HeartbeatRequest(report=report))
+            reply = await self._link.heartbeat(node.id, node.node_token, node_api.HeartbeatRequest(report=report))
             mark = reply.mark
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
@@ -89,7 +89,7 @@ class Stub:
         self._running.add(command.intent)
         told = Progress("downloading", "layer", 1, 2, command.attempt, 1)
         event = wire.progress_event(request.op_id, self._node_id, request.backend, command.intent, told)
-        await bus.publish(wire.progress_subject(self._node_id, request.op_id), wire.encode(event))
+        await bus.publish(subjects.progress_subject(self._node_id, request.op_id), wire.encode(event))
         await asyncio.sleep(WORK_SECONDS)
         self._backends[build.directory] = InstalledBackend(
             name=build.directory,

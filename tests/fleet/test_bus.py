@@ -21,7 +21,7 @@ from tests.fleet.tap import tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 from tests.worker.shelf import said_by
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.host.log_limit import PLACE_BYTES
 
 IS_PROOF = os.environ.get("ENGINEHOUSE_PROOF") == "1"
@@ -31,10 +31,10 @@ BURST = 10_000
 FLOOD = 20_000
 QUESTIONS = 100
 # Without an answer by their nature. Any message at all on `stop` is a valid order to leave, so it is not among these.
-SILENT = (wire.STOP, wire.CANCEL)
-ANSWERING = tuple(verb for verb in wire.WORKER_SUBJECTS if verb not in (*SILENT, wire.STOP_NODE))
+SILENT = (subjects.STOP, subjects.CANCEL)
+ANSWERING = tuple(verb for verb in subjects.WORKER_SUBJECTS if verb not in (*SILENT, subjects.STOP_NODE))
 # Questions: whatever is in them, they are answered.
-ASKING = (wire.LIST, wire.RUNNING)
+ASKING = (subjects.LIST, subjects.RUNNING)
 GROWTH_BYTES = 40 * MEGABYTE  # what allocators and one batch of messages of a megabyte may keep
 HUGE = 900_000  # just below what the bus takes in one message
 
@@ -87,34 +87,34 @@ def test_nonsense_on_every_subject_changes_nothing(fleet: Fleet, warehouse: Ware
         fleet.done("install", name, ["worker-1"])
         tap.settle()
         recorded = [one for one in tap.heard if f"nodes.{node_id}." in one.subject and one.payload]
-        commands = [one for one in recorded if one.subject.endswith(wire.INSTALL)]
+        commands = [one for one in recorded if one.subject.endswith(subjects.INSTALL)]
         assert len(commands) == 1
         replies = [commands[0].reply]
         before, size = picture(fleet, name), memory(fleet)
         chance = random.Random(95)
-        subjects = [wire.node_subject(node_id, verb) for verb in (*ANSWERING, *SILENT)]
-        subjects += [wire.progress_subject(node_id, str(uuid.uuid4())), *replies]
-        subjects += [f"{wire.INBOX}.x", f"{wire.INBOX}.{node_id}.{uuid.uuid4()}.{'9' * 500}"]
-        subjects += [f"{wire.POLLS}.{node_id}.y.z.1"]
+        targets = [subjects.node_subject(node_id, verb) for verb in (*ANSWERING, *SILENT)]
+        targets += [subjects.progress_subject(node_id, str(uuid.uuid4())), *replies]
+        targets += [f"{subjects.INBOX}.x", f"{subjects.INBOX}.{node_id}.{uuid.uuid4()}.{'9' * 500}"]
+        targets += [f"{subjects.POLLS}.{node_id}.y.z.1"]
         messages: list[tuple[str, bytes, bool]] = []
         awaited = 0
         for number in range(NONSENSE):
-            subject = subjects[number % len(subjects)]
+            subject = targets[number % len(targets)]
             asks = subject.startswith("nodes.") and subject.removeprefix(f"nodes.{node_id}.") in ANSWERING
             awaited += asks
             # Every subject gets every kind.
-            messages.append((subject, nonsense(chance, number // len(subjects) + number), asks))
+            messages.append((subject, nonsense(chance, number // len(targets) + number), asks))
         # And what was really said once, again: the command, its answer and its progress.
         for one in recorded[:50]:
-            messages.append((one.subject, one.payload, one.subject.endswith(wire.INSTALL)))
-            awaited += one.subject.endswith(wire.INSTALL)
+            messages.append((one.subject, one.payload, one.subject.endswith(subjects.INSTALL)))
+            awaited += one.subject.endswith(subjects.INSTALL)
         warehouse.run(speaker.said(messages))
         wait_for("an answer to every question", lambda: len(speaker.answers) >= awaited)
         errors = [msgspec.json.decode(answer) for answer in speaker.answers]
         assert len([one for one in errors if one.get("error")]) >= awaited * (len(ANSWERING) - len(ASKING) - 1) // len(
             ANSWERING
         )
-        assert msgspec.json.decode(speaker.ask(wire.node_subject(node_id, wire.LIST)))["backends"]
+        assert msgspec.json.decode(speaker.ask(subjects.node_subject(node_id, subjects.LIST)))["backends"]
     fleet.until_ready()
     fleet.until_healthy()
     assert picture(fleet, name) == before
@@ -141,9 +141,9 @@ def test_a_flood_of_nonsense_leaves_the_log_of_a_frontend_short(fleet: Fleet, wa
         flood = []
         for number in range(FLOOD):
             forged = b'{"intent": "\n2026-01-01 ERROR forged' + b"x" * 3000
-            flood.append((wire.progress_subject(node_id, f"{number}"), forged, False))
-            flood.append((f"{wire.INBOX}.{number}", b"nonsense", False))
-            flood.append((f"{wire.POLLS}.x.y.z.{number}", b"nonsense", False))
+            flood.append((subjects.progress_subject(node_id, f"{number}"), forged, False))
+            flood.append((f"{subjects.INBOX}.{number}", b"nonsense", False))
+            flood.append((f"{subjects.POLLS}.x.y.z.{number}", b"nonsense", False))
         warehouse.run(speaker.said(flood))
         for frontend in fleet.frontends:
             wait_for("the flood to have arrived", partial(has_dropped, frontend.log))
@@ -158,15 +158,15 @@ def test_a_flood_of_nonsense_leaves_the_log_of_a_frontend_short(fleet: Fleet, wa
 def test_a_burst_on_one_subject_of_a_worker_delays_no_other(fleet: Fleet, warehouse: Warehouse) -> None:
     """F-096."""
     first, second = (fleet.node(worker)["id"] for worker in ("worker-1", "worker-2"))
-    asked = [(first, wire.RUNNING), (second, wire.LIST), (second, wire.RUNNING)]
+    asked = [(first, subjects.RUNNING), (second, subjects.LIST), (second, subjects.RUNNING)]
     with speaking(fleet, warehouse) as flooding, speaking(fleet, warehouse) as speaker:
-        flood = [(wire.node_subject(first, wire.INSTALL), b'{"backend": 1}', True)] * BURST
+        flood = [(subjects.node_subject(first, subjects.INSTALL), b'{"backend": 1}', True)] * BURST
         sent = warehouse.begin(flooding.said(flood))
         lateness: list[float] = []
         for number in range(QUESTIONS):
             node_id, verb = asked[number % len(asked)]
             began = time.monotonic()
-            assert speaker.ask(wire.node_subject(node_id, verb)), f"no answer on {verb}"
+            assert speaker.ask(subjects.node_subject(node_id, verb)), f"no answer on {verb}"
             lateness.append(time.monotonic() - began)
         sent.result(30)
         assert sorted(lateness)[int(QUESTIONS * 0.99) - 1] <= 1.0, sorted(lateness)[-5:]
@@ -210,7 +210,7 @@ def test_a_bus_that_is_killed_again_and_again_loses_no_request(
             for frontend in fleet.frontends:
                 wait_for("the frontend to be back on the bus", frontend.is_ready, 5)
             for node_id in ids.values():
-                question = wire.node_subject(node_id, wire.RUNNING)
+                question = subjects.node_subject(node_id, subjects.RUNNING)
                 wait_for("the worker to listen again", partial(speaker.ask, question, b"{}", 1.0), 5)
         assert time.monotonic() - began <= 5.0
     for operation in operations:

@@ -17,7 +17,7 @@ from tests.fleet.speaker import speaking
 from tests.fleet.tap import Tap, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 
 NOTICE_SECONDS = 0.5  # half of what a frontend gives
 
@@ -47,7 +47,7 @@ def test_a_frontend_that_slept_past_its_lease_sends_and_changes_nothing(
         ended = fleet.ended(operation, fleet.first)
         assert ended["status"] == "succeeded", ended
         assert row_of(ended, "worker-2")["attempt"] == 1
-        assert tap.sent_to(node_id).count(wire.INSTALL) == 1
+        assert tap.sent_to(node_id).count(subjects.INSTALL) == 1
         assert holder(fleet, name)[1:] == taken[1:], "taken over once"
     assert fleet.began("worker-2", f"install {name}") == 1
     assert warehouse.proxy.bytes_sent(image.layers[0].digest) == image.layers[0].size_bytes
@@ -82,20 +82,20 @@ def test_a_command_under_an_older_fence_is_refused_by_the_worker(fleet: Fleet, w
         wait_for("the sleeper to be ready", fleet.first.is_ready)
         commands = commands_in(tap, node_id)
         assert [command["command"]["attempt"] for _, command in commands] == [1, 2]
-        late = msgspec.json.decode(speaker.ask(wire.node_subject(node_id, wire.INSTALL), commands[0][0]))
+        late = msgspec.json.decode(speaker.ask(subjects.node_subject(node_id, subjects.INSTALL), commands[0][0]))
         assert not late["success"], late
         assert late["error"], late
         assert fleet.began("worker-2", f"install {name}") == begun
         assert (fleet.backends_of("worker-2") / name).stat().st_ino == inode
         for frontend in fleet.frontends:
             assert frontend.operation(operation["jobID"])["status"] == "succeeded"
-        assert tap.sent_to(node_id).count(wire.INSTALL) == 3, "two attempts, and the late one that we sent"
+        assert tap.sent_to(node_id).count(subjects.INSTALL) == 3, "two attempts, and the late one that we sent"
 
 
 def commands_in(tap: Tap, node_id: str) -> list[tuple[bytes, Any]]:
     """The installs that a node was sent, as bytes and as they read."""
     tap.settle()
-    subject = wire.node_subject(node_id, wire.INSTALL)
+    subject = subjects.node_subject(node_id, subjects.INSTALL)
     return [(one.payload, msgspec.json.decode(one.payload)) for one in tap.heard if one.subject == subject]
 
 

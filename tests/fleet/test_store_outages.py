@@ -107,7 +107,9 @@ def test_a_database_that_is_away_is_noticed_and_what_was_refused_is_not_done_lat
     assert [frontend.pid for frontend in small.frontends] == pids
     for frontend, before in zip(small.frontends, told, strict=True):
         lines = small.log_of(frontend.name).splitlines()[before:]
-        assert sum("store.away" in line for line in lines) == sum("store.back" in line for line in lines) == 1, lines
+        assert sum("store.lost" in line for line in lines) == sum("store.recovered" in line for line in lines) == 1, (
+            lines
+        )
         assert len(lines) <= LINES, lines
     serving.end()
 

@@ -158,7 +158,7 @@ async def test_an_intent_that_another_frontend_holds_stops_no_step(postgres_pair
     held = Held()
 
     def settle(connection: Connection) -> None:
-        intents.set_progress(connection, {intent.id: Progress(attempt=1, sequence=1)})
+        intents.set_progress(connection, {intent.id: Progress(attempt=1, sequence=1)}, intent.owner, 0.0)
         held.wait()
 
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:

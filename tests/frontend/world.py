@@ -15,7 +15,7 @@ from nacl.signing import SigningKey
 from tests.bus.memory import MemoryBus, MemoryNetwork
 
 from enginehouse.build_frontend import Outside, make_frontend
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Unavailable, Upstream
@@ -175,7 +175,7 @@ class World:
         if approve:
             await self.nodes.approve(registered.node.id)
         if heartbeat:
-            await self.nodes.heartbeat(registered.node.id, wire.HeartbeatRequest())
+            await self.nodes.heartbeat(registered.node.id, node_api.HeartbeatRequest())
         return (await self.nodes.get(registered.node.id))[0]
 
     async def join_many(self, *names: str) -> list[Node]:
@@ -184,7 +184,7 @@ class World:
     async def register(self, name: str, key: SigningKey) -> Registered:
         return await self.nodes.register(await self.signed(name, key))
 
-    async def signed(self, name: str, key: SigningKey, **fields: object) -> wire.RegisterRequest:
+    async def signed(self, name: str, key: SigningKey, **fields: object) -> node_api.RegisterRequest:
         return signed(name, key, challenge=await self.nodes.challenge(), **fields)
 
     async def health(self, node_id: str) -> str:
@@ -235,7 +235,7 @@ class World:
 
     async def reply(self, intent: Intent, outcome: Outcome | None, *, attempt: int | None = None) -> None:
         """A worker's answer to an attempt (None: nobody listens there), and what the frontend makes of it."""
-        subject = wire.reply_subject(intent.node_id, intent.id, intent.attempt if attempt is None else attempt)
+        subject = subjects.reply_subject(intent.node_id, intent.id, intent.attempt if attempt is None else attempt)
         payload = b"" if outcome is None else wire.encode(wire.AnyReply(outcome=outcome))
         self.bus.deliver(Message(subject, payload, no_responders=outcome is None))
         await self.collector.replies_step()
@@ -243,15 +243,15 @@ class World:
     def progress(self, intent: Intent, progress: Progress, *, node_id: str | None = None) -> None:
         sender = node_id or intent.node_id
         event = wire.progress_event("op", sender, "engine", intent.id, progress)
-        self.bus.deliver(Message(wire.progress_subject(sender, "op"), wire.encode(event)))
+        self.bus.deliver(Message(subjects.progress_subject(sender, "op"), wire.encode(event)))
 
 
-def registration(name: str, **fields: object) -> wire.RegisterRequest:
+def registration(name: str, **fields: object) -> node_api.RegisterRequest:
     plain: dict[str, object] = {"name": name, "platform": "linux/amd64", "capability": "default", "cores": 2}
-    return wire.RegisterRequest(**(plain | fields))  # type: ignore[arg-type]
+    return node_api.RegisterRequest(**(plain | fields))  # type: ignore[arg-type]
 
 
-def signed(name: str, key: SigningKey, **fields: object) -> wire.RegisterRequest:
+def signed(name: str, key: SigningKey, **fields: object) -> node_api.RegisterRequest:
     public = key.verify_key.encode().hex()
     asked = registration(name, **({"public_key": public, "address": ADDRESS} | fields))
     message = registration_message(name, public, (asked.address, asked.http_address), asked.challenge)

@@ -19,7 +19,7 @@ from enginehouse.core.errors import (
     Unavailable,
     Upstream,
 )
-from enginehouse.core.wire import HeartbeatRequest, RegisterRequest
+from enginehouse.core.node_api import HeartbeatRequest, RegisterRequest
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.worker import WorkerLink
 

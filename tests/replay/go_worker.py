@@ -28,14 +28,14 @@ from tests.replay.recordings import (
 )
 
 from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.errors import Unavailable
 from enginehouse.ports import Message
 
 # LocalAI's order; a worker older than some of them is made with less.
 VERBS = (
-    *(wire.INSTALL, wire.UPGRADE, wire.STOP, wire.DELETE, wire.LIST, wire.RUNNING),
-    *(wire.UNLOAD, wire.STOP_MODEL, wire.DELETE_MODEL, wire.STOP_NODE),
+    *(subjects.INSTALL, subjects.UPGRADE, subjects.STOP, subjects.DELETE, subjects.LIST, subjects.RUNNING),
+    *(subjects.UNLOAD, subjects.STOP_MODEL, subjects.DELETE_MODEL, subjects.STOP_NODE),
 )
 # Keys and kinds of values as in sample 01.
 BODY: Payload = {
@@ -104,7 +104,7 @@ class GoWorker(Struct, kw_only=True):
 
     async def listen(self) -> None:
         for verb in self.verbs:
-            await self.bus.subscribe(wire.node_subject(self.node_id, verb), partial(self._receive, verb))
+            await self.bus.subscribe(subjects.node_subject(self.node_id, verb), partial(self._receive, verb))
 
     async def lose_bus(self, *, is_beating: bool) -> None:
         """From now on nobody listens on its subjects."""
@@ -140,13 +140,13 @@ class GoWorker(Struct, kw_only=True):
             self.faults.append(error)
 
     async def _answer(self, verb: str, message: Message) -> None:
-        if verb in (wire.LIST, wire.RUNNING):
+        if verb in (subjects.LIST, subjects.RUNNING):
             await self.bus.publish(
-                message.reply, msgspec.json.encode(self.listing if verb == wire.LIST else self.running)
+                message.reply, msgspec.json.encode(self.listing if verb == subjects.LIST else self.running)
             )
             return
         request: Payload = msgspec.json.decode(message.payload)
-        if verb == wire.STOP:
+        if verb == subjects.STOP:
             self._stop(request["backend"])
             return
         self.heard.append((verb, request))
@@ -179,7 +179,7 @@ class GoWorker(Struct, kw_only=True):
         mine = {**filled_in(event, self.replacements), "op_id": op_id, "node_id": self.node_id}
         mine["backend"] = request["backend"]
         self.told.append(float(event["percentage"]))
-        await self.bus.publish(wire.progress_subject(self.node_id, op_id), msgspec.json.encode(mine))
+        await self.bus.publish(subjects.progress_subject(self.node_id, op_id), msgspec.json.encode(mine))
         if self.on_told is not None:
             await self.on_told(op_id)
 
@@ -247,7 +247,7 @@ class Pair(Struct, frozen=True):
             go_worker(frontends.second, url, lab, "worker-2", body=bodies[1], verbs=verbs) as second,
         ):
             for worker, node_id in ((first, FIRST_NODE), (second, SECOND_NODE)):
-                (said,) = exchanges("16-models-running", wire.RUNNING, node_id=node_id)
+                (said,) = exchanges("16-models-running", subjects.RUNNING, node_id=node_id)
                 assert said.reply is not None
                 worker.running = said.reply
             yield cls(first, second)

@@ -23,7 +23,7 @@ from tests.replay.recordings import (
     subscriptions,
 )
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.intent import MAX_FAILURES
 
 
@@ -39,13 +39,13 @@ async def test_an_install_on_both_goes_out_at_once_under_the_plain_name_and_ends
     """04."""
     recording = "04-install-both-nodes"
     for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
-        (exchange,) = exchanges(recording, wire.INSTALL, node_id=node_id)
-        worker.will(wire.INSTALL, recorded(exchange, then=listing(recording, node_id)))
+        (exchange,) = exchanges(recording, subjects.INSTALL, node_id=node_id)
+        worker.will(subjects.INSTALL, recorded(exchange, then=listing(recording, node_id)))
     accepted = await frontends.first.post("/backends/apply", {"id": "lab@mock"})
     assert set(accepted) == {"id", "status_url"}
     for worker in (pair.first, pair.second):
-        (request,) = await worker.hears(wire.INSTALL)
-        asked = exchanges(recording, wire.INSTALL)[0].request
+        (request,) = await worker.hears(subjects.INSTALL)
+        asked = exchanges(recording, subjects.INSTALL)[0].request
         # S56: LocalAI sends `lab@mock`, and its worker makes a directory of it.
         assert (request["backend"], request["op_id"]) == ("mock", accepted["id"])
         assert json.loads(request["backend_galleries"]) == json.loads(lab.galleries)
@@ -62,7 +62,7 @@ async def test_an_install_on_both_goes_out_at_once_under_the_plain_name_and_ends
 
 
 def _job(recording: str) -> str:
-    return str(exchanges(recording, wire.INSTALL)[0].request["op_id"])
+    return str(exchanges(recording, subjects.INSTALL)[0].request["op_id"])
 
 
 @needs_recordings
@@ -94,14 +94,16 @@ async def test_installing_what_is_there_ends_at_once_and_force_is_forwarded(fron
     recording = "05-install-already-installed"
     for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
         worker.has(listing(recording, node_id))
-        worker.will(wire.INSTALL, *(recorded(one) for one in exchanges(recording, wire.INSTALL, node_id=node_id)))
+        worker.will(
+            subjects.INSTALL, *(recorded(one) for one in exchanges(recording, subjects.INSTALL, node_id=node_id))
+        )
         await frontends.first.lists(worker.name, "cpu-mock", "lab@mock")
     plain = await frontends.first.post("/backends/apply", {"id": "mock"})
     assert (await frontends.first.ended(plain["id"]))["status"] == "succeeded"
-    seen = len(pair.first.requests(wire.INSTALL))
+    seen = len(pair.first.requests(subjects.INSTALL))
     forced = await frontends.first.post("/backends/apply", {"id": "lab@mock", "force": True})
     assert (await frontends.first.ended(forced["id"]))["status"] == "succeeded"
-    assert (await pair.first.hears(wire.INSTALL, seen + 1))[-1]["force"] is True
+    assert (await pair.first.hears(subjects.INSTALL, seen + 1))[-1]["force"] is True
 
 
 @needs_recordings
@@ -125,8 +127,8 @@ async def test_failures_that_may_heal_are_tried_a_counted_number_of_times_and_th
 ) -> None:
     """06, 07: LocalAI tries for ever in the background, beside an operation that has failed long ago."""
     for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
-        said = [one for one in exchanges("07-reconciler-retries", wire.INSTALL, node_id=node_id)]
-        worker.will(wire.INSTALL, *(recorded(one) for one in said if one.request["backend"] == "lab@broken"))
+        said = [one for one in exchanges("07-reconciler-retries", subjects.INSTALL, node_id=node_id)]
+        worker.will(subjects.INSTALL, *(recorded(one) for one in said if one.request["backend"] == "lab@broken"))
     operation_id = (await frontends.first.post("/backends/apply", {"id": "lab@broken"}))["id"]
     for attempt in range(1, MAX_FAILURES):
         row = await frontends.first.shows(operation_id, "worker-1", attempt=attempt, state="waiting")
@@ -138,7 +140,7 @@ async def test_failures_that_may_heal_are_tried_a_counted_number_of_times_and_th
     assert ended["status"] == "failed"
     assert {row["attempt"] for row in ended["nodes"]} == {MAX_FAILURES}
     assert "worker-1: installing backend from gallery: failed to download" in ended["error"]
-    requests = pair.first.requests(wire.INSTALL)
+    requests = pair.first.requests(subjects.INSTALL)
     assert len(requests) == MAX_FAILURES
     assert {request["op_id"] for request in requests} == {operation_id}, "S25: the retries are the operation's own"
     await frontends.first.post(f"/api/operations/{operation_id}/dismiss")
@@ -154,15 +156,15 @@ async def test_an_external_install_is_what_the_listing_shows_though_the_worker_s
     """10, S57: the wanted digest is there under the wanted name, so it is installed."""
     recording = "10-external-install"
     (call,) = calls(recording, f"/api/nodes/{FIRST_NODE}/backends/install")
-    external = exchanges(recording, wire.INSTALL, node_id=FIRST_NODE)[0]
+    external = exchanges(recording, subjects.INSTALL, node_id=FIRST_NODE)[0]
     assert external.reply is not None
     assert external.reply["success"] is False
-    pair.first.will(wire.INSTALL, recorded(external, then=listing(recording, FIRST_NODE)))
+    pair.first.will(subjects.INSTALL, recorded(external, then=listing(recording, FIRST_NODE)))
     body = filled_in(call["payload"], lab.replacements)
     accepted = await frontends.first.post(f"/api/nodes/{pair.first.node_id}/backends/install", body)
     ended = await frontends.first.ended(accepted["jobID"])
     assert (ended["status"], ended["nodes"][0]["attempt"]) == ("succeeded", 1)
-    (request,) = pair.first.requests(wire.INSTALL)
+    (request,) = pair.first.requests(subjects.INSTALL)
     # The name in both places: with it in `backend`, LocalAI's worker finds what it has installed.
     assert (request["backend"], request["name"], request["alias"]) == ("ext-mock", "ext-mock", "extm")
     assert request["uri"] == body["uri"]
@@ -173,9 +175,9 @@ async def test_an_external_install_is_what_the_listing_shows_though_the_worker_s
 async def test_another_version_under_the_wanted_name_proves_nothing(frontends: Frontends, pair: Pair, lab: Lab) -> None:
     """10, where the files that arrived are not those that were asked for."""
     recording = "10-external-install"
-    external = exchanges(recording, wire.INSTALL, node_id=FIRST_NODE)[0]
+    external = exchanges(recording, subjects.INSTALL, node_id=FIRST_NODE)[0]
     listed = filled_in(listing(recording, FIRST_NODE), {NEW_DIGEST: OLD_DIGEST})
-    pair.first.will(wire.INSTALL, recorded(external, then=listed))
+    pair.first.will(subjects.INSTALL, recorded(external, then=listed))
     body = {"uri": lab.reference("v2"), "name": "ext-mock"}
     accepted = await frontends.first.post(f"/api/nodes/{pair.first.node_id}/backends/install", body)
     await frontends.first.lists("worker-1", "cpu-mock", "ext-mock", "lab@mock")
@@ -220,22 +222,22 @@ async def test_one_node_gets_what_was_asked_for_it_alone_and_a_second_delete_is_
 ) -> None:
     """09: what is to be absent and is absent is done, whatever the worker thinks of being asked."""
     recording = "09-node-scoped-install-delete"
-    (install,) = exchanges(recording, wire.INSTALL)
-    pair.first.will(wire.INSTALL, recorded(install, then=listing(recording, FIRST_NODE)))
+    (install,) = exchanges(recording, subjects.INSTALL)
+    pair.first.will(subjects.INSTALL, recorded(install, then=listing(recording, FIRST_NODE)))
     route = f"/api/nodes/{pair.first.node_id}/backends"
     accepted = await frontends.first.post(f"{route}/install", {"backend": "other"})
     ended = await frontends.second.ended(accepted["jobID"])
     assert (ended["status"], ended["nodeID"]) == ("succeeded", pair.first.node_id)
     await frontends.first.lists("worker-1", "cpu-mock", "cpu-other", "lab@mock")
 
-    first, again = exchanges(recording, wire.DELETE)
+    first, again = exchanges(recording, subjects.DELETE)
     without = listing("08-listings", FIRST_NODE)
-    pair.first.will(wire.DELETE, recorded(first, then=without), recorded(again))
+    pair.first.will(subjects.DELETE, recorded(first, then=without), recorded(again))
     for _ in range(2):
         accepted = await frontends.first.post(f"{route}/delete", {"backend": "other"})
         assert (await frontends.first.ended(accepted["jobID"]))["status"] == "succeeded"
     # As LocalAI sent it, which removes the hidden pointer too.
-    assert pair.first.requests(wire.DELETE)[0]["backend"] == first.request["backend"] == "other"
+    assert pair.first.requests(subjects.DELETE)[0]["backend"] == first.request["backend"] == "other"
     assert pair.second.heard == []
 
 
@@ -244,18 +246,18 @@ async def test_a_delete_goes_out_as_it_was_recorded_and_ends_on_all_nodes(fronte
     """28."""
     for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
         worker.has(listing("26-two-frontends", node_id))
-        said = exchanges("28-backend-delete", wire.DELETE, node_id=node_id)
+        said = exchanges("28-backend-delete", subjects.DELETE, node_id=node_id)
         left = [listing("28-backend-delete", node_id), {"backends": None}]
         answers = [recorded(one, then=then) for one, then in zip(said, left, strict=False)]
-        worker.will(wire.DELETE, *answers)
+        worker.will(subjects.DELETE, *answers)
         await frontends.first.lists(worker.name, "cpu-mock", "cpu-other", "lab@mock", "lab@other")
     for path, directory in (("/backends/delete/lab@other", "other"), ("/backends/delete/cpu-mock", "cpu-mock")):
         operation_id = (await frontends.first.post(path))["id"]
         ended = await frontends.first.ended(operation_id)
         assert (ended["status"], ended["isDeletion"], len(ended["nodes"])) == ("succeeded", True, 2)
         for worker in (pair.first, pair.second):
-            assert worker.requests(wire.DELETE)[-1]["backend"] == directory
-    assert len(pair.first.requests(wire.DELETE)) == 2
+            assert worker.requests(subjects.DELETE)[-1]["backend"] == directory
+    assert len(pair.first.requests(subjects.DELETE)) == 2
 
 
 @needs_recordings
@@ -266,11 +268,11 @@ async def test_an_upgrade_reaches_workers_that_know_upgrades_and_those_that_do_n
     recording = "12-upgrade-old-worker" if is_old else "11-upgrade"
     old, new = (NEW_DIGEST, OLD_DIGEST) if is_old else (OLD_DIGEST, NEW_DIGEST)
     await lab.move_tag(lab.old if is_old else lab.new)
-    async with Pair.opened(frontends, lab, second_lacks=(wire.UPGRADE,) if is_old else ()) as pair:
+    async with Pair.opened(frontends, lab, second_lacks=(subjects.UPGRADE,) if is_old else ()) as pair:
         for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
             before = listing(recording, node_id)
             worker.has(before)
-            for exchange in exchanges(recording, wire.UPGRADE, wire.INSTALL, node_id=node_id):
+            for exchange in exchanges(recording, subjects.UPGRADE, subjects.INSTALL, node_id=node_id):
                 if not exchange.is_unheard:
                     worker.will(exchange.verb, recorded(exchange, then=filled_in(before, {old: new})))
             await frontends.first.lists(worker.name, "cpu-mock", "lab@mock")
@@ -281,9 +283,9 @@ async def test_an_upgrade_reaches_workers_that_know_upgrades_and_those_that_do_n
         ended = await frontends.first.ended(operation_id)
         assert ended["status"] == "succeeded", ended
         assert {row["attempt"] for row in ended["nodes"]} == {1}
-        (request,) = pair.first.requests(wire.UPGRADE)
+        (request,) = pair.first.requests(subjects.UPGRADE)
         assert (request["backend"], request["op_id"]) == ("cpu-mock", operation_id)
-        verb = wire.INSTALL if is_old else wire.UPGRADE
+        verb = subjects.INSTALL if is_old else subjects.UPGRADE
         (request,) = pair.second.requests(verb)
         assert (request["backend"], request["op_id"], request.get("force", False)) == ("cpu-mock", operation_id, is_old)
         assert (await frontends.first.node("worker-2"))["status"] == "healthy"

@@ -14,7 +14,7 @@ from tests.replay.go_worker import SPEED, Answer, Pair, recorded
 from tests.replay.lab import Lab
 from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing, needs_recordings
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.operation import OLDER_AT_WORK, STILL
 from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS
 
@@ -37,9 +37,9 @@ async def test_a_request_waits_for_a_worker_that_lost_the_bus_and_is_done_when_i
 ) -> None:
     """23, S59."""
     recording = "23-nats-lost"
-    (exchange,) = exchanges(recording, wire.INSTALL, node_id=SECOND_NODE)
-    pair.second.will(wire.INSTALL, recorded(exchange))
-    pair.first.will(wire.INSTALL, recorded(exchange))
+    (exchange,) = exchanges(recording, subjects.INSTALL, node_id=SECOND_NODE)
+    pair.second.will(subjects.INSTALL, recorded(exchange))
+    pair.first.will(subjects.INSTALL, recorded(exchange))
     await pair.first.lose_bus(is_beating=is_beating)
     operation_id = (await frontends.first.post("/backends/apply", {"id": "other"}))["id"]
     await frontends.first.shows(operation_id, "worker-2", status="success")
@@ -57,7 +57,7 @@ async def test_a_request_waits_for_a_worker_that_lost_the_bus_and_is_done_when_i
     await pair.first.find_bus()
     ended = await frontends.second.ended(operation_id)
     assert ended["status"] == "succeeded", ended
-    (request,) = pair.first.requests(wire.INSTALL)
+    (request,) = pair.first.requests(subjects.INSTALL)
     assert request["op_id"] == operation_id, "LocalAI's reconciler sends it without"
     (failures,) = await frontends.first.run_sql("select sum(failures) from intents")
     assert failures == (0,), "being away is no failure"
@@ -80,12 +80,12 @@ async def test_no_answer_in_time_is_not_the_end_and_the_late_answer_is(impatient
     """30, S17."""
     frontends, pair = impatient
     gate = asyncio.Event()
-    (exchange,) = exchanges("30-install-timeout", wire.INSTALL, node_id=FIRST_NODE)
+    (exchange,) = exchanges("30-install-timeout", subjects.INSTALL, node_id=FIRST_NODE)
     begun = [event for event in exchange.progress if event[0] < 1.0]
     assert begun
     assert exchange.reply == {"success": True, "address": "127.0.0.1:20103"}
-    pair.first.will(wire.INSTALL, Answer(reply=exchange.reply, progress=begun, gate=gate))
-    pair.second.will(wire.INSTALL, Answer(reply={"success": True}, gate=gate))
+    pair.first.will(subjects.INSTALL, Answer(reply=exchange.reply, progress=begun, gate=gate))
+    pair.second.will(subjects.INSTALL, Answer(reply={"success": True}, gate=gate))
     operation_id = (await frontends.first.post("/backends/apply", {"id": "lab@other"}))["id"]
     for name in ("worker-1", "worker-2"):
         row = await frontends.first.shows(operation_id, name, status="running_on_worker")
@@ -109,16 +109,16 @@ async def test_a_worker_that_tells_of_its_work_is_not_told_again_however_long_it
 ) -> None:
     """30: LocalAI's own frontend sends it again for ever, and an upgrade that comes twice is done twice."""
     frontends, pair = impatient
-    (exchange,) = exchanges("30-install-timeout", wire.INSTALL, node_id=FIRST_NODE)
+    (exchange,) = exchanges("30-install-timeout", subjects.INSTALL, node_id=FIRST_NODE)
     lasts = 1.3 * LOST_AFTER_BUDGETS * BUDGET_SECONDS * SPEED
     # The recording is thinned: between two events that it kept, the first is told again and again, as it was.
     told = [(at, exchange.progress[0][1]) for at in range(1, int(lasts))]
-    pair.first.will(wire.INSTALL, Answer(reply=exchange.reply, progress=told, seconds=lasts))
+    pair.first.will(subjects.INSTALL, Answer(reply=exchange.reply, progress=told, seconds=lasts))
     route = f"/api/nodes/{pair.first.node_id}/backends/install"
     accepted = await frontends.first.post(route, {"backend": "other"})
     ended = await frontends.first.ended(accepted["jobID"])
     assert (ended["status"], ended["nodes"][0]["attempt"]) == ("succeeded", 1)
-    assert len(pair.first.requests(wire.INSTALL)) == 1
+    assert len(pair.first.requests(subjects.INSTALL)) == 1
 
 
 @needs_recordings
@@ -128,18 +128,18 @@ async def test_a_cancelled_operation_is_cancelled_at_once_everywhere_and_for_goo
     """31, S21: LocalAI's worker went on for twelve seconds, the next one waited for it, and the status flipped."""
     recording = "31-cancel"
     gate = asyncio.Event()
-    (exchange,) = exchanges(recording, wire.INSTALL, node_id=FIRST_NODE)
+    (exchange,) = exchanges(recording, subjects.INSTALL, node_id=FIRST_NODE)
     late = listing("26-two-frontends", FIRST_NODE)
     # Until somebody has looked, no more than the beginning of what was recorded.
     begun = [event for event in exchange.progress if event[0] < 1.0]
-    pair.first.will(wire.INSTALL, Answer(reply=exchange.reply, progress=begun, then=late, gate=gate))
-    failing = exchanges(recording, wire.INSTALL)[-1]
+    pair.first.will(subjects.INSTALL, Answer(reply=exchange.reply, progress=begun, then=late, gate=gate))
+    failing = exchanges(recording, subjects.INSTALL)[-1]
     assert failing.request["backend"] == "broken"
     assert failing.reply is not None
-    pair.second.will(wire.INSTALL, recorded(exchange, gate=gate), recorded(failing))
+    pair.second.will(subjects.INSTALL, recorded(exchange, gate=gate), recorded(failing))
     operation_id = (await frontends.first.post("/backends/apply", {"id": "lab@other"}))["id"]
     await frontends.first.shows(operation_id, "worker-1", phase="downloading")
-    await pair.second.hears(wire.INSTALL)
+    await pair.second.hears(subjects.INSTALL)
 
     second = await frontends.first.post(f"/api/nodes/{pair.second.node_id}/backends/install", {"backend": "broken"})
     row = await frontends.first.shows(second["jobID"], "worker-2", attempt=1, state="waiting")
@@ -186,22 +186,22 @@ async def test_a_delete_waits_until_the_install_that_cannot_be_stopped_is_over(
 ) -> None:
     """31, 28, S44: LocalAI's worker deletes at once, and its install then brings the backend back."""
     gate = asyncio.Event()
-    (exchange,) = exchanges("31-cancel", wire.INSTALL, node_id=FIRST_NODE)
+    (exchange,) = exchanges("31-cancel", subjects.INSTALL, node_id=FIRST_NODE)
     begun = [event for event in exchange.progress if event[0] < 1.0]
     there = listing("26-two-frontends", FIRST_NODE)
-    pair.first.will(wire.INSTALL, Answer(reply=exchange.reply, progress=begun, then=there, gate=gate))
-    pair.first.will(wire.DELETE, Answer(reply={"success": True}, then={"backends": None}))
+    pair.first.will(subjects.INSTALL, Answer(reply=exchange.reply, progress=begun, then=there, gate=gate))
+    pair.first.will(subjects.DELETE, Answer(reply={"success": True}, then={"backends": None}))
     route = f"/api/nodes/{pair.first.node_id}/backends"
     install = await frontends.first.post(f"{route}/install", {"backend": "other"})
-    await pair.first.hears(wire.INSTALL)
+    await pair.first.hears(subjects.INSTALL)
     delete = await frontends.second.post(f"{route}/delete", {"backend": "other"})
     await frontends.first.shows(delete["jobID"], "worker-1", state="accepted", reason=OLDER_AT_WORK)
     assert (await frontends.first.operation(install["jobID"]))["status"] == "superseded"
-    assert pair.first.requests(wire.DELETE) == []
+    assert pair.first.requests(subjects.DELETE) == []
     gate.set()
     ended = await frontends.second.ended(delete["jobID"])
     assert ended["status"] == "succeeded", ended
-    assert len(pair.first.requests(wire.DELETE)) == 1
+    assert len(pair.first.requests(subjects.DELETE)) == 1
 
     async def is_gone() -> bool:
         return bool((await frontends.first.get(f"/api/nodes/{pair.first.node_id}/backends")) == [])

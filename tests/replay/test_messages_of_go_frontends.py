@@ -16,9 +16,9 @@ from tests.worker.shelf import said_by
 from tests.worker.whole_worker import command
 from tests.worker.world import KEY, is_reachable, tiny_chat
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 
-VERBS = (wire.INSTALL, wire.UPGRADE, wire.DELETE, wire.LIST)
+VERBS = (subjects.INSTALL, subjects.UPGRADE, subjects.DELETE, subjects.LIST)
 _INSTALL: dict[str, type] = {"success": bool, "address": str, "error": str}
 _UPGRADE: dict[str, type] = {
     "success": bool,
@@ -27,10 +27,10 @@ _UPGRADE: dict[str, type] = {
     "reports_stopped_processes": bool,
 }
 KEYS: dict[str, dict[str, type]] = {
-    wire.INSTALL: _INSTALL,
-    wire.UPGRADE: _UPGRADE,
-    wire.DELETE: _UPGRADE,
-    wire.LIST: {"backends": list, "error": str},
+    subjects.INSTALL: _INSTALL,
+    subjects.UPGRADE: _UPGRADE,
+    subjects.DELETE: _UPGRADE,
+    subjects.LIST: {"backends": list, "error": str},
 }
 _ROW: dict[str, type] = {
     **{"name": str, "is_system": bool, "is_meta": bool, "installed_at": str, "gallery_url": str},
@@ -90,9 +90,9 @@ def check(exchange: Exchange, reply: Payload) -> None:
         # Go leaves out what is empty, but for what says yes or no.
         assert value not in ("", []) or key == "backends", (key, reply)
     assert ("error" in reply) is not expected(exchange), reply
-    if exchange.verb != wire.LIST:
+    if exchange.verb != subjects.LIST:
         assert reply["success"] is expected(exchange), reply
-    if exchange.verb in (wire.UPGRADE, wire.DELETE):
+    if exchange.verb in (subjects.UPGRADE, subjects.DELETE):
         assert reply["reports_stopped_processes"] is True
     for row in reply.get("backends") or ():
         assert all(isinstance(row[key], kind) for key, kind in _ROW.items() if key in row), row
@@ -132,7 +132,7 @@ async def test_every_recorded_request_gets_a_reply_that_a_go_frontend_reads_and_
 
 @needs_recordings
 async def test_progress_has_the_recorded_subject_and_keys_when_an_operation_is_named(go: GoFrontend) -> None:
-    exchange = exchanges("04-install-both-nodes", wire.INSTALL)[0]
+    exchange = exchanges("04-install-both-nodes", subjects.INSTALL)[0]
     _, recorded = exchange.progress[0]
     assert (await go.replay(exchange))["success"]
     node_id = go.node_ids[RECORDED[exchange.node_id]]
@@ -153,9 +153,9 @@ async def test_progress_has_the_recorded_subject_and_keys_when_an_operation_is_n
 
 @needs_recordings
 async def test_the_same_request_without_an_operation_is_done_in_silence(go: GoFrontend) -> None:
-    exchange = exchanges("04-install-both-nodes", wire.INSTALL)[0]
+    exchange = exchanges("04-install-both-nodes", subjects.INSTALL)[0]
     request = {key: value for key, value in go.own(exchange.request).items() if key != "op_id"}
-    assert (await go.ask(FIRST, wire.INSTALL, request))["success"]
+    assert (await go.ask(FIRST, subjects.INSTALL, request))["success"]
     assert go.directories(FIRST) == {"cpu-mock", "mock"}
     assert go.events == []
 
@@ -163,7 +163,7 @@ async def test_the_same_request_without_an_operation_is_done_in_silence(go: GoFr
 @needs_recordings
 async def test_a_name_of_a_gallery_becomes_the_plain_pointer_and_is_listed_so(go: GoFrontend, lab: Lab) -> None:
     """S56."""
-    exchange = exchanges("04-install-both-nodes", wire.INSTALL)[0]
+    exchange = exchanges("04-install-both-nodes", subjects.INSTALL)[0]
     assert exchange.request["backend"] == "lab@mock"
     await go.replay(exchange)
     listed = await go.listed(FIRST)
@@ -178,13 +178,13 @@ async def test_installing_what_is_there_changes_nothing_and_force_does_it_again(
     await go.install(FIRST, "lab@mock")
     tree = go.backends(FIRST) / "cpu-mock"
     before = tree.stat().st_ino
-    for exchange in exchanges("05-install-already-installed", wire.INSTALL):
+    for exchange in exchanges("05-install-already-installed", subjects.INSTALL):
         if RECORDED[exchange.node_id] == FIRST:
             assert (await go.replay(exchange))["success"]
             assert tree.stat().st_ino == before
             assert [event["percentage"] for _, event in go.events if event["percentage"]] == [], "nothing was fetched"
-    forced = next(one for one in exchanges("12-upgrade-old-worker", wire.INSTALL) if one.request.get("force"))
-    await go.ask(FIRST, wire.INSTALL, go.own(forced.request))
+    forced = next(one for one in exchanges("12-upgrade-old-worker", subjects.INSTALL) if one.request.get("force"))
+    await go.ask(FIRST, subjects.INSTALL, go.own(forced.request))
     assert tree.stat().st_ino != before
 
 
@@ -213,7 +213,7 @@ async def test_what_cannot_be_done_is_said_in_plain_words_and_leaves_nothing(
 
 
 def _without_listings(recording: str) -> list[Exchange]:
-    found = exchanges(recording, wire.INSTALL, wire.UPGRADE, wire.DELETE)
+    found = exchanges(recording, subjects.INSTALL, subjects.UPGRADE, subjects.DELETE)
     if recording.startswith("07"):
         # The empty name is asked for three times; the last request of that recording is another one.
         return [one for one in found if not one.request["backend"]]
@@ -225,21 +225,21 @@ async def test_an_external_install_whose_name_stands_beside_succeeds_and_keeps_i
     go: GoFrontend, lab: Lab
 ) -> None:
     """S57."""
-    external, nameless = exchanges("10-external-install", wire.INSTALL)[:2]
+    external, nameless = exchanges("10-external-install", subjects.INSTALL)[:2]
     assert external.request["backend"] == ""
     assert (await go.replay(external))["success"]
     assert go.directories(FIRST) == {"ext-mock"}
     assert said_by(go.backends(FIRST) / "ext-mock") == "new"
     assert (await go.listed(FIRST))["ext-mock"]["digest"] == lab.new.digest
     assert (await go.replay(nameless))["success"] is False
-    assert (await go.ask(FIRST, wire.DELETE, {"backend": "extm"}))["success"], "by its alias"
+    assert (await go.ask(FIRST, subjects.DELETE, {"backend": "extm"}))["success"], "by its alias"
     assert go.directories(FIRST) == set()
 
 
 @needs_recordings
 async def test_a_deleted_backend_takes_its_pointer_along_and_a_second_delete_is_an_error(go: GoFrontend) -> None:
     await go.install(FIRST, "lab@other")
-    first, again = exchanges("09-node-scoped-install-delete", wire.DELETE)
+    first, again = exchanges("09-node-scoped-install-delete", subjects.DELETE)
     assert (await go.replay(first))["success"]
     assert go.directories(FIRST) == set()
     reply = await go.replay(again)
@@ -248,21 +248,23 @@ async def test_a_deleted_backend_takes_its_pointer_along_and_a_second_delete_is_
 
 
 @needs_recordings
-@pytest.mark.parametrize(("recording", "verb"), [("11-upgrade", wire.UPGRADE), ("28-backend-delete", wire.DELETE)])
+@pytest.mark.parametrize(
+    ("recording", "verb"), [("11-upgrade", subjects.UPGRADE), ("28-backend-delete", subjects.DELETE)]
+)
 async def test_the_processes_that_an_upgrade_or_a_delete_ends_are_named_in_the_reply(
     go: GoFrontend, lab: Lab, recording: str, verb: str
 ) -> None:
     await go.install(FIRST, "mock")
     model = msgspec.structs.replace(tiny_chat(), backend="cpu-mock")
     place = wire.ModelPullRequest(model=model, op_id="place", command=command(f"place-{verb}"))
-    assert (await go.ask(FIRST, wire.PULL_MODEL, place))["success"]
+    assert (await go.ask(FIRST, subjects.PULL_MODEL, place))["success"]
     begin = wire.BackendInstallRequest(
         backend="cpu-mock",
         model_id=model.name,
         command=command(f"begin-{verb}"),
         model=wire.ModelStart(model=model, key=KEY),
     )
-    started = await go.ask(FIRST, wire.INSTALL, begin)
+    started = await go.ask(FIRST, subjects.INSTALL, begin)
     assert is_reachable(started["address"]), started
     await lab.move_tag(lab.new)
     asked = [one for one in exchanges(recording, verb) if one.request["backend"] == "cpu-mock"]
@@ -270,14 +272,14 @@ async def test_the_processes_that_an_upgrade_or_a_delete_ends_are_named_in_the_r
     assert reply["stopped_process_keys"] == [f"{model.name}#0"]
     assert (reply["success"], reply["reports_stopped_processes"]) == (True, True)
     assert not is_reachable(started["address"])
-    assert (await go.ask(FIRST, wire.RUNNING, {}))["models"] == []
+    assert (await go.ask(FIRST, subjects.RUNNING, {}))["models"] == []
 
 
 @needs_recordings
 async def test_retries_of_what_cannot_heal_leave_the_worker_as_it_was(go: GoFrontend) -> None:
     await go.install(FIRST, "mock")
     before: Any = await go.listed(FIRST)
-    for exchange in exchanges("07-reconciler-retries", wire.INSTALL):
+    for exchange in exchanges("07-reconciler-retries", subjects.INSTALL):
         if RECORDED[exchange.node_id] == FIRST:
             assert not (await go.replay(exchange))["success"]
             assert go.events == [], "these carry no operation"

@@ -11,7 +11,7 @@ from tests.replay.frontends import Frontends, rows_of, until
 from tests.replay.go_worker import Answer, Pair, recorded
 from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing, needs_recordings
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 
 
 @needs_recordings
@@ -27,7 +27,7 @@ from enginehouse.core import wire
 async def test_recorded_progress_never_makes_the_percentage_fall(
     frontends: Frontends, pair: Pair, recording: str, node_id: str
 ) -> None:
-    said = exchanges(recording, wire.INSTALL, node_id=node_id)[0].progress
+    said = exchanges(recording, subjects.INSTALL, node_id=node_id)[0].progress
     seen: list[tuple[float, float, str]] = []
     gate = asyncio.Event()
 
@@ -38,7 +38,7 @@ async def test_recorded_progress_never_makes_the_percentage_fall(
             seen.append((row["percentage"], view["progress"], row.get("phase", "")))
 
     pair.first.on_told = look
-    pair.first.will(wire.INSTALL, Answer(reply={"success": True}, progress=said, gate=gate))
+    pair.first.will(subjects.INSTALL, Answer(reply={"success": True}, progress=said, gate=gate))
     route = f"/api/nodes/{pair.first.node_id}/backends/install"
     accepted = await frontends.first.post(route, {"backend": "other"})
     await frontends.first.shows(accepted["jobID"], "worker-1", phase="extracting")
@@ -62,8 +62,8 @@ async def test_both_frontends_tell_the_same_of_an_operation_while_it_runs_and_af
     recording = "26-two-frontends"
     gate = asyncio.Event()
     for worker, node_id in ((pair.first, FIRST_NODE), (pair.second, SECOND_NODE)):
-        (exchange,) = exchanges(recording, wire.INSTALL, node_id=node_id)
-        worker.will(wire.INSTALL, recorded(exchange, then=listing(recording, node_id), gate=gate))
+        (exchange,) = exchanges(recording, subjects.INSTALL, node_id=node_id)
+        worker.will(subjects.INSTALL, recorded(exchange, then=listing(recording, node_id), gate=gate))
     operation_id = (await frontends.first.post("/backends/apply", {"id": "lab@other"}))["id"]
     for name in ("worker-1", "worker-2"):
         for frontend in frontends.both:

@@ -17,9 +17,14 @@ from tests.replay.recordings import Payload
 from tests.replay.workers import FIRST, GoFrontend
 from tests.worker.shelf import said_by
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 
-OLDEST = (wire.INSTALL, wire.STOP, wire.DELETE, wire.LIST)  # before upgrades and before what runs could be asked
+OLDEST = (
+    subjects.INSTALL,
+    subjects.STOP,
+    subjects.DELETE,
+    subjects.LIST,
+)  # before upgrades and before what runs could be asked
 DONE: Payload = {"success": True}
 NOTHING: Payload = {"backends": None}
 
@@ -42,9 +47,9 @@ async def test_the_oldest_worker_installs_and_unknown_progress_is_not_shown_as_a
     frontends: Frontends, oldest: GoWorker, lab: Lab
 ) -> None:
     gate = asyncio.Event()
-    oldest.will(wire.INSTALL, Answer(reply=DONE, gate=gate, then=listed(("cpu-mock", lab.old.digest))))
+    oldest.will(subjects.INSTALL, Answer(reply=DONE, gate=gate, then=listed(("cpu-mock", lab.old.digest))))
     operation_id = (await frontends.first.post("/backends/apply", {"id": "mock"}))["id"]
-    await oldest.hears(wire.INSTALL)
+    await oldest.hears(subjects.INSTALL)
     row = await frontends.first.shows(operation_id, "oldest", state="running")
     assert not {"phase", "current", "total", "current_bytes", "total_bytes", "file_name"} & set(row)
     gate.set()
@@ -59,10 +64,10 @@ async def test_the_oldest_worker_is_upgraded_by_a_forced_install(
     oldest.has(listed(("cpu-mock", lab.old.digest)))
     await frontends.first.lists("oldest", "cpu-mock")
     await lab.move_tag(lab.new)
-    oldest.will(wire.INSTALL, Answer(reply=DONE, then=listed(("cpu-mock", lab.new.digest))))
+    oldest.will(subjects.INSTALL, Answer(reply=DONE, then=listed(("cpu-mock", lab.new.digest))))
     operation_id = (await frontends.first.post("/backends/upgrade/cpu-mock"))["id"]
     assert (await frontends.first.ended(operation_id))["status"] == "succeeded"
-    (request,) = oldest.requests(wire.INSTALL)
+    (request,) = oldest.requests(subjects.INSTALL)
     assert (request["force"], request["op_id"]) == (True, operation_id)
     assert (await frontends.first.node("oldest"))["status"] == "healthy"
 
@@ -72,10 +77,10 @@ async def test_the_oldest_worker_deletes_and_need_not_name_what_it_stopped(
 ) -> None:
     oldest.has(listed(("cpu-mock", lab.old.digest)))
     await frontends.first.lists("oldest", "cpu-mock")
-    oldest.will(wire.DELETE, Answer(reply=DONE, then=NOTHING))
+    oldest.will(subjects.DELETE, Answer(reply=DONE, then=NOTHING))
     operation_id = (await frontends.first.post("/backends/delete/cpu-mock"))["id"]
     assert (await frontends.first.ended(operation_id))["status"] == "succeeded"
-    assert oldest.requests(wire.DELETE)[0]["backend"] == "cpu-mock"
+    assert oldest.requests(subjects.DELETE)[0]["backend"] == "cpu-mock"
     await frontends.first.lists("oldest")
 
 
@@ -83,7 +88,7 @@ async def test_an_answer_with_more_in_it_than_today_s_frontend_knows_counts(
     frontends: Frontends, oldest: GoWorker, lab: Lab
 ) -> None:
     later = {**DONE, "warmth": 7, "parts": [{"a": None}]}
-    oldest.will(wire.INSTALL, Answer(reply=later, then={**listed(("cpu-mock", lab.old.digest)), "of": "today"}))
+    oldest.will(subjects.INSTALL, Answer(reply=later, then={**listed(("cpu-mock", lab.old.digest)), "of": "today"}))
     operation_id = (await frontends.first.post("/backends/apply", {"id": "mock"}))["id"]
     assert (await frontends.first.ended(operation_id))["status"] == "succeeded"
     await frontends.first.lists("oldest", "cpu-mock")
@@ -97,11 +102,11 @@ async def test_a_worker_that_tells_no_platform_gets_images_that_have_one_build_p
     images = [write_image(layout, [{"run.sh": b""}], platform=one) for one in ("linux/amd64", "linux/arm64")]
     write_index(layout, images)
     await lab.registry.push(layout, "lab/two:latest")
-    oldest.will(wire.INSTALL, Answer(reply=DONE))
+    oldest.will(subjects.INSTALL, Answer(reply=DONE))
     body = {"uri": lab.registry.reference("lab/two:latest"), "name": "two"}
     accepted = await frontends.first.post(f"/api/nodes/{oldest.node_id}/backends/install", body)
     assert (await frontends.first.ended(accepted["jobID"]))["status"] == "succeeded"
-    (request,) = oldest.requests(wire.INSTALL)
+    (request,) = oldest.requests(subjects.INSTALL)
     assert (request["uri"], request["resolved"]["digest"]) == (body["uri"], "")
 
 
@@ -117,19 +122,21 @@ async def test_a_forced_install_of_the_oldest_frontend_is_an_upgrade(go: GoFront
     assert go.events == []
 
 
-@pytest.mark.parametrize("verb", [wire.INSTALL, wire.UPGRADE, wire.DELETE])
+@pytest.mark.parametrize("verb", [subjects.INSTALL, subjects.UPGRADE, subjects.DELETE])
 async def test_a_worker_does_what_it_understands_of_a_message_with_unknown_fields(
     go: GoFrontend, lab: Lab, verb: str
 ) -> None:
-    if verb != wire.INSTALL:
+    if verb != subjects.INSTALL:
         await go.install(FIRST, "mock")
     request = {"backend": "mock", "backend_galleries": lab.galleries, "priority": 7, "nested": {"a": [1, None]}}
     reply = await go.ask(FIRST, verb, request)
     assert reply["success"] is True, reply
-    assert go.directories(FIRST) == (set() if verb == wire.DELETE else {"mock", "cpu-mock"})
+    assert go.directories(FIRST) == (set() if verb == subjects.DELETE else {"mock", "cpu-mock"})
 
 
-@pytest.mark.parametrize("verb", [wire.INSTALL, wire.UPGRADE, wire.DELETE, wire.STOP_MODEL, wire.DELETE_MODEL])
+@pytest.mark.parametrize(
+    "verb", [subjects.INSTALL, subjects.UPGRADE, subjects.DELETE, subjects.STOP_MODEL, subjects.DELETE_MODEL]
+)
 async def test_a_message_that_cannot_be_read_is_answered_and_harms_nobody(go: GoFrontend, verb: str) -> None:
     unreadable: tuple[object, ...] = ({}, None, [], "text", {"backend": 7})
     for payload in unreadable:
@@ -150,6 +157,6 @@ async def test_a_command_of_a_later_frontend_with_more_in_it_is_done_and_answere
     command = {"intent": "later", "generation": 1, "attempt": 1, "fence": 1, "priority": 9}
     resolved = {"directory": "later", "uri": lab.reference(), "digest": lab.old.digest, "signed_by": "somebody"}
     request = {"backend": "later", "op_id": "op", "command": command, "resolved": resolved, "window": [1, 2]}
-    reply = await go.ask(FIRST, wire.INSTALL, request)
+    reply = await go.ask(FIRST, subjects.INSTALL, request)
     assert (reply["success"], reply["outcome"]["digest"]) == (True, lab.old.digest)
     assert go.directories(FIRST) == {"later"}

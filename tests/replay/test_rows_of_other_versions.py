@@ -15,7 +15,7 @@ from tests.replay.frontends import Frontends, open_frontends
 from tests.replay.go_worker import Answer, GoWorker, go_worker
 from tests.replay.lab import Lab
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 
 # The columns of migration 0002, as they were then. This list never changes.
 OPERATION = (
@@ -99,7 +99,7 @@ async def cluster(database_url: str, bus_url: str, lab: Lab, tmp_path: Path) -> 
 
 
 async def test_a_row_of_the_version_before_is_read_sent_and_finished(cluster: Cluster) -> None:
-    cluster.worker.will(wire.INSTALL, Answer(reply={"success": True}))
+    cluster.worker.will(subjects.INSTALL, Answer(reply={"success": True}))
     operation_id, intent_id = await cluster.write("cpu-mock", cluster.install_of("cpu-mock"))
     for frontend in cluster.frontends.both:
         ended = await frontend.ended(operation_id)
@@ -107,7 +107,7 @@ async def test_a_row_of_the_version_before_is_read_sent_and_finished(cluster: Cl
         (kept,) = (await frontend.get("/api/operations/history"))["operations"]
         assert (kept["jobID"], kept["outcome"]) == (operation_id, "completed")
     assert await cluster.state_of(intent_id) == ("succeeded", 1)
-    (request,) = cluster.worker.requests(wire.INSTALL)
+    (request,) = cluster.worker.requests(subjects.INSTALL)
     assert (request["backend"], request["op_id"]) == ("cpu-mock", operation_id)
 
 
@@ -161,7 +161,7 @@ async def test_a_request_of_this_version_joins_an_open_row_of_the_version_before
 async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_removed(cluster: Cluster, kind: str) -> None:
     """G29. A later version writes the name of its action into `kind`; one that did not would do no harm either."""
     operation_id, intent_id = await cluster.write("moon", TELEPORT, kind=kind, due_at=0.0)
-    cluster.worker.will(wire.INSTALL, Answer(reply={"success": True}))
+    cluster.worker.will(subjects.INSTALL, Answer(reply={"success": True}))
     other, _ = await cluster.write("cpu-mock", cluster.install_of("cpu-mock"))
     assert (await cluster.frontends.first.ended(other))["status"] == "succeeded", "it is in nobody's way"
     ours = cluster.frontends.first.objects
@@ -169,12 +169,12 @@ async def test_an_action_of_a_later_version_is_listed_and_neither_run_nor_remove
         await step()
     listed = {one["jobID"]: one for one in (await cluster.frontends.second.get("/api/operations"))["operations"]}
     (row,) = listed[operation_id]["nodes"]
-    assert "something that a newer version asked for" in row["action"]
+    assert "an unknown action of a newer version" in row["action"]
     assert (listed[operation_id]["status"], row["attempt"]) == ("queued", 0)
     assert await cluster.state_of(intent_id) == ("accepted", 0)
     ((action,),) = await cluster.sql("select action from intents where id = :id", id=intent_id)
     assert action == TELEPORT
-    assert [request["backend"] for request in cluster.worker.requests(wire.INSTALL)] == ["cpu-mock"]
+    assert [request["backend"] for request in cluster.worker.requests(subjects.INSTALL)] == ["cpu-mock"]
 
 
 async def test_an_operator_can_cancel_what_a_later_version_asked_for(cluster: Cluster) -> None:
@@ -194,7 +194,7 @@ async def test_an_answer_to_what_a_later_version_sent_takes_no_other_answer_alon
     )
     # One after the other on one connection: they are taken together.
     for one in (moon, intent_id):
-        await cluster.worker.bus.publish(wire.reply_subject(cluster.worker.node_id, one, 1), b'{"success":true}')
+        await cluster.worker.bus.publish(subjects.reply_subject(cluster.worker.node_id, one, 1), b'{"success":true}')
     assert (await cluster.frontends.first.ended(mine))["nodes"][0]["attempt"] == 1
     ((action,),) = await cluster.sql("select action from intents where id = :id", id=moon)
     assert action == TELEPORT

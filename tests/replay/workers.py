@@ -27,7 +27,7 @@ from tests.replay.recordings import (
 )
 
 from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.installation import PRIVATE
 from enginehouse.ports import Message
 
@@ -65,7 +65,7 @@ class GoFrontend:
         reply = f"{INBOX}.{next(self._numbers)}"
         self._replies[reply] = asyncio.get_running_loop().create_future()
         answer = self._replies[reply]
-        subject = wire.node_subject(self.node_ids[worker], verb)
+        subject = subjects.node_subject(self.node_ids[worker], verb)
         await self._bus.publish(subject, msgspec.json.encode(payload), reply)
         return await asyncio.wait_for(answer, REPLY_SECONDS)
 
@@ -79,12 +79,12 @@ class GoFrontend:
 
     async def install(self, worker: str, name: str, **more: object) -> Payload:
         request = {"backend": name, "backend_galleries": self._lab.galleries, **more}
-        reply = await self.ask(worker, wire.INSTALL, request)
+        reply = await self.ask(worker, subjects.INSTALL, request)
         assert reply["success"], reply
         return reply
 
     async def listed(self, worker: str) -> dict[str, Payload]:
-        reply = await self.ask(worker, wire.LIST, {})
+        reply = await self.ask(worker, subjects.LIST, {})
         return {row["name"]: row for row in reply["backends"] or ()}
 
     def directories(self, worker: str) -> set[str]:
@@ -101,7 +101,7 @@ class GoFrontend:
         """Nothing is installed anywhere, as when the first recording began."""
         for worker in (FIRST, SECOND):
             for name in await self.listed(worker):
-                await self.ask(worker, wire.DELETE, {"backend": name})
+                await self.ask(worker, subjects.DELETE, {"backend": name})
             assert self.directories(worker) == set()
 
 

@@ -21,7 +21,7 @@ from tests.sim.store import SimStore
 from tests.sim.trace import Violation
 
 from enginehouse.build_frontend import Frontend, Outside, make_frontend
-from enginehouse.core import wire
+from enginehouse.core import node_api
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery import Gallery, GalleryEntry
 from enginehouse.core.model import Model, ModelFile
@@ -240,12 +240,12 @@ class SimFrontend:
         return chance.uniform(*(LATE_LINK_SECONDS if late_rate and chance.random() < late_rate else LINK_SECONDS))
 
 
-async def register(objects: Frontend, request: wire.RegisterRequest) -> wire.RegisterReply:
+async def register(objects: Frontend, request: node_api.RegisterRequest) -> node_api.RegisterReply:
     registered = await objects.nodes.register(request)
     node = registered.node
     if not node.report.is_whole:
         await objects.collector.restarted(node.id)
-    return wire.RegisterReply(
+    return node_api.RegisterReply(
         id=node.id,
         name=node.name,
         node_type=node.node_type,
@@ -257,9 +257,9 @@ async def register(objects: Frontend, request: wire.RegisterRequest) -> wire.Reg
     )
 
 
-async def heartbeat(objects: Frontend, node_id: str, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
+async def heartbeat(objects: Frontend, node_id: str, request: node_api.HeartbeatRequest) -> node_api.HeartbeatReply:
     cancelled: tuple[str, ...] = ()
     if request.report is not None:
         cancelled = await objects.collector.report(node_id, request.report)
     mark = await objects.nodes.heartbeat(node_id, request)
-    return wire.HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)
+    return node_api.HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)

@@ -21,7 +21,7 @@ from tests.sim.trace import Violation
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery import Gallery
 from enginehouse.core.node import Capacity
-from enginehouse.core.wire import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.frontend.fleet.nodes import token_hash
 from enginehouse.loop import Signal
 from enginehouse.worker.agent import Agent

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from random import Random
@@ -186,8 +187,8 @@ def _less_is_newer() -> list[Patch]:
 def _row_without_order() -> list[Patch]:
     real = store_intents.set_progress
 
-    def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str = "", now: float = 0.0) -> None:
-        real(connection, heard)  # whoever holds it
+    def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str, now: float) -> None:
+        real(connection, heard, owner, math.inf)  # whoever holds it
 
     return [
         (store_intents, "is_newer", lambda candidate, known: True),

@@ -30,7 +30,7 @@ from tests.sim.rows import IntentRow
 from tests.sim.store import EPOCH
 
 from enginehouse.build_frontend import Frontend
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Conflict, EnginehouseError, NotFound, Unavailable
 from enginehouse.core.gallery import Catalogue
@@ -44,7 +44,7 @@ T = TypeVar("T")
 AGAIN_SECONDS = 0.3
 LIMIT_SECONDS = 4.0
 IMAGE = BACKENDS[-1]
-VERBS = (wire.INSTALL, wire.DELETE, wire.LIST, wire.RUNNING)
+VERBS = (subjects.INSTALL, subjects.DELETE, subjects.LIST, subjects.RUNNING)
 
 
 class SimOldMachine:
@@ -61,7 +61,7 @@ class SimOldMachine:
         self.disk = Disk(self.name, world.trace, self.checks, DiskWeather(), world.chance(self.name))
         self.process: Process | None = None
         self.node_id = ""
-        self._verbs = (*VERBS, wire.UPGRADE) if knows_upgrades else VERBS
+        self._verbs = (*VERBS, subjects.UPGRADE) if knows_upgrades else VERBS
         self._catalogue = Catalogue(world.galleries)
         self._chance = world.chance(self.name)
         self._turns: dict[str, asyncio.Lock] = {}
@@ -117,7 +117,7 @@ class SimOldMachine:
                 self.node_id = await self._register()
                 bus = SimBus(self._world.network)
                 for verb in self._verbs:
-                    await bus.subscribe(wire.node_subject(self.node_id, verb), partial(self._receive, bus, verb))
+                    await bus.subscribe(subjects.node_subject(self.node_id, verb), partial(self._receive, bus, verb))
                 await self._beat()
             except NotFound:
                 self._world.trace.note(self.name, "is unknown and registers anew")
@@ -127,7 +127,7 @@ class SimOldMachine:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _beat(self) -> None:
-        said = wire.HeartbeatRequest(available_ram=2**33)
+        said = node_api.HeartbeatRequest(available_ram=2**33)
         while True:
             with contextlib.suppress(Unavailable):
                 await self._call(lambda to: frontends.heartbeat(to, self.node_id, said))
@@ -139,7 +139,7 @@ class SimOldMachine:
 
     async def _register(self) -> str:
         """And have somebody let it in: it has no key to be known by."""
-        request = wire.RegisterRequest(
+        request = node_api.RegisterRequest(
             name=self.name, address="10.0.0.1:50051", capability="default", platform="linux/amd64", total_ram=2**34
         )
         node = await self._call(lambda to: frontends.register(to, request))
@@ -169,7 +169,7 @@ class SimOldMachine:
 
     async def _answer(self, verb: str, payload: bytes) -> Struct:
         match verb:
-            case wire.LIST:
+            case subjects.LIST:
                 # It does not tell where its pointers lead.
                 listed = tuple(
                     InstalledBackend(
@@ -186,15 +186,17 @@ class SimOldMachine:
                     for meta in tree.metas
                 )
                 return wire.BackendListReply(backends=listed or None)
-            case wire.RUNNING:
+            case subjects.RUNNING:
                 return wire.ModelsRunningReply(models=())
-            case wire.DELETE:
+            case subjects.DELETE:
                 return await self._delete(msgspec.json.decode(payload, type=wire.BackendDeleteRequest).backend)
         request = msgspec.json.decode(payload, type=wire.BackendInstallRequest)
         if request.model_id:
             return wire.BackendInstallReply(success=False, error="cannot load: no such model here")
         assert request.command is not None
-        return await self._install(request.backend, request.command, is_forced=request.force or verb == wire.UPGRADE)
+        return await self._install(
+            request.backend, request.command, is_forced=request.force or verb == subjects.UPGRADE
+        )
 
     async def _install(self, name: str, command: wire.Command, *, is_forced: bool) -> Struct:
         try:

@@ -305,10 +305,10 @@ async def test_progress_is_kept_for_running_intents_only(store: Store) -> None:
     await add_node(store, node())
     await request(store, 1, INSTALL)
     seen = Progress(phase="downloading", done_bytes=5, total_bytes=9, attempt=1, sequence=2)
-    await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}))
+    await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}, "me", db.now(c)))
     assert (await store.transaction(lambda c: operations.intent(c, "intent-1"))).progress is None  # type: ignore[union-attr]
     [running] = await claim(store)
-    await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}))
+    await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}, "me", db.now(c)))
     kept = await store.transaction(lambda c: operations.intent(c, "intent-1"))
     assert kept is not None
     assert (kept.progress, kept.version) == (seen, running.version)

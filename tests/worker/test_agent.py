@@ -15,7 +15,7 @@ from tests.bus.memory import MemoryBus
 from tests.worker.whole_worker import WholeWorker, command, start, working
 from tests.worker.world import ask, link_tree, tiny_chat, until, xllamacpp
 
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.errors import Unauthenticated, Unavailable
 from enginehouse.core.node import registration_message
 from enginehouse.host import hardware, processes
@@ -89,7 +89,7 @@ async def test_it_stops_at_once_while_it_looks_for_its_bus(tmp_path: Path) -> No
     worker = WholeWorker(tmp_path)
     looking, is_left = asyncio.Event(), asyncio.Event()
 
-    async def open_bus(_registered: wire.RegisterReply) -> MemoryBus:
+    async def open_bus(_registered: node_api.RegisterReply) -> MemoryBus:
         looking.set()
         try:
             await asyncio.Event().wait()
@@ -111,10 +111,10 @@ async def test_the_whole_thread_install_pull_start_ask_stop_delete(tmp_path: Pat
         install = wire.BackendInstallRequest(
             backend="llama-cpp", op_id="op", command=command("install"), resolved=xllamacpp()
         )
-        assert (await worker.tell(wire.INSTALL, install)).success
+        assert (await worker.tell(subjects.INSTALL, install)).success
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        assert (await worker.tell(wire.PULL_MODEL, pull)).success
-        started = await worker.tell(wire.INSTALL, start())
+        assert (await worker.tell(subjects.PULL_MODEL, pull)).success
+        started = await worker.tell(subjects.INSTALL, start())
         assert started.success
         assert await asyncio.to_thread(ask, started.address, "What is the capital of France?") == (
             "The capital of France is Paris."
@@ -122,14 +122,14 @@ async def test_the_whole_thread_install_pull_start_ask_stop_delete(tmp_path: Pat
         await until(lambda: len(worker.report.replicas) == 1 and len(worker.report.results) == 3)
         assert worker.report.replicas[0].address == started.address
         assert [model.name for model in worker.report.models] == ["tiny-chat"]
-        progress = [to for to, _ in worker.bus.said if to == wire.progress_subject("node-1", "op")]
+        progress = [to for to, _ in worker.bus.said if to == subjects.progress_subject("node-1", "op")]
         assert len(progress) >= 3
         stop = wire.ModelStopRequest(
             model_name="tiny-chat", process_key="tiny-chat#0", expected_address="", command=command("stop", 2)
         )
-        assert (await worker.tell(wire.STOP_MODEL, stop)).terminated
+        assert (await worker.tell(subjects.STOP_MODEL, stop)).terminated
         delete = wire.BackendDeleteRequest(backend="xllamacpp", command=command("delete", 2))
-        assert (await worker.tell(wire.DELETE, delete)).success
+        assert (await worker.tell(subjects.DELETE, delete)).success
         await until(lambda: worker.report.backends == () and worker.report.replicas == ())
 
 
@@ -139,8 +139,8 @@ async def test_the_death_of_an_engine_is_reported_within_a_second(tmp_path: Path
     link_tree(installed_tree, worker.place.backends / "xllamacpp")
     async with working(worker):
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        assert (await worker.tell(wire.PULL_MODEL, pull)).success
-        assert (await worker.tell(wire.INSTALL, start())).success
+        assert (await worker.tell(subjects.PULL_MODEL, pull)).success
+        assert (await worker.tell(subjects.INSTALL, start())).success
         await until(lambda: len(worker.report.replicas) == 1)
         ((pid, _),) = processes.carriers(worker.report.replicas[0].nonce)
         os.kill(pid, signal.SIGKILL)
@@ -240,7 +240,7 @@ async def test_a_worker_that_never_had_its_bus_is_heard(tmp_path: Path, monkeypa
     monkeypatch.setattr(agent, "OPENING_SECONDS", 0.2)
     worker = WholeWorker(tmp_path)
 
-    async def open_bus(_registered: wire.RegisterReply) -> MemoryBus:
+    async def open_bus(_registered: node_api.RegisterReply) -> MemoryBus:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
@@ -256,8 +256,8 @@ async def test_a_forgotten_worker_joins_again_and_its_engines_go_on(tmp_path: Pa
     link_tree(installed_tree, worker.place.backends / "xllamacpp")
     async with working(worker):
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        await worker.tell(wire.PULL_MODEL, pull)
-        await worker.tell(wire.INSTALL, start())
+        await worker.tell(subjects.PULL_MODEL, pull)
+        await worker.tell(subjects.INSTALL, start())
         await until(lambda: len(worker.report.replicas) == 1)
         nonce = worker.report.replicas[0].nonce
         worker.link.forgets = True
@@ -268,16 +268,18 @@ async def test_a_forgotten_worker_joins_again_and_its_engines_go_on(tmp_path: Pa
         assert worker.buses[0].is_closed
 
 
-@pytest.mark.parametrize("verb", [wire.INSTALL, wire.UPGRADE, wire.DELETE, wire.STOP_MODEL, wire.PULL_MODEL])
+@pytest.mark.parametrize(
+    "verb", [subjects.INSTALL, subjects.UPGRADE, subjects.DELETE, subjects.STOP_MODEL, subjects.PULL_MODEL]
+)
 @pytest.mark.parametrize("payload", [b"", b"{", b'{"backend": 3}', b"\xff", b"null", b"{}"])
 async def test_a_malformed_message_gets_an_error_and_harms_nothing(tmp_path: Path, verb: str, payload: bytes) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
-        answer = await worker.bus.ask(wire.node_subject("node-1", verb), payload, "r")
+        answer = await worker.bus.ask(subjects.node_subject("node-1", verb), payload, "r")
         reply = wire.decode(answer, wire.AnyReply, "the reply")
         assert not reply.success
         assert not reply.terminated
         assert reply.error.startswith("cannot ")
-        answer = await worker.bus.ask(wire.node_subject("node-1", wire.LIST), b"{}", "r")
+        answer = await worker.bus.ask(subjects.node_subject("node-1", subjects.LIST), b"{}", "r")
         assert wire.decode(answer, wire.BackendListReply, "the list").backends == ()
 
 
@@ -287,25 +289,25 @@ async def test_messages_of_a_go_frontend_are_understood(tmp_path: Path, installe
     link_tree(installed_tree, worker.place.backends / "xllamacpp")
     async with working(worker):
         for name in ("llama-cpp", "localai@llama-cpp", "xllamacpp"):
-            assert (await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name))).success
-        unknown = await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend="vllm"))
+            assert (await worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend=name))).success
+        unknown = await worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend="vllm"))
         assert "cannot find a backend named 'vllm'" in unknown.error
         for uri, code in (
             ("file:///etc", "uri_not_allowed"),
             ("127.0.0.1:9/x:y", "uri_not_allowed"),
             ("X", "invalid_uri"),
         ):
-            external = await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend="", uri=uri, name="x"))
+            external = await worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend="", uri=uri, name="x"))
             assert external.outcome is not None
             assert external.outcome.code == code
-        model = await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend="llama-cpp", model_id="m"))
+        model = await worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend="llama-cpp", model_id="m"))
         assert "engines of this worker take their model at start" in model.error
-        answer = await worker.bus.ask(wire.node_subject("node-1", wire.RUNNING), b"{}", "r")
+        answer = await worker.bus.ask(subjects.node_subject("node-1", subjects.RUNNING), b"{}", "r")
         assert wire.decode(answer, wire.ModelsRunningReply, "what runs").models == ()
         stop = wire.ModelStopRequest(model_name="m", process_key="m#0", expected_address="127.0.0.1:1")
-        assert (await worker.tell(wire.STOP_MODEL, stop)).terminated
-        assert (await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))).success
-        absent = await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))
+        assert (await worker.tell(subjects.STOP_MODEL, stop)).terminated
+        assert (await worker.tell(subjects.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))).success
+        absent = await worker.tell(subjects.DELETE, wire.BackendDeleteRequest(backend="llama-cpp"))
         assert not absent.success
 
 
@@ -313,7 +315,7 @@ async def test_stopping_in_the_middle_of_an_install_leaves_nothing_half_done(tmp
     worker = WholeWorker(tmp_path)
     async with working(worker):
         install = wire.BackendInstallRequest(backend="llama-cpp", command=command("install"), resolved=xllamacpp())
-        await worker.bus.publish(wire.node_subject("node-1", wire.INSTALL), wire.encode(install), "r")
+        await worker.bus.publish(subjects.node_subject("node-1", subjects.INSTALL), wire.encode(install), "r")
         await until(lambda: (worker.place.backends / ".enginehouse" / "staging" / "xllamacpp").exists())
     assert [path.name for path in worker.place.backends.iterdir()] == [".enginehouse"]
     assert worker.bus.replies("r") == []

@@ -9,7 +9,7 @@ from tests.bus.server import plain_server
 
 from enginehouse import build_worker
 from enginehouse.core.errors import Invalid
-from enginehouse.core.wire import RegisterReply
+from enginehouse.core.node_api import RegisterReply
 from enginehouse.settings.programs import WorkerSettings, load
 
 

@@ -13,9 +13,10 @@ from tests.bus.memory import MemoryBus
 from tests.worker.world import KEY, MemoryLink, tiny_chat, until
 
 from enginehouse.build_worker import make_parts
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
+from enginehouse.core.node_api import RegisterReply
 from enginehouse.core.report import Report
-from enginehouse.core.wire import Command, RegisterReply
+from enginehouse.core.wire import Command
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.host import confinement
 from enginehouse.worker.agent import Agent
@@ -58,7 +59,7 @@ class WholeWorker:
         return report
 
     async def tell(self, verb: str, message: msgspec.Struct, reply: str = "r") -> wire.AnyReply:
-        answer = await self.bus.ask(wire.node_subject("node-1", verb), wire.encode(message), reply)
+        answer = await self.bus.ask(subjects.node_subject("node-1", verb), wire.encode(message), reply)
         return wire.decode(answer, wire.AnyReply, "the reply")
 
 

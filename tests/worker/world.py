@@ -20,7 +20,7 @@ from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.model import Model
-from enginehouse.core.wire import BusCredential, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.node_api import BusCredential, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.host import confinement, hardware

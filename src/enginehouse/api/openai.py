@@ -19,7 +19,6 @@ from enginehouse.api.intake import Receive, model_asked_for, read_body, request_
 from enginehouse.api.relay import EventPasser, engine_error, passed_headers
 from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
 from enginehouse.core.routing import Route
-from enginehouse.engine.rename import Renamer, rename_request
 from enginehouse.ports import Engine, EngineCall, EngineResponse
 
 log = logging.getLogger(__name__)
@@ -168,13 +167,12 @@ class OpenAI:
 
     async def _try(self, exchange: _Exchange, route: Route, body: bytes) -> EnginehouseError | None:
         """None when the request was answered; the reason, when this replica cannot be the one."""
-        renamed = bool(route.engine_model) and route.engine_model != route.model
         call = EngineCall(
             address=route.address,
             key=route.key,
             method="POST",
             path=exchange.path,
-            body=rename_request(body, route.engine_model) if renamed else body,
+            body=body,
         )
         try:
             response = await self._engine.send(call, connect_seconds=CONNECT_SECONDS, head_seconds=self._head_seconds)
@@ -190,19 +188,18 @@ class OpenAI:
                     f"cannot use the engine at {route.address}: it is not the process we started",
                     code="replica_unreachable",
                 )
-            renamer = Renamer(route.engine_model, route.model) if renamed else None
-            await self._relay(exchange, response, renamer)
+            await self._relay(exchange, response)
             return None
         finally:
             await response.close()
 
-    async def _relay(self, exchange: _Exchange, response: EngineResponse, renamer: Renamer | None) -> None:
+    async def _relay(self, exchange: _Exchange, response: EngineResponse) -> None:
         headers, is_stream = passed_headers(response.headers, exchange.request_id)
         if is_stream and response.status < 400:
             await exchange.begin(response.status, headers)
-            await _relay_events(exchange, response, renamer)
+            await _relay_events(exchange, response)
             return
-        body = await _whole(response, renamer)
+        body = await _whole(response)
         if response.status >= 400:
             await exchange.answer(*engine_error(response.status, headers, body, exchange.request_id))
             return
@@ -210,15 +207,15 @@ class OpenAI:
         await exchange.answer(response.status, headers, body)
 
 
-async def _relay_events(exchange: _Exchange, response: EngineResponse, renamer: Renamer | None) -> None:
+async def _relay_events(exchange: _Exchange, response: EngineResponse) -> None:
     passer = EventPasser()
     send = exchange.send
     try:
         async for chunk in response.chunks():
-            whole = passer.feed(chunk if renamer is None else renamer.feed(chunk))
+            whole = passer.feed(chunk)
             if whole:
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
-        rest = passer.finish(b"" if renamer is None else renamer.finish())
+        rest = passer.finish()
         await send({"type": "http.response.body", "body": rest})
     except Upstream as error:
         # The head is out, so this is the only place left to say it. No end marker follows: clients take that for a
@@ -238,7 +235,7 @@ def _told(error: EnginehouseError, exchange: _Exchange) -> EnginehouseError:
     return told
 
 
-async def _whole(response: EngineResponse, renamer: Renamer | None) -> bytes:
+async def _whole(response: EngineResponse) -> bytes:
     pieces: list[bytes] = []
     size = 0
     async for chunk in response.chunks():
@@ -246,8 +243,7 @@ async def _whole(response: EngineResponse, renamer: Renamer | None) -> bytes:
         if size > MAX_ANSWER_BYTES:
             raise Upstream(f"cannot pass on the engine's answer: more than {MAX_ANSWER_BYTES} bytes; ask for a stream")
         pieces.append(chunk)
-    body = b"".join(pieces)
-    return body if renamer is None else renamer.feed(body) + renamer.finish()
+    return b"".join(pieces)
 
 
 async def _watch(receive: Receive, gone: asyncio.Timeout) -> None:

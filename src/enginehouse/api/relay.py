@@ -55,9 +55,9 @@ class EventPasser:
         self._held = received[end:]
         return received[:end]
 
-    def finish(self, rest: bytes) -> bytes:
-        """The end was the engine's own, so whatever is left is its last word."""
-        return self._held + rest
+    def finish(self) -> bytes:
+        """Return what is held. The engine ended the stream itself, so an incomplete event is passed on too."""
+        return self._held
 
 
 class _Described(Struct):

@@ -10,7 +10,7 @@ from enginehouse.api.app import Entry, caller_of, json_response, read_body
 from enginehouse.api.auth import bearer, host_of
 from enginehouse.core.errors import Denied
 from enginehouse.core.joining import JoinOrigin, may_speak_for
-from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.nodes import Nodes

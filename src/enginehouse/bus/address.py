@@ -1,6 +1,6 @@
-"""The address of a NATS server as people write it: one URL or several with commas between, perhaps with a user in it.
+"""The address of a NATS server: one URL or several separated by commas, optionally with a user.
 
-What is secret in it leaves only towards the server: `shown` is what logs and messages may hold.
+Secrets in it are sent only to the server; logs and messages use `shown`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class BusAddress(Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]  # without user-info
     user: str = ""
     password: str = ""
-    token: str = ""  # a user without a password is one, as in every NATS client
+    token: str = ""  # a user without a password, as in every NATS client
 
     @property
     def shown(self) -> str:
@@ -30,7 +30,7 @@ class BusAddress(Struct, frozen=True, kw_only=True):
 
 
 def parse_address(url: str) -> BusAddress:
-    """Raises `Invalid`, without repeating what may be a password."""
+    """Parse an address; the message of `Invalid` does not repeat it, because it may contain a password."""
     found: list[SplitResult] = []
     for text in url.split(","):
         try:
@@ -40,7 +40,7 @@ def parse_address(url: str) -> BusAddress:
             is_good = False
         if not is_good:
             raise Invalid(
-                "cannot use the address of the bus: it is written like nats://host:4222 or "
+                "cannot use the address of the bus: it must look like nats://host:4222 or "
                 "nats://user:password@host:4222, with special characters of a password as %XX",
                 code="invalid_uri",
             )

@@ -1,10 +1,10 @@
-"""Who may say what on the bus: NATS accounts, and one credential (a signed JWT and its seed) per node and per
+"""Accounts and credentials of the bus: NATS accounts, and one credential (a signed JWT and its seed) per node and per
 frontend.
 
-The permissions come from `core.subjects`, never typed here, so that the list and the code cannot drift apart. Seeds are
-files of mode 0600 and never leave this machine, except a user's own seed, which is handed to that user once. The JWTs
-of operator and accounts are made anew from the seeds at every start: there is nothing else to keep. The system account
-exists for one thing: to tell the embedded server which credentials are revoked.
+Permissions come from `core.subjects` only, so that they cannot diverge from the code. Seeds are files of mode 0600 and
+never leave this machine, except a user's own seed, which is given to that user once. The JWTs of operator and accounts
+are derived from the seeds at every start. The system account has one purpose: to tell the embedded server which
+credentials are revoked.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from msgspec import Struct
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.subjects import Permissions, token
 
-LIFE_SECONDS = 3600.0  # of a worker's credential: what was stolen or not revoked ends by itself
-# A worker answers what it was asked, also where the reply subject is not under its own prefix (another frontend's of an
-# earlier version). One answer per question; the server forgets what was not answered within the life of a credential.
+LIFE_SECONDS = 3600.0  # of a worker's credential: a stolen or unrevoked one expires soon
+# A worker may reply to a request even if the reply subject is outside its own prefix, as with frontends of earlier
+# versions. One reply per request; the server forgets an unanswered one after the lifetime of a credential.
 _RESPONSES = {"max": 1, "ttl": int(LIFE_SECONDS * 1e9)}
 
 
 class BusAccounts(Struct, frozen=True, kw_only=True):
-    """The keys of the embedded server. The account's seed makes users; the operator's only vouches for the
-    accounts."""
+    """The keys of the embedded server. The account's seed signs users; the operator's only signs the accounts."""
 
     operator_seed: str
     account_seed: str
@@ -40,7 +39,7 @@ class BusAccounts(Struct, frozen=True, kw_only=True):
 
     @property
     def account(self) -> str:
-        """The public name of the account, as the server's configuration wants it."""
+        """The public key of the account, as the server's configuration expects it."""
         return _public(self.account_seed)
 
     @property
@@ -52,8 +51,8 @@ class BusAccounts(Struct, frozen=True, kw_only=True):
         return _sign(self.operator_seed, subject=_public(self.operator_seed), name="enginehouse", claims=claims)
 
     def account_jwt(self, revoked: Mapping[str, int] | None = None) -> str:
-        """`revoked`: the public keys of users, and until when (seconds since 1970) what was issued to them counts for
-        nothing.
+        """`revoked` maps public keys of users to a time in seconds since 1970: credentials issued to them before it are
+        invalid.
         """
         claims: dict[str, object] = {"type": "account", "limits": _UNLIMITED}
         if revoked:
@@ -65,7 +64,7 @@ class BusAccounts(Struct, frozen=True, kw_only=True):
         return _sign(self.operator_seed, subject=self.system, name="system", claims=claims)
 
 
-# Absent limits mean zero to the server; -1 is "no limit". JetStream stays absent: the bus keeps nothing.
+# An absent limit means zero to the server; -1 is "no limit". JetStream stays absent: the bus stores nothing.
 _UNLIMITED = {
     "subs": -1,
     "data": -1,
@@ -79,7 +78,7 @@ _UNLIMITED = {
 
 
 class BusCredential(Struct, frozen=True):
-    """A user of the account. `expires_at` is in seconds since 1970; None lives as long as the account."""
+    """A user of the account. `expires_at` is in seconds since 1970; None if it does not expire."""
 
     jwt: str
     seed: str
@@ -92,8 +91,9 @@ def worker_name(node_id: str) -> str:
 
 
 def load_or_create(directory: Path) -> BusAccounts:
-    """The accounts kept in `directory`, made at the first call. Each seed is a file of its own, so a crash
-    between them loses nothing."""
+    """Load the accounts from `directory`; create them at the first call. Each seed is a separate file, so a crash in
+    between loses nothing.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     operator = _kept_seed(directory / "operator.seed", nkeys.PREFIX_BYTE_OPERATOR)
     account = _kept_seed(directory / "account.seed", nkeys.PREFIX_BYTE_ACCOUNT)
@@ -104,7 +104,7 @@ def load_or_create(directory: Path) -> BusAccounts:
 def mint_user(
     account_seed: str, name: str, permissions: Permissions, *, life_seconds: float | None = None
 ) -> BusCredential:
-    """A new user of the account."""
+    """Create a user of the account."""
     seed = _new_seed(nkeys.PREFIX_BYTE_USER)
     user = _public(seed)
     expires_at = None if life_seconds is None else time.time() + life_seconds
@@ -159,7 +159,7 @@ _HEADER = _url64(b'{"typ":"JWT","alg":"ed25519-nkey"}')
 
 def _kept_seed(path: Path, prefix: int) -> str:
     if not path.exists():
-        _write_secret(path, _new_seed(prefix) + "\n")
+        write_private(path, _new_seed(prefix) + "\n")
     seed = path.read_text(errors="replace").strip()
     try:
         kept, _ = nkeys.decode_seed(seed.encode())
@@ -172,13 +172,18 @@ def _kept_seed(path: Path, prefix: int) -> str:
 
 def _bad_seed(path: Path) -> Hopeless:
     return Hopeless(
-        f"cannot read the key of the bus in {path.name}: it is damaged. Restore it, "
-        "or remove it to make a new one (every worker then joins again)"
+        f"cannot read the bus key in {path.name}: it is damaged. Restore it, "
+        "or remove it to create a new one; every worker must then join again"
     )
 
 
-def _write_secret(path: Path, content: str) -> None:
-    """Whole or not at all, and never readable by others, not even while it is written."""
+def sign_nonce(seed: str, nonce: str) -> bytes:
+    """The signature with which a client proves to the server that it has the seed of its JWT."""
+    return base64.b64encode(nkeys.from_seed(seed.encode()).sign(nonce.encode()))
+
+
+def write_private(path: Path, content: str) -> None:
+    """Write atomically. The file is never readable by others, not even while it is written."""
     staging = path.with_name(path.name + ".new")
     staging.unlink(missing_ok=True)
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

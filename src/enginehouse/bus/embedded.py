@@ -1,9 +1,8 @@
-"""The NATS server that comes with us: where its program is and how it is configured.
+"""The NATS server shipped with Enginehouse: its program and its configuration.
 
-It starts no process itself; `run.py` owns those. Everything is chosen on purpose in one configuration file:
-JWT accounts from the first start (no anonymous access, not even on loopback), no monitoring port, no
-JetStream, bounded logs. The port is remembered beside the configuration, because workers keep the address
-they were given.
+This module starts no process; `parent` does. The configuration file sets everything explicitly: JWT accounts from the
+first start (no anonymous access, not even on loopback), no monitoring port, no JetStream, bounded logs. The port is
+stored beside the configuration, because workers keep the address they were given.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from enginehouse.bus.credentials import BusAccounts
+from enginehouse.bus.credentials import BusAccounts, write_private
 from enginehouse.core.errors import Conflict, Hopeless
 
 DEFAULT_PORT = 4222
-PORTS_TRIED = 100  # a machine with a hundred busy ports in a row has another problem
+PORTS_TRIED = 100  # a hundred busy ports in a row indicate another problem
 
 
 class EmbeddedServer(Struct, frozen=True, kw_only=True):
@@ -35,29 +34,30 @@ class EmbeddedServer(Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """For clients on this machine."""
+        """The URL for clients on this machine."""
         return f"nats://{_joined(reachable_host(self.host), self.port)}"
 
 
 def prepare(directory: Path, accounts: BusAccounts, *, host: str, port: int | None, log_path: Path) -> EmbeddedServer:
-    """Write the configuration into `directory` and say what to run. `port` None means the default, or the
-    next free one."""
+    """Write the configuration into `directory` and return the command line. `port` None means the default, or the next
+    free one.
+    """
     program = find_program()
     chosen = choose_port(host, port, _remembered(directory / "port"))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     config, pid_path = directory / "nats.conf", directory / "nats.pid"
-    # What it holds is preloaded at every start; the frontend tells the server again what is revoked.
+    # Its content is preloaded at every start, and the frontend sends the revocations again.
     shutil.rmtree(directory / "jwt", ignore_errors=True)
-    _write(config, server_config(accounts, directory, host=host, port=chosen, log_path=log_path))
-    _write(directory / "port", f"{chosen}\n")
+    write_private(config, server_config(accounts, directory, host=host, port=chosen, log_path=log_path))
+    write_private(directory / "port", f"{chosen}\n")
     return EmbeddedServer(
         argv=(program, "--config", str(config)), host=host, port=chosen, pid_path=pid_path, log_path=log_path
     )
 
 
 def find_program() -> str:
-    """The system's server where there is one, else the one that was installed with us."""
+    """The system's nats-server if there is one, else the one installed with this package."""
     places = [os.path.dirname(sys.executable), sysconfig.get_path("scripts")]
     found = shutil.which("nats-server") or shutil.which("nats-server", path=os.pathsep.join(places))
     if found is None:
@@ -69,12 +69,11 @@ def find_program() -> str:
 
 
 def choose_port(host: str, wanted: int | None, remembered: int | None = None) -> int:
-    """The port to bind: the wanted one or an error; without a request the remembered one, the default, or the
-    next free after it."""
+    """The port to bind: `wanted`, or an error. Without it: the remembered one, the default, or the next free one."""
     if wanted is not None:
         if not _is_free(host, wanted):
             raise Conflict(
-                f"cannot use port {wanted} on {host} for the bus: it is taken or may not be used. Choose another port"
+                f"cannot use port {wanted} on {host} for the bus: it is in use or not permitted. Choose another port"
             )
         return wanted
     candidates = [] if remembered is None else [remembered]
@@ -83,20 +82,19 @@ def choose_port(host: str, wanted: int | None, remembered: int | None = None) ->
         if _is_free(host, port):
             return port
     raise Conflict(
-        f"cannot find a free port for the bus on {host}: {DEFAULT_PORT} to {candidates[-1]} are taken. Choose one"
+        f"cannot find a free port for the bus on {host}: {DEFAULT_PORT} to {candidates[-1]} are in use. Choose one"
     )
 
 
 def server_config(accounts: BusAccounts, directory: Path, *, host: str, port: int, log_path: Path) -> str:
-    """NATS reads strings in JSON's quotes, so every value that comes from outside is quoted by the JSON
-    encoder."""
+    """NATS accepts JSON strings, so every external value is quoted by the JSON encoder."""
     lines = {
         "server_name": _quoted("enginehouse"),
         "host": _quoted(host),
         "port": str(port),
         "operator": _quoted(accounts.operator_jwt()),
-        # A directory, because only such a resolver takes a new version of the account, which is how a credential is
-        # revoked; what is in it is made anew at every start.
+        # A directory, because only this kind of resolver accepts a new version of the account, which revokes
+        # credentials. Its content is created anew at every start.
         "resolver": f"{{ type: full, dir: {_quoted(str(directory / 'jwt'))} }}",
         "resolver_preload": (
             f"{{ {accounts.account}: {_quoted(accounts.account_jwt())}, "
@@ -105,15 +103,15 @@ def server_config(accounts: BusAccounts, directory: Path, *, host: str, port: in
         "system_account": accounts.system,
         "pid_file": _quoted(str(directory / "nats.pid")),
         "log_file": _quoted(str(log_path)),
-        # The server turns its own log over; without a limit it would fill the disk.
+        # The server rotates its own log; without a limit it would fill the disk.
         "logfile_size_limit": "10MB",
         "logfile_max_num": "3",
-        # Four times our own limit for a message; large things never travel on the bus.
+        # Four times our own limit for a message; large content never travels on the bus.
         "max_payload": "1MB",
-        # With two missed answers a client behind a dead link is dropped within 30 s.
+        # After two missed answers, a client behind a dead link is dropped within 30 s.
         "ping_interval": '"10s"',
         "ping_max": "2",
-        # A client that takes nothing for this long, or owes this much, is cut, so it cannot hold our memory.
+        # A client that reads nothing for this long, or has this much pending, is disconnected to protect memory.
         "write_deadline": '"10s"',
         "max_pending": "32MB",
     }
@@ -121,8 +119,7 @@ def server_config(accounts: BusAccounts, directory: Path, *, host: str, port: in
 
 
 def reachable_host(host: str) -> str:
-    """Where this machine reaches a server bound to `host`: a server bound to every address is reached over
-    loopback."""
+    """The address at which this machine reaches a server bound to `host`: loopback for a wildcard address."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
@@ -134,7 +131,7 @@ def _is_free(host: str, port: int) -> bool:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # Without this a port whose last connections are still fading would look taken after a restart.
+            # Otherwise a port with connections in TIME_WAIT would look busy after a restart.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
@@ -148,14 +145,6 @@ def _remembered(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _write(path: Path, content: str) -> None:
-    staging = path.with_name(path.name + ".new")
-    staging.unlink(missing_ok=True)
-    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(content)
-    staging.rename(path)
 
 
 def _quoted(value: str) -> str:

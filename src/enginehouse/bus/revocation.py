@@ -1,22 +1,20 @@
-"""Tells the embedded server which credentials are revoked: a new version of the account, through the system account.
+"""Revocation of credentials: sends the embedded server a new version of the account through the system account.
 
-The server cuts off the connections of revoked users as it takes it. The list is whole every time, so telling it again
-is harmless, and a server that was started anew is told again.
+The server then disconnects the revoked users. The list is always complete, so sending it again is idempotent; it is
+sent again after a restart of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Mapping
 
 import msgspec
 import nats.errors
-import nkeys
 from msgspec import Struct
 from nats.aio.client import Client
 
-from enginehouse.bus.credentials import BusAccounts, mint_user
+from enginehouse.bus.credentials import BusAccounts, mint_user, sign_nonce
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.subjects import Permissions
 
@@ -25,20 +23,20 @@ INBOX = "_INBOX.eh-revocation"
 LIFE_SECONDS = 60.0  # of the credential for one exchange
 
 
-class _Told(Struct, frozen=True):
+class _ServerStatus(Struct, frozen=True):
     code: int = 0
     message: str = ""
 
 
 class _Answer(Struct, frozen=True):
-    """Of one server: `data` where it took it, `error` where it did not."""
+    """The answer of one server: `data` on success, `error` on failure."""
 
-    data: _Told = _Told()
-    error: _Told = _Told()
+    data: _ServerStatus = _ServerStatus()
+    error: _ServerStatus = _ServerStatus()
 
 
 async def revoke(url: str, accounts: BusAccounts, revoked: Mapping[str, int], *, limit_seconds: float) -> None:
-    """`Unavailable` where the server did not say that it has taken it."""
+    """Raise `Unavailable` unless the server confirms the update."""
     allowed = Permissions(publish=(UPDATE,), subscribe=(f"{INBOX}.>",))
     credential = mint_user(accounts.system_seed, "enginehouse-revocation", allowed, life_seconds=LIFE_SECONDS)
     client = Client()
@@ -51,9 +49,7 @@ async def revoke(url: str, accounts: BusAccounts, revoked: Mapping[str, int], *,
                 connect_timeout=int(limit_seconds) or 1,
                 inbox_prefix=INBOX.encode(),
                 user_jwt_cb=credential.jwt.encode,
-                signature_cb=lambda nonce: base64.b64encode(
-                    nkeys.from_seed(credential.seed.encode()).sign(nonce.encode())
-                ),
+                signature_cb=lambda nonce: sign_nonce(credential.seed, nonce),
             )
             try:
                 reply = await client.request(UPDATE, accounts.account_jwt(revoked).encode(), timeout=limit_seconds)

@@ -1,7 +1,8 @@
-"""Counts what the embedded server refused: whoever publishes or listens where its credential does not allow it.
+"""Counts permission violations on the embedded server: a client published or subscribed where its credential does not
+allow it.
 
-The server tells nobody but its log, so its log is read: what was added since the last look, and no more of it than a
-bounded part. A worker that turned bad is seen here first.
+The server reports them only in its log. Each look reads what was added since the last one, up to a limit. A compromised
+worker shows up here first.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-READ_BYTES = 1024 * 1024  # of one look; a flood beyond it is a flood either way
-NAMED = 5  # in the log, of one look
+READ_BYTES = 1024 * 1024  # per look; more than that is a flood in any case
+NAMED = 5  # users named in the log per look
 _VIOLATION = re.compile(rb"jwt:([A-Z0-9]{10,80}).{0,16} - (Publish|Subscription) Violation")
 
 
@@ -26,19 +27,19 @@ class ViolationLog:
         self.counts: Counter[str] = Counter()
 
     def look(self) -> None:
-        """Count what is new. Blocks for one read."""
+        """Count the new violations. Blocks for one read."""
         try:
             size = self._path.stat().st_size
             if size < self._offset:
-                self._offset = 0  # the server has turned its log over
+                self._offset = 0  # the server has rotated its log
             with self._path.open("rb") as file:
                 file.seek(max(self._offset, size - READ_BYTES))
                 content = file.read(READ_BYTES)
-                # A line that is being written is read the next time.
+                # An incomplete last line is read the next time.
                 whole = content[: content.rfind(b"\n") + 1]
                 self._offset = file.tell() - (len(content) - len(whole))
         except OSError:
-            return  # there is no server of ours here
+            return  # there is no embedded server here
         found = [(kind.decode().lower(), user.decode()) for user, kind in _VIOLATION.findall(whole)]
         self.counts.update(kind for kind, _ in found)
         for user in sorted({user for _, user in found})[:NAMED]:

@@ -1,8 +1,8 @@
-"""What an archive may contain: limits, and the rules for names and links. Pure, so that every rule can be tried alone.
+"""What an archive may contain: limits, and the rules for names and links. Pure, so that each rule can be tested alone.
 
-A path that passes `check_path` names something inside the tree whatever the file system holds; whoever writes must
-still walk it without following links. Everything refused is `unsafe_archive` or `archive_too_large`; the sentence tells
-what is broken or hostile from what a tool may well write and we do not take.
+A path that passes `check_path` is inside the tree regardless of the file system; the writer must still walk it without
+following links. Every refusal is `unsafe_archive` or `archive_too_large`. The message distinguishes broken or hostile
+archives from those that other tools may write and our rules refuse.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ GIB = 1024**3
 
 
 class ArchiveLimits(Struct, frozen=True, kw_only=True):
-    """Counted over all layers while reading, so that a bomb costs no more than the limit."""
+    """Counted over all layers while reading, so that an archive bomb costs at most the limit."""
 
     total_bytes: int = 20 * GIB
     entries: int = 100_000
     ratio: int = 200
-    ratio_free_bytes: int = 10 * 1024 * 1024  # a tar of zeros may be small and honest; beyond this it is a bomb
+    # A small tar of zeros may be legitimate; beyond this size the ratio applies.
+    ratio_free_bytes: int = 10 * 1024 * 1024
 
 
 class TarEntry(Struct, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class TarEntry(Struct, frozen=True, kw_only=True):
     mode: int = 0o644
     mtime_ns: int = 0
     target: str = ""  # of a link
-    attributes: tuple[str, ...] = ()  # extended ones that mean something to the kernel; they are not kept
+    attributes: tuple[str, ...] = ()  # extended attributes with a meaning for the kernel; they are dropped
 
 
 def unsafe(what: str) -> Hopeless:
@@ -47,7 +48,7 @@ def unsafe(what: str) -> Hopeless:
 
 
 def not_allowed(what: str) -> Hopeless:
-    """For what other tools may write, or unpack: it is our rule that refuses it."""
+    """For archives that other tools may write or accept: only our rules refuse them."""
     return Hopeless(
         f"cannot unpack the archive: {what}; this is not allowed here, see docs/installing.md, What is refused",
         code="unsafe_archive",
@@ -59,7 +60,7 @@ def too_large(what: str) -> Hopeless:
 
 
 def check_path(raw: str) -> str:
-    """The canonical form of an entry's path, "" for the root itself; raises for what could lead anywhere else."""
+    """Return the canonical form of an entry's path, "" for the root; raise if it could lead outside the tree."""
     if "\0" in raw:
         raise unsafe(f"the path {shown(raw)} contains a NUL")
     if len(raw) > MAX_COMPONENT and _bytes(raw) > MAX_PATH:
@@ -78,8 +79,10 @@ def check_path(raw: str) -> str:
 
 
 def check_symlink(path: str, target: str) -> str:
-    """The text of the link at `path`: `target` itself, or made relative where it is absolute, which means the root of
-    the tree. Judged by the text alone: see `worker.links` for where it leads by way of others.
+    """Return the target to write for the link at `path`. An absolute target means the root of the tree and is made
+    relative.
+
+    Only the text is checked. `artifact.images.links` checks where a chain of links leads.
     """
     if not target or "\0" in target or _bytes(target) >= MAX_PATH:
         raise unsafe(f"the link {shown(path)} has no usable target")
@@ -98,7 +101,7 @@ def check_symlink(path: str, target: str) -> str:
 
 
 def relative_to_root(path: str, target: str) -> str:
-    """An absolute target as the link at `path` has to say it. Above the root is the root."""
+    """The relative form of an absolute target for a link at `path`. The parent of the root is the root."""
     steps = [part for part in target.split("/") if part not in ("", ".")]
     while steps and steps[0] == "..":
         del steps[0]
@@ -106,19 +109,19 @@ def relative_to_root(path: str, target: str) -> str:
 
 
 def kept_mode(mode: int) -> int:
-    """Permission bits. Set-id bits mean the owner that a file had in the image, which is not kept, so they go too."""
+    """Permission bits. Set-id bits refer to the file's owner in the image, which is not kept, so they are dropped."""
     return mode & 0o1777
 
 
 def whiteout_target(name: str) -> str | None:
-    """What a whiteout hides: a name, "" for everything in its directory, None where `name` is no whiteout."""
+    """The name that a whiteout hides, "" for everything in its directory, None if `name` is not a whiteout."""
     if not name.startswith(WHITEOUT):
         return None
     if name == OPAQUE:
         return ""
     hidden = name.removeprefix(WHITEOUT)
     if hidden in ("", ".", ".."):
-        raise unsafe(f"the whiteout {shown(name)} hides nothing that could exist")
+        raise unsafe(f"the whiteout {shown(name)} has no valid target")
     return hidden
 
 

@@ -1,6 +1,6 @@
-"""What an installable thing consists of, once its reference has been resolved: digests, sizes, layers.
+"""The content of a resolved reference: digests, sizes, layers.
 
-An artifact never names a tag: everything in it is fetched by digest, so what was resolved is what is installed.
+An artifact never names a tag: everything in it is fetched by digest, so the resolved version is the installed one.
 Layers are in the order in which they are applied.
 """
 
@@ -15,7 +15,7 @@ Form = Literal["tar", "zip"]
 
 
 class Layer(Struct, frozen=True, kw_only=True):
-    """One blob. `digest` is of the bytes as they are transferred, `diff_id` of the tar inside ("" when unknown)."""
+    """One blob. `digest` covers the bytes as transferred, `diff_id` the tar inside ("" if unknown)."""
 
     digest: str
     size_bytes: int
@@ -25,7 +25,7 @@ class Layer(Struct, frozen=True, kw_only=True):
 
 
 class Artifact(Struct, frozen=True, kw_only=True):
-    """`digest` is that of the platform's manifest; for an archive it is that of the archive."""
+    """`digest` is that of the platform's manifest, or that of the archive."""
 
     uri: str
     digest: str

@@ -1,7 +1,7 @@
-"""Backends: what is asked for (`Resolved`) and what a node has (`InstalledBackend`).
+"""Backends: what is requested (`Resolved`) and what a node has (`InstalledBackend`).
 
-The identity of a backend on a node is the directory it installs into, whatever alias or meta name was used to ask for
-it; its version is a digest.
+The identity of a backend on a node is the directory it installs into, regardless of the requested alias or meta name.
+Its version is a digest.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from enginehouse.core.name import check_name
 
 
 class Resolved(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A concrete build, chosen by the frontend for one node; the worker obeys it without resolving again."""
+    """A concrete build that the frontend chose for one node; the worker does not resolve again."""
 
     directory: str
     uri: str
-    # "" until an image's tag or an archive has been resolved: equal to nothing, not even to another "".
+    # "" until an image's tag or an archive has been resolved. An unknown digest equals no other, not even another "".
     digest: str
     source: str = ""  # the gallery it came from
     platform: str = ""
-    # The meta name that points to it ("" when asked for by its own name); the worker writes a pointer directory for it.
+    # The meta name that points to it ("" if requested by its own name); the worker writes a pointer directory for it.
     meta: str = ""
     alias: str = ""
     version: str = ""
-    # Python packages: every line pinned and hashed. Part of what the digest covers.
+    # For Python packages: every line pinned and hashed. The digest covers them.
     requirements: tuple[str, ...] = ()
-    launcher: str = ""  # which of the built-in launchers turns the package into a server
+    launcher: str = ""  # the built-in launcher that turns the package into a server
     size_bytes: int = 0  # unpacked, for progress
-    mirrors: tuple[str, ...] = ()  # other places of the same thing, in order
+    mirrors: tuple[str, ...] = ()  # other locations of the same content, in order
     sha256: str = ""  # of an archive; images carry their own digests
-    index_digest: str = ""  # of the image index that `digest` was found in: what LocalAI's workers may record
+    index_digest: str = ""  # of the image index that contains `digest`: LocalAI workers may record this one
     gallery_url: str = ""
 
 
 class InstalledBackend(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One element of `backend.list`, with the last generation applied to the directory (additive)."""
+    """One element of `backend.list`, plus the last generation applied to the directory (additive)."""
 
     name: str
     is_system: bool
@@ -51,20 +51,20 @@ class InstalledBackend(Struct, frozen=True, omit_defaults=True, kw_only=True):
     meta_backend_for: str = ""
     generation: int = 0
     is_broken: bool = False
-    is_unsettled: bool = False  # in place, and not known to be on disk: it may yet be undone
+    is_unsettled: bool = False  # installed, but its sync to disk was not confirmed, so it may be undone
 
 
 def package_digest(uri: str, requirements: tuple[str, ...], launcher: str, version: str) -> str:
-    """The version of a backend made from Python packages: everything that decides what ends up on disk.
+    """The version of a backend made from Python packages: it covers everything that determines the files on disk.
 
-    Both sides compute it, so a worker never installs under a digest something that the frontend did not mean.
+    Frontend and worker both compute it, so a worker never installs anything else under that digest.
     """
     text = "\n".join((uri, launcher, version, *requirements))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_resolved(resolved: Resolved) -> Resolved:
-    """`resolved` itself, if its names are safe as path components. For the worker: the bus is not trusted."""
+    """Return `resolved` if its names are safe path components. Used by the worker, which does not trust the bus."""
     check_name(resolved.directory, "backend")
     if resolved.meta:
         check_name(resolved.meta, "backend")
@@ -74,7 +74,7 @@ def check_resolved(resolved: Resolved) -> Resolved:
 
 
 def find(backends: tuple[InstalledBackend, ...], name: str) -> InstalledBackend | None:
-    """The concrete, usable backend behind a directory or meta name, as a node reported it."""
+    """The concrete, usable backend behind a directory or meta name, as the node reported it."""
     by_name = {backend.name: backend for backend in backends}
     found = by_name.get(name)
     if found is not None and found.is_meta:

@@ -1,7 +1,7 @@
-"""What a machine can run: LocalAI's capability words, the order in which a gallery's keys are tried for each, and the
-platform of a build.
+"""What a machine can run: LocalAI's capability words, the order of a gallery's keys for each, and the platform of a
+build.
 
-Pure: `host` observes, `decide` concludes. A forced word is used as it is, so an operator always has the last say.
+Pure: `host` observes, `decide` concludes. A forced word is used unchanged, so the operator always decides.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import re
 
 from msgspec import Struct
 
-# What `uname -m` and friends say, in the words of image indexes.
+# Machine names as `uname -m` reports them, mapped to the names in image indexes.
 _ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
-FOUR_GIB = 4 * 1024**3  # LocalAI's line: a GPU with less is not worth a GPU build
-DISABLED = "disable"  # LocalAI's word for "filter nothing"
+FOUR_GIB = 4 * 1024**3  # LocalAI's threshold: GPU builds are not used below it
+DISABLED = "disable"  # LocalAI's word for "no filter"
 DEFAULT = "default"
-GENERAL = (DEFAULT, "cpu")  # keys of a gallery that mean every machine for which there is nothing better
+GENERAL = (DEFAULT, "cpu")  # gallery keys for every machine without a more specific key
 # The oldest driver that runs programs of a CUDA release, newest first (NVIDIA's compatibility table).
 _DRIVER_FOR_CUDA = ((580, 13), (525, 12))
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What was seen of a machine; 0 and "" mean that it was not seen."""
+    """Observed facts about a machine; 0 and "" mean not observed."""
 
     platform: str
     forced: str = ""
-    forced_by: str = ""  # where the forced word stands
+    forced_by: str = ""  # the source of the forced word
     gpu_vendor: str = ""
     total_vram: int = 0
     cuda_toolkits: tuple[int, ...] = ()  # major versions of the CUDA directories
@@ -38,13 +38,13 @@ class Decision(Struct, frozen=True):
 
 
 def platform_of(system: str, machine: str) -> str:
-    """`linux/amd64` and the like; unknown machines keep their own word, so they are named in refusals."""
+    """A platform such as `linux/amd64`. Unknown machine names are kept, so that refusals show them."""
     machine = machine.lower()
     return f"{system.lower()}/{_ARCHITECTURES.get(machine, machine)}"
 
 
 def capability_of(platform: str, gpu_vendor: str, total_vram: int) -> str:
-    """The coarse rule, for workers that report no capability."""
+    """The coarse rule for workers that report no capability."""
     if platform == "darwin/arm64":
         return "metal"
     if platform == "darwin/amd64":
@@ -55,16 +55,16 @@ def capability_of(platform: str, gpu_vendor: str, total_vram: int) -> str:
 
 
 def decide(facts: Facts) -> Decision:
-    """The capability of a machine, by LocalAI's rules in LocalAI's order, and why."""
+    """The capability of a machine and the reason, by LocalAI's rules in LocalAI's order."""
     if facts.forced:
         return Decision(facts.forced, f"forced by {facts.forced_by}")
     if facts.platform in ("darwin/arm64", "darwin/amd64"):
         return Decision(capability_of(facts.platform, "", 0), f"the platform is {facts.platform}")
     cuda = _cuda(facts)
-    version, told = (f"-cuda-{cuda[0]}", f", {cuda[1]}") if cuda else ("", "")
+    version, evidence = (f"-cuda-{cuda[0]}", f", {cuda[1]}") if cuda else ("", "")
     if facts.platform == "linux/arm64" and facts.gpu_vendor == "nvidia":
-        # Memory is not asked for: these machines share it with the processor.
-        return Decision(f"nvidia-l4t{version}", f"an NVIDIA chip on {facts.platform}{told}")
+        # Memory is not checked: these machines share it with the processor.
+        return Decision(f"nvidia-l4t{version}", f"an NVIDIA chip on {facts.platform}{evidence}")
     if not facts.gpu_vendor:
         return Decision(DEFAULT, "no graphics card was found")
     gibibytes = facts.total_vram / 1024**3
@@ -72,12 +72,14 @@ def decide(facts: Facts) -> Decision:
         known = f"has {gibibytes:.1f} GiB" if facts.total_vram else "has an unknown amount"
         return Decision(DEFAULT, f"the graphics ({facts.gpu_vendor}) {known} of memory; builds for it need over 4 GiB")
     word = facts.gpu_vendor + (version if facts.gpu_vendor == "nvidia" else "")
-    return Decision(word, f"graphics of {facts.gpu_vendor} with {gibibytes:.1f} GiB{told}")
+    return Decision(word, f"graphics of {facts.gpu_vendor} with {gibibytes:.1f} GiB{evidence}")
 
 
 def _cuda(facts: Facts) -> tuple[int, str] | None:
-    """The CUDA release to choose builds for, and how it is known. Builds bring their own libraries, so what counts in
-    the end is the driver: it fills in where no toolkit is installed, and it limits one that is too new for it.
+    """The CUDA release to choose builds for, and its evidence.
+
+    Builds bring their own libraries, so the driver decides: it replaces a missing toolkit, and it limits a toolkit that
+    is too new for it.
     """
     if facts.gpu_vendor != "nvidia":
         return None
@@ -85,15 +87,15 @@ def _cuda(facts: Facts) -> tuple[int, str] | None:
     installed = [cuda for _, cuda in _DRIVER_FOR_CUDA if cuda in facts.cuda_toolkits]
     for cuda in installed:
         if not facts.driver or cuda <= runs:
-            return cuda, f"/usr/local/cuda-{cuda} is there"
+            return cuda, f"/usr/local/cuda-{cuda} is installed"
     return (runs, f"driver {facts.driver}") if runs else None
 
 
 def keys_for(capability: str) -> tuple[str, ...]:
     """The keys of a meta entry that serve a capability, best first.
 
-    `nvidia` stands in for a missing key of one CUDA release. It never does for `nvidia-l4t`: what galleries list
-    under `nvidia` is built for amd64.
+    `nvidia` substitutes a missing key of one CUDA release, but not for `nvidia-l4t`: galleries list amd64 builds under
+    `nvidia`.
     """
     if capability == DISABLED:
         return GENERAL
@@ -107,24 +109,24 @@ def keys_for(capability: str) -> tuple[str, ...]:
 
 
 def cuda_of(text: str) -> int:
-    """The CUDA release that a name or an image tag speaks of; 0 where it names none."""
+    """The CUDA release in a name or an image tag; 0 if there is none."""
     found = re.search(r"cuda-?(\d{2})(?!\d)", text.lower())
     return int(found[1]) if found else 0
 
 
 def too_new(capability: str, name: str, uri: str) -> str:
-    """Why a build that a *general* key names is for a newer CUDA than the machine's; "" where it is not.
+    """Why a build chosen by a less specific key needs a newer CUDA than the machine has; "" if it does not.
 
-    Drivers run what was built for an older CUDA, never for a newer one.
+    Drivers run builds for older CUDA releases, never for newer ones.
     """
     has, needs = cuda_of(capability), cuda_of(name) or cuda_of(_tag(uri))
     return f"it is built for CUDA {needs}, this machine has {has}" if has and needs > has else ""
 
 
 def misfit(capability: str, name: str, uri: str) -> str:
-    """Why a build named `name` at `uri` obviously cannot run on a machine; "" where nothing speaks against it.
+    """Why a build named `name` at `uri` clearly cannot run on a machine; "" if nothing indicates that.
 
-    Whole words only, and a build that calls itself one for the CPU runs everywhere: `cpu-mlx` is no Apple build.
+    Only whole words count, and a build with `cpu` in its name runs everywhere: `cpu-mlx` is not an Apple build.
     """
     if capability == DISABLED:
         return ""
@@ -135,7 +137,7 @@ def misfit(capability: str, name: str, uri: str) -> str:
     if "l4t" in words:
         needs, fits = "an NVIDIA Jetson or another arm64 machine with an NVIDIA chip", _is_l4t(capability)
     elif is_cuda:
-        # The builds without l4t in their names are made for amd64.
+        # Builds without l4t in their names are made for amd64.
         needs, fits = "an NVIDIA graphics card", capability.startswith("nvidia") and not _is_l4t(capability)
     elif words & {"rocm", "hip", "hipblas", "amd"}:
         needs, fits = "an AMD graphics card", capability == "amd"
@@ -149,7 +151,7 @@ def misfit(capability: str, name: str, uri: str) -> str:
 
 
 def preferred_words(capability: str) -> tuple[str, ...]:
-    """What to look for in the names of several builds of one thing, best first."""
+    """The words to look for in the names of alternative builds, best first."""
     for start, words in (
         ("nvidia-l4t", ("l4t", "vulkan", "cpu")),
         ("nvidia", ("cuda", "vulkan", "cpu")),
@@ -170,6 +172,6 @@ def _is_l4t(capability: str) -> bool:
 
 
 def _tag(uri: str) -> str:
-    """The part of an image reference that says what was built; registries and projects may be called anything."""
+    """The part of an image reference that describes the build; registries and projects may have any name."""
     last = uri.rpartition("/")[2].partition("@")[0]
     return last.partition(":")[2] or last

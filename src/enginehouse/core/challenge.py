@@ -1,8 +1,8 @@
-"""Challenges: what a worker signs to prove, now, that it has the key it shows.
+"""Challenges: a worker signs one to prove that it holds the key it presents.
 
-A challenge carries the store's time at which it was given out and a mark of the cluster, so that any frontend
-recognises it without having kept it. It is taken once: whoever accepts a registration notes its challenge, in the same
-transaction. Its time also orders registrations: an earlier one never replaces what a later one has brought.
+A challenge contains the store's time of issue and a MAC of the cluster, so any frontend recognises it without storing
+it. It is valid once: the transaction that accepts a registration records its challenge. Its time also orders
+registrations, so an earlier one never replaces a later one.
 """
 
 from __future__ import annotations
@@ -12,23 +12,28 @@ import hmac
 
 from enginehouse.core.errors import Conflict
 
-LIFE_SECONDS = 60.0  # between asking for it and registering with it lies one round trip
-CODE = "challenge_refused"  # a worker asks for another one
+LIFE_SECONDS = 60.0  # only one round trip lies between challenge and registration
+CODE = "challenge_refused"  # a worker requests a new one
 
 
 def make_challenge(key: bytes, nonce: str, now: float) -> str:
-    told = f"{now:.6f}/{nonce}"
-    return f"{told}/{_mark(key, told)}"
+    content = f"{now:.6f}/{nonce}"
+    return f"{content}/{_mac(key, content)}"
 
 
 def issued_at(key: bytes, challenge: str, now: float) -> float:
-    """When it was given out; `Conflict` where it is not ours, or too old."""
-    told, _, mark = challenge.rpartition("/")
-    if not hmac.compare_digest(mark.encode(), _mark(key, told).encode()):
-        raise Conflict("cannot accept this challenge: ask for one first (POST /api/node/challenge)", code=CODE)
-    at = float(told.partition("/")[0])
+    """Return when the challenge was issued; raise `Conflict` if it is not ours or has expired."""
+    content, _, mac = challenge.rpartition("/")
+    if not hmac.compare_digest(mac.encode(), _mac(key, content).encode()):
+        raise Conflict(
+            "cannot accept this challenge: this cluster did not issue it. Request one with POST /api/node/challenge",
+            code=CODE,
+        )
+    at = float(content.partition("/")[0])
     if now > at + LIFE_SECONDS:
-        raise Conflict(f"cannot accept this challenge: it is more than {LIFE_SECONDS:.0f} s old", code=CODE)
+        raise Conflict(
+            f"cannot accept this challenge: it is more than {LIFE_SECONDS:.0f} s old. Request a new one", code=CODE
+        )
     return at
 
 
@@ -36,5 +41,5 @@ def challenge_hash(challenge: str) -> str:
     return hashlib.sha256(challenge.encode()).hexdigest()
 
 
-def _mark(key: bytes, told: str) -> str:
-    return hmac.new(key, told.encode(), hashlib.sha256).hexdigest()
+def _mac(key: bytes, content: str) -> str:
+    return hmac.new(key, content.encode(), hashlib.sha256).hexdigest()

@@ -1,8 +1,8 @@
-"""What a node has: its last report, and what intents have changed since that was taken.
+"""What a node has: its last report plus the changes by intents since then.
 
-The one rule for everybody who decides by reports: what an intent has changed, or will change, counts before the report
-does. A report is up to a heartbeat old, and much older where the node is away; an intent that has ended since is newer.
-Whoever asks what a node *will* have hands in the open intents as well.
+Every decision based on reports follows one rule: the effect of an intent takes precedence over the report. A report is
+up to a heartbeat old, and much older if the node is away; an intent that ended since is newer. To compute what a node
+*will* have, pass the open intents as well.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from enginehouse.core.report import Report
 
 
 def counts(intent: Intent, report: Report) -> bool:
-    """Whether an intent may have changed something that the report does not show: it is open, or was done after the
-    moment from which the report is known to be younger.
+    """Whether an intent may have changed something that the report does not show: it is open, or it succeeded after the
+    report's mark.
     """
     return intent.is_open or (intent.state == "succeeded" and intent.updated_at >= report.mark)
 
 
 def report_after(report: Report, intents: Iterable[Intent]) -> Report:
-    """The report as it would be after these intents of its node, those that count."""
+    """The report as it would be after those of the node's intents that count."""
     for intent in sorted(intents, key=lambda one: (one.subject, one.generation)):
         if counts(intent, report):
             report = _after(report, intent)
@@ -44,7 +44,7 @@ def report_after(report: Report, intents: Iterable[Intent]) -> Report:
 
 
 def nodes_after(nodes: Iterable[Node], intents: Iterable[Intent]) -> list[Node]:
-    """The same for many nodes at once."""
+    """Like `report_after`, for many nodes."""
     by_node: dict[str, list[Intent]] = {}
     for intent in intents:
         by_node.setdefault(intent.node_id, []).append(intent)
@@ -73,7 +73,7 @@ def _after(report: Report, intent: Intent) -> Report:
             kept = tuple(one for one in report.models if one.name != action.model)
             return msgspec.structs.replace(report, models=kept)
         case StartReplica() | StopReplica() | UnknownAction():
-            return report  # processes have rows of their own
+            return report  # processes have their own rows
         case _:
             assert_never(action)
 
@@ -82,7 +82,7 @@ def _with(
     backends: tuple[InstalledBackend, ...], action: InstallBackend, intent: Intent
 ) -> tuple[InstalledBackend, ...]:
     build = action.resolved
-    # A worker that resolved the tag by itself tells what it found.
+    # A worker that resolved the tag itself reports the digest it found.
     digest = (intent.outcome.digest if intent.outcome is not None else "") or build.digest
     installed = InstalledBackend(
         name=build.directory,

@@ -1,7 +1,7 @@
-"""What galleries consist of: entries, the galleries themselves, and how much of a gallery is known.
+"""Parts of a gallery: entries, the gallery itself, and how much of it is known.
 
-An entry is *meta* when it has capabilities and no URI. Having capabilities alone says nothing: merged YAML gives them
-to concrete entries too.
+An entry is *meta* if it has capabilities and no URI. Capabilities alone are not enough: merged YAML also gives them to
+concrete entries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GalleryEntry(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Skipped(Struct, frozen=True):
-    """An entry of a document that cannot be used, and why."""
+    """An unusable entry of a document, and the reason."""
 
     entry: str
     reason: str
@@ -58,11 +58,11 @@ class Gallery(Struct, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...] = ()
     demands_signatures: bool = False
     problem: str = ""  # why it could not be loaded, while nothing of it is known
-    is_expected: bool = False  # nothing is known of it because nobody has had an answer from its source yet
+    is_expected: bool = False  # nothing is known of it because its source has not answered yet
 
 
 class GalleryState(Struct, frozen=True, kw_only=True):
-    """How much of a gallery is known, for whoever operates it."""
+    """How much of a gallery is known, for operators."""
 
     name: str
     url: str

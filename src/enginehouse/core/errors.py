@@ -8,20 +8,20 @@
     ├── NotFound
     ├── Conflict         the thing is not in a state that allows this
     ├── TooLarge
-    ├── Unavailable      may heal by itself: retry
+    ├── Unavailable      may succeed later: retry
     │   └── Upstream     the same, and the fault is on the other side
-    └── Hopeless         cannot heal by itself: never retry
+    └── Hopeless         will never succeed unchanged: do not retry
 
 A class exists only if some caller acts on it; everything finer is the stable `code`. HTTP status, CLI exit code and
 the retry decision are each read from the class in one place: the three tables at the end of this file.
-Messages begin "cannot …", name the thing and say what to do.
+Messages start with "cannot …", name the thing and say what to do.
 """
 
 from __future__ import annotations
 
 
 class EnginehouseError(Exception):
-    """Something went wrong that we have a name for."""
+    """An error with a stable code."""
 
     code = "internal"
 
@@ -30,9 +30,9 @@ class EnginehouseError(Exception):
         self.message = message
         self.code = code or type(self).code
         self.param = param
-        # Seconds after which asking again makes sense; None where it never does or nobody knows.
+        # Seconds after which a retry makes sense; None if it never does or the time is unknown.
         self.retry_after_seconds: float | None = None
-        # Additive objects of the error answer, by name: `loading`, `operation`.
+        # Additional objects of the error answer, by name: `loading`, `operation`.
         self.details: dict[str, object] = {}
 
 
@@ -90,7 +90,7 @@ HTTP_STATUS: dict[type[EnginehouseError], int] = {
     Hopeless: 500,
 }
 
-# 0 done, 1 failed, 2 bad usage (click's own), 3 some nodes done and some not, 4 cannot reach or not allowed, 5 not
+# 0 success, 1 failure, 2 invalid usage (click's own), 3 success on some nodes only, 4 unreachable or not allowed, 5 not
 # found.
 EXIT_CODE: dict[type[EnginehouseError], int] = {
     EnginehouseError: 1,
@@ -120,7 +120,7 @@ def can_heal(error: EnginehouseError) -> bool:
 
 
 def from_status(status: int, message: str, *, code: str, param: str | None = None) -> EnginehouseError:
-    """The error that a peer described by an HTTP status; the inverse of `http_status` for the CLI and the worker."""
+    """The error that a peer described by an HTTP status; the inverse of `http_status`, for the CLI and the worker."""
     by_status = {number: kind for kind, number in HTTP_STATUS.items() if kind is not EnginehouseError}
     if status in (500, 504) or status not in by_status:
         kind: type[EnginehouseError] = Upstream if status >= 500 else Hopeless

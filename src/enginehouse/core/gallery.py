@@ -1,9 +1,8 @@
 """The choice of a concrete build for one machine, over several galleries.
 
-Of two entries with one name the first wins, within a gallery and between galleries. A choice carries every step that
-led to it, a refusal every reason: nothing is passed over in silence. What a meta entry names for this very kind of
-machine is taken at its word; what it names for everybody, and a build that somebody asks for by its own name, is held
-against what the machine obviously cannot run.
+Of two entries with the same name the first one wins, within a gallery and between galleries. A choice lists every step
+that led to it, a refusal every reason. The key for exactly this capability is trusted. A general key, and a build
+requested by its own name, are checked for builds that clearly cannot run on the machine.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ __all__ = [
     "GalleryEntry",
     "GalleryState",
     "Skipped",
-    "explain",
-    "find_entry",
     "find_model",
     "resolve",
 ]
 
-EXPECTED_SECONDS = 2.0  # an index of a thousand entries is read within
+EXPECTED_SECONDS = 2.0  # an index of a thousand entries is loaded within this time
 
 GalleryPlace = tuple[Gallery, GalleryEntry]
 
@@ -59,7 +56,7 @@ class Catalogue:
                     self._by_alias.setdefault(entry.alias.lower(), []).append((gallery, entry))
 
     def entries(self) -> Iterator[GalleryPlace]:
-        """Every entry that can be chosen: of two with one name in one gallery, the first."""
+        """Every entry that can be chosen: of two with the same name in one gallery, the first."""
         for gallery in self.galleries:
             seen: set[str] = set()
             for entry in gallery.backends:
@@ -68,7 +65,7 @@ class Catalogue:
                     yield gallery, entry
 
     def variants(self) -> set[str]:
-        """The names that some meta entry leads to: whoever looks for something to install starts at the meta entry."""
+        """The names that some meta entry points to. Lists of installable backends show the meta entry instead."""
         return {
             target
             for gallery in self.galleries
@@ -78,29 +75,29 @@ class Catalogue:
         }
 
     def find(self, name: str) -> GalleryPlace:
-        """By `name`, or by `gallery@name`; `NotFound` where no gallery has it. Aliases are no names."""
+        """Find an entry by `name` or `gallery@name`; raise `NotFound` if no gallery has it. Aliases do not count."""
         found = self._found(name, self._by_name)
         if not found:
             raise self._unknown(name)
         return found[0]
 
     def builds(self, name: str) -> list[GalleryPlace]:
-        """What a name stands for before a machine is known: its entry, or the builds that have it as alias."""
+        """The candidates for a name before a machine is known: its entry, or the builds with that alias."""
         found = self._found(name, self._by_name)[:1] or self._found(name, self._by_alias)
         if not found:
             raise self._unknown(name)
         return found
 
     def target(self, gallery: Gallery, name: str) -> GalleryPlace | None:
-        """What a meta entry names: of its own gallery, else of the first that has it."""
+        """The target of a meta entry: from its own gallery, else from the first gallery that has it."""
         found = self._by_name.get(name.lower(), [])
         return next((one for one in found if one[0].name == gallery.name), found[0] if found else None)
 
     def explain(self, name: str, capability: str, platform: str) -> Choice:
         """The concrete build of `name` for a machine.
 
-        `NotFound` when no gallery knows the name, `Unavailable` while one that may know it is still expected;
-        `Hopeless` (`unsupported`, `unsupported_platform`) with every reason when none of its builds fits.
+        Raises `NotFound` if no gallery has the name, `Unavailable` while a gallery that may have it is still loading,
+        and `Hopeless` (`unsupported`, `unsupported_platform`) with every reason if none of its builds fits.
         """
         found = self.builds(name)
         search = _Search(self, capability, platform)
@@ -118,7 +115,7 @@ class Catalogue:
         names = [one.name for one in self.galleries]
         if chosen and chosen not in names:
             return NotFound(
-                f"cannot find a gallery named {chosen!r}: there is {', '.join(names)}",
+                f"cannot find a gallery named {chosen!r}. Known galleries: {', '.join(names)}",
                 code="not_found",
                 param="backend",
             )
@@ -126,8 +123,8 @@ class Catalogue:
         expected = [one.name for one in missing if one.is_expected]
         if expected:
             unread = Unavailable(
-                f"cannot tell yet what {name!r} is: the gallery {', '.join(expected)} is being fetched for the first "
-                "time; ask again in a moment",
+                f"cannot resolve {name!r} yet: the gallery {', '.join(expected)} is being fetched for the first "
+                "time. Try again in a moment",
                 code="gallery_loading",
                 param="backend",
             )
@@ -135,7 +132,7 @@ class Catalogue:
             return unread
         problems = "".join(f"; the gallery {one.name} is not loaded: {one.problem}" for one in missing)
         return NotFound(
-            f"cannot find a backend named {name!r} in any gallery: see `enginehouse backends available`, or without a "
+            f"cannot find a backend named {name!r} in any gallery. See `enginehouse backends available`, or without a "
             f"server `enginehouse gallery list --all`{problems}",
             code="not_found",
             param="backend",
@@ -145,7 +142,7 @@ class Catalogue:
         hint = ""
         if "@" not in name:
             others = {one.name for one, _ in self._by_name.get(name.lower(), ())} - {gallery.name}
-            hint = "".join(f"; {one}@{name} is another of that name" for one in sorted(others))
+            hint = "".join(f"; {one}@{name} has the same name" for one in sorted(others))
         return Hopeless(
             f"cannot install {name}: {'; '.join(search.refusals)}{hint}",
             code="unsupported_platform" if search.is_platform_alone else "unsupported",
@@ -153,7 +150,7 @@ class Catalogue:
 
 
 class _Search:
-    """One question: what was tried for a machine, and why it was not taken."""
+    """One search for a machine: the candidates tried, and why each was refused."""
 
     def __init__(self, catalogue: Catalogue, capability: str, platform: str) -> None:
         self._catalogue = catalogue
@@ -176,7 +173,7 @@ class _Search:
         return self._direct(gallery, entry, f"{entry.name} is a concrete build")
 
     def _follow(self, gallery: Gallery, meta: GalleryEntry, path: tuple[str, ...]) -> Choice | None:
-        """Through the keys of a meta entry, best first, into other meta entries where they lead there."""
+        """Try the keys of a meta entry, best first, and follow those that lead to other meta entries."""
         keys = [key for key in keys_for(self._capability) if key in meta.capabilities]
         if not keys:
             offered = ", ".join(sorted(meta.capabilities))
@@ -192,13 +189,13 @@ class _Search:
         step = f"{meta.name}: key {key} → {target}"
         found = self._catalogue.target(gallery, target)
         if found is None:
-            return self._refuse(f"{step}, and no gallery has an entry of that name")
+            return self._refuse(f"{step}, which is in no gallery")
         where, entry = found
         if entry.name in path:
-            return self._refuse(f"{step}, and these entries point to each other in a circle")
+            return self._refuse(f"{step}, which is a circular reference")
         if entry.is_meta:
             return self._follow(where, entry, (*path, entry.name))
-        # The key of this very capability is the gallery's own word; a general one may mean another machine.
+        # The key for exactly this capability is trusted; a general one may mean another machine.
         reason = "" if key == self._capability else too_new(self._capability, entry.name, entry.uri)
         if key in GENERAL:
             reason = reason or self._misfit(entry)
@@ -206,44 +203,40 @@ class _Search:
             return self._refuse(f"{step}, and {reason}")
         return self._take(where, entry, f"capability {self._capability} → key {key} → {entry.name}", path[0])
 
-    def _direct(self, gallery: Gallery, entry: GalleryEntry, told: str, who: str = "") -> Choice | None:
+    def _direct(self, gallery: Gallery, entry: GalleryEntry, step: str, prefix: str = "") -> Choice | None:
         reason = self._misfit(entry)
         if reason:
-            return self._refuse(f"{who}{reason}")
-        return self._take(gallery, entry, told, "")
+            return self._refuse(f"{prefix}{reason}")
+        return self._take(gallery, entry, step, "")
 
     def _misfit(self, entry: GalleryEntry) -> str:
         reason = misfit(self._capability, entry.name, entry.uri)
-        return reason and f"{reason} (force another capability, or {DISABLED!r}, to have it anyway)"
+        return reason and f"{reason} (force another capability, or {DISABLED!r}, to install it anyway)"
 
-    def _take(self, gallery: Gallery, entry: GalleryEntry, told: str, meta: str) -> Choice | None:
+    def _take(self, gallery: Gallery, entry: GalleryEntry, step: str, meta: str) -> Choice | None:
         if entry.platforms and self._platform not in entry.platforms:
             offered = ", ".join(entry.platforms)
             return self._refuse(f"{entry.name} has builds for {offered}, none for {self._platform}", is_platform=True)
         if not entry.uri:
             return self._refuse(f"{entry.name} has neither a uri nor capabilities")
         if _is_local(entry.uri) and not _is_local(gallery.url):
-            return self._refuse(f"{entry.name}: the gallery {gallery.name} is not of this machine, its files are")
+            return self._refuse(f"{entry.name}: the gallery {gallery.name} is remote and may not name local files")
         if gallery.demands_signatures and _is_image(entry.uri):
             return self._refuse(
-                f"{entry.name}: its gallery {gallery.name} demands signatures, which are not verified yet"
+                f"{entry.name}: its gallery {gallery.name} requires signatures, which cannot be verified"
             )
         return Choice(
             resolved=_resolved(gallery, entry, self._platform, meta),
             entry=entry,
             gallery=gallery.name,
-            reasons=(*self.refusals, told),
+            reasons=(*self.refusals, step),
         )
 
     def _refuse(self, reason: str, *, is_platform: bool = False) -> Choice | None:
-        """Always None, so that whoever tried can hand it on."""
+        """Record the reason. Always None, so that callers can return it."""
         self.refusals.append(reason)
         self.is_platform_alone &= is_platform
         return None
-
-
-def find_entry(galleries: Iterable[Gallery], name: str) -> tuple[Gallery, GalleryEntry]:
-    return Catalogue(galleries).find(name)
 
 
 def find_model(galleries: Iterable[Gallery], name: str) -> Model | None:
@@ -255,11 +248,7 @@ def find_model(galleries: Iterable[Gallery], name: str) -> Model | None:
 
 
 def resolve(galleries: Iterable[Gallery], name: str, capability: str, platform: str) -> Resolved:
-    return explain(galleries, name, capability, platform).resolved
-
-
-def explain(galleries: Iterable[Gallery], name: str, capability: str, platform: str) -> Choice:
-    return Catalogue(galleries).explain(name, capability, platform)
+    return Catalogue(galleries).explain(name, capability, platform).resolved
 
 
 def _resolved(gallery: Gallery, entry: GalleryEntry, platform: str, meta: str) -> Resolved:
@@ -283,14 +272,14 @@ def _resolved(gallery: Gallery, entry: GalleryEntry, platform: str, meta: str) -
 
 
 def _preference(entry: GalleryEntry, capability: str) -> tuple[bool, int]:
-    """For sorting builds of one alias, best first; those that are equal stay in the order of their galleries."""
+    """Sort key for builds of one alias, best first; equal ones keep the order of their galleries."""
     words = preferred_words(capability)
     rank = next((place for place, word in enumerate(words) if word in entry.name.lower()), len(words))
     return entry.is_development, rank
 
 
 def _is_local(uri: str) -> bool:
-    """Whether it names files of whatever machine reads it: something that only this machine's operator may say."""
+    """Whether the URI names local files of the machine that reads it, which only that machine's operator may do."""
     return uri.startswith(("/", "file:", "ocifile:"))
 
 

@@ -1,7 +1,7 @@
-"""Where galleries come from: LocalAI's JSON list of them, and what each location means.
+"""Sources of galleries: LocalAI's JSON list, and what each location means.
 
-Pure. A location is `file:`, `http(s):` or `github:org/repo/path[@ref]`; anything else is refused here, before
-anything is fetched. What may be reached is decided where the fetching is.
+Pure. A location is `file:`, `http(s):` or `github:org/repo/path[@ref]`; others are refused here, before anything is
+fetched. `fetch` decides which addresses may be reached.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 from enginehouse.core.errors import EnginehouseError, Invalid
 from enginehouse.core.name import check_name, shown
 
-BUILTIN = "enginehouse"  # the name of the gallery that comes with the package
+BUILTIN = "enginehouse"  # the name of the gallery shipped with the package
 MAX_SOURCES = 32
 MAX_URL = 2048
 _GITHUB = re.compile(r"github:(?://)?([^/@]+)/([^/@]+)/([^@]+)(?:@(.+))?")
@@ -22,7 +22,7 @@ _SAFE_IN_GITHUB = re.compile(r"[A-Za-z0-9._/-]+")
 
 
 class GallerySource(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One element of LocalAI's list; `verification` is its signature policy, as it was written."""
+    """One element of LocalAI's list. `verification` is its signature policy, unchanged."""
 
     name: str
     url: str
@@ -31,7 +31,7 @@ class GallerySource(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class _Written(Struct, frozen=True, kw_only=True):
-    """The same as people and Go programs write it: what is not there may be null."""
+    """An element as written by users and Go programs: absent values may be null."""
 
     name: str
     url: str
@@ -47,7 +47,7 @@ LOCALAI = GallerySource(
 
 
 def decode_sources(value: str | bytes | object) -> tuple[GallerySource, ...]:
-    """The sources of a JSON text, or of the same list already read; `Invalid` says what is wrong with it."""
+    """Parse sources from JSON text or from the decoded list; `Invalid` says what is wrong."""
     try:
         if isinstance(value, str | bytes):
             found = msgspec.json.decode(value, type=tuple[_Written, ...])
@@ -55,17 +55,17 @@ def decode_sources(value: str | bytes | object) -> tuple[GallerySource, ...]:
             found = msgspec.convert(value, tuple[_Written, ...])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(
-            'galleries are a JSON list like [{"name": "ours", "url": "https://host/index.yaml"}], '
-            f"[] for the built-in one alone: {error}",
+            'cannot read the galleries: they are a JSON list like [{"name": "ours", "url": '
+            f'"https://host/index.yaml"}}], or [] for the built-in gallery only: {error}',
             code="invalid_setting",
         ) from error
     if len(found) > MAX_SOURCES:
-        raise Invalid(f"{len(found)} galleries are too many: {MAX_SOURCES} at most", code="invalid_setting")
+        raise Invalid(f"cannot use {len(found)} galleries: at most {MAX_SOURCES} are allowed", code="invalid_setting")
     checked = tuple(_checked(one) for one in found)
     names = [one.name for one in checked]
     for name in names:
         if names.count(name) > 1 or name == BUILTIN:
-            raise Invalid(f"the gallery name {name} is taken: give each gallery its own", code="invalid_setting")
+            raise Invalid(f"cannot use the gallery name {name}: it is taken. Give each its own", code="invalid_setting")
     return checked
 
 
@@ -83,12 +83,12 @@ def _checked(written: _Written) -> GallerySource:
 
 
 def candidates(source: GallerySource) -> tuple[str, ...]:
-    """Where to look, in order, each place once."""
+    """The locations to try, in order and without duplicates."""
     return tuple(url for url in dict.fromkeys((source.url, *source.mirrors)) if url) or (source.url,)
 
 
 def location(url: str) -> str:
-    """The `file:///…`, `http://…` or `https://…` that `url` stands for."""
+    """The `file:///…`, `http://…` or `https://…` URL that `url` stands for."""
     try:
         return _location(url)
     except EnginehouseError as error:
@@ -102,13 +102,13 @@ def _location(url: str) -> str:
     match scheme.lower():
         case "http" | "https" if rest.startswith("//") and rest[2:]:
             if "@" in rest[2:].partition("/")[0]:
-                raise Invalid("an address holds no password")
+                raise Invalid("it must not contain a user name or password")
             return f"{scheme.lower()}:{rest}"
         case "file" if sign:
             path = rest.removeprefix("//localhost") if rest.startswith("//localhost/") else rest
             path = path[2:] if path.startswith("//") else path
             if not path.startswith("/"):
-                raise Invalid("a file is named by its whole path: file:///etc/enginehouse/index.yaml")
+                raise Invalid("a file needs an absolute path: file:///etc/enginehouse/index.yaml")
             return f"file://{path}"
         case "github":
             return _raw_github(url)

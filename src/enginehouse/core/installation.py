@@ -1,7 +1,7 @@
-"""Backends on disk: LocalAI's `metadata.json`, the names beside a directory while it is replaced, the listing.
+"""Backends on disk: LocalAI's `metadata.json`, the names used while a directory is replaced, the listing.
 
-Pure: the worker reads the directories and hands in what it found. A directory that cannot be understood is skipped or
-shown as broken; it never hides the others.
+Pure: the worker reads the directories and passes what it found. An unreadable directory is skipped or shown as broken;
+it never hides the others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from enginehouse.core.reference import parse_uri
 
 RUN_FILE = "run.sh"
 METADATA_FILE = "metadata.json"
-PRIVATE = ".enginehouse"  # everything of ours in a backends directory: LocalAI lists no directory without a run file
-# LocalAI's names for what it builds and what it replaces: we make none, but a directory may come from there.
+PRIVATE = ".enginehouse"  # holds all our files in a backends directory: LocalAI ignores directories without a run file
+# LocalAI's names for new and replaced trees. We create none, but a directory may contain them.
 BACKUPS = (".install-backup", ".backup")
 SUFFIXES = (".install-tmp", ".upgrade-tmp", *BACKUPS)
 
-# How far an install is. `staged`: complete, perhaps in place, but only `swapped` says that it is all on disk. Before
-# that it is undone when the machine stopped meanwhile, from there on it is finished. `undoing`: the disk refused it.
+# The steps of an install. `staged`: complete, perhaps in place, but not confirmed on disk; `swapped`: all on disk.
+# After a crash of the machine an install is undone before `swapped` and finished from there on. `undoing`: the disk
+# refused it.
 SwapStep = Literal["fetching", "verified", "staged", "undoing", "swapped", "cleaned"]
 
 
@@ -43,43 +44,43 @@ class Metadata(Struct, frozen=True, omit_defaults=True, kw_only=True):
     digest: str = ""
     # Additive.
     generation: int = 0
-    protocol: str = ""  # how the process is talked to: "openai-http", or "" for LocalAI's gRPC
+    protocol: str = ""  # of the process: "openai-http", or "" for LocalAI's gRPC
     platform: str = ""
-    index_digest: str = ""  # of the image index the build was taken from
-    fetched_from: str = ""  # where the bytes really came from, when it was not `uri`
+    index_digest: str = ""  # of the image index that contained the build
+    fetched_from: str = ""  # the actual source of the bytes, if it was not `uri`
 
 
 class Version(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One tree on disk, known by its inode: that stays the same when the tree is renamed."""
+    """One tree on disk, identified by its inode, which survives a rename."""
 
     inode: int
     digest: str = ""
-    blobs: tuple[str, ...] = ()  # what it was made of: kept for the next version
+    blobs: tuple[str, ...] = ()  # its layers, kept for the next version
 
 
 class InstallRecord(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What the worker has to know of a directory after a crash. On disk before the step that relies on it."""
+    """What the worker must know about a directory after a crash. Written before the step that relies on it."""
 
     step: SwapStep
     attempt_inode: int = 0  # of the tree being installed
-    # The run of the machine whose memory holds what is not yet on disk; empty when all of it was synced before.
+    # The boot whose page cache holds unsynced data; "" if everything was synced before.
     boot_id: str = ""
-    pointer: Metadata | None = None  # of the meta name that has to lead to it
-    pointer_before: Metadata | None = None  # what that name led to
+    pointer: Metadata | None = None  # the pointer that the meta name must get
+    pointer_before: Metadata | None = None  # the previous pointer of that name
     versions: tuple[Version, ...] = ()
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """One directory as the worker saw it. `metadata` is None when there is no file, empty when it cannot be read."""
+    """One directory as the worker saw it. `metadata` is None if there is no file, empty if it cannot be read."""
 
     name: str
     metadata: bytes | None
-    has_run_file: bool  # one that could be started: there, not empty, executable
-    is_unsettled: bool = False  # its sync was not seen to end
+    has_run_file: bool  # exists, is not empty and is executable
+    is_unsettled: bool = False  # its sync to disk was not confirmed
 
 
 def check_directory(name: str) -> str:
-    """`name` itself, if a backend may live in it: a good name that no other backend uses while it is replaced."""
+    """Return `name` if a backend may use it as a directory: a valid name that no replacement uses."""
     check_name(name, "backend")
     if name.endswith(SUFFIXES):
         raise Invalid(
@@ -91,7 +92,7 @@ def check_directory(name: str) -> str:
 
 
 def target_of(name: str) -> tuple[str, str] | None:
-    """The backend and the suffix, for the name of a directory that belongs to a replacement; else None."""
+    """The backend and the suffix, if `name` is a directory of a replacement; else None."""
     for suffix in SUFFIXES:
         if name.endswith(suffix) and len(name) > len(suffix):
             return name.removesuffix(suffix), suffix
@@ -108,14 +109,14 @@ def metadata_for(resolved: Resolved, generation: int, installed_at: str) -> Meta
         uri=resolved.uri,
         digest=resolved.digest,
         generation=generation,
-        # Images are LocalAI's, and speak its gRPC; what we make of a package with a launcher of ours speaks OpenAI.
+        # Images are LocalAI's and speak its gRPC; packages with one of our launchers speak the OpenAI API.
         protocol="openai-http" if resolved.launcher else "",
         platform=resolved.platform,
     )
 
 
 def pointer_for(resolved: Resolved, installed_at: str) -> Metadata:
-    """The metadata of the meta name that leads to `resolved`."""
+    """The metadata of the meta name that points to `resolved`."""
     return Metadata(
         name=resolved.meta,
         meta_backend_for=resolved.directory,
@@ -126,7 +127,7 @@ def pointer_for(resolved: Resolved, installed_at: str) -> Metadata:
 
 
 def is_wanted(known: Metadata, resolved: Resolved, upgrade: bool) -> bool:
-    """Whether what is installed is what is asked for, as far as can be told without asking anybody."""
+    """Whether the installed version is the requested one, as far as can be decided without the network."""
     if resolved.digest:
         return resolved.digest in (known.digest, known.index_digest)
     if resolved.sha256:
@@ -135,12 +136,12 @@ def is_wanted(known: Metadata, resolved: Resolved, upgrade: bool) -> bool:
 
 
 def is_same(known: Metadata, artifact: Artifact) -> bool:
-    # LocalAI records the digest of the index, we that of the platform's manifest.
+    # LocalAI records the digest of the index, we record that of the platform's manifest.
     return bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
 
 
 def described_by(metadata: Metadata, artifact: Artifact) -> Metadata:
-    """`metadata` with what its artifact says of itself."""
+    """Return `metadata` completed from its artifact."""
     return msgspec.structs.replace(
         metadata,
         digest=artifact.digest,
@@ -154,7 +155,7 @@ def encode_metadata(metadata: Metadata) -> bytes:
 
 
 def decode_metadata(content: bytes) -> Metadata | None:
-    """None for what cannot be read: whoever asks treats the directory as broken."""
+    """Return None for unreadable content: the directory then counts as broken."""
     try:
         return msgspec.json.decode(content, type=Metadata)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -162,9 +163,9 @@ def decode_metadata(content: bytes) -> Metadata | None:
 
 
 def listing(found: Iterable[Found], system: Iterable[Found] = ()) -> tuple[InstalledBackend, ...]:
-    """What a worker says it has, by name. Directories of a replacement, and those that hold nothing, are left out.
+    """The backends of a worker, by name. Directories of a replacement and empty ones are omitted.
 
-    A backend of the system is listed unless one of the same name was installed, which is then the one that runs.
+    A system backend is listed unless one of the same name is installed, which then takes precedence.
     """
     directories = [one for one in found if target_of(one.name) is None]
     names = {one.name for one in directories}
@@ -198,7 +199,7 @@ def listing(found: Iterable[Found], system: Iterable[Found] = ()) -> tuple[Insta
 
 
 def directory_behind(backends: Iterable[InstalledBackend], name: str) -> str | None:
-    """The concrete directory that a directory or meta name leads to; None for an unknown name."""
+    """The concrete directory behind a directory or meta name; None for an unknown name."""
     for backend in backends:
         if backend.name == name:
             return backend.meta_backend_for if backend.is_meta else backend.name

@@ -1,11 +1,11 @@
-"""Intents: one Action on one node, and the only table that says how one may change.
+"""Intents: one Action on one node, and the only table of their state changes.
 
-Reading the table: a change of the given kind is allowed in the states that have a row for it and leads to the state
-on the right; anything else raises. Ended states have no rows, so they absorb nothing. `apply` is the one function
-that applies a change; the store writes its result with a compare-and-set on `version`.
+Each row of the table allows one kind of change in one state and gives the new state; any other change raises. Ended
+states have no rows. `apply` is the only function that applies a change; the store writes its result with a
+compare-and-set on `version`.
 
-Two numbers are easily confused. `attempt` grows with every sending and orders what workers say. `failures` counts
-only attempts that failed, and is what the cap is for: a node that is away may be tried for ever.
+`attempt` and `failures` differ: `attempt` grows with every dispatch and orders messages from workers; `failures` counts
+failed attempts only and is capped. An absent node may thus be retried for ever.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ State = Literal["accepted", "running", "waiting", "succeeded", "failed", "cancel
 ChangeKind = Literal["claim", "take_over", "succeed", "fail", "wait", "cancel", "supersede"]
 
 OPEN: frozenset[State] = frozenset({"accepted", "running", "waiting"})
-MAX_FAILURES = 10  # LocalAI's number: with our backoff about eight minutes of trying
+MAX_FAILURES = 10  # LocalAI's number: with our backoff about eight minutes of retries
 BACKOFF_FIRST_SECONDS = 1.0
 BACKOFF_CAP_SECONDS = 300.0
-MAX_MESSAGE = 4096  # characters of a worker's reason that are kept: a screen of it, not a log
+MAX_MESSAGE = 4096  # characters kept of a worker's message: about a screen, not a log
 MAX_ADDRESS = 255
 MAX_NONCE = 64
 MAX_STOPPED = 1000
 _CODE = re.compile(r"[a-z0-9_]{0,64}")
-DRAINING = "draining"  # the reason of a wait that ends when its node is resumed
-NODE_REMOVED = "node_removed"  # the reason of what was cancelled with its node
-NODE_AWAY = "node_away"  # the reason of a wait that ends when the node returns, not by the clock
+DRAINING = "draining"  # the reason of a wait that ends when the node is resumed
+NODE_REMOVED = "node_removed"  # the reason of intents cancelled because their node was removed
+NODE_AWAY = "node_away"  # the reason of a wait that ends when the node returns, not at a time
 
-# A start that finds no core left, or no engine, may heal in an hour; somebody waits for an answer now, and the loader
-# can look for another node only when this one has said no.
+# A start without a free core or an engine may succeed in an hour, but a client waits now. The loader can try another
+# node only after this one has failed.
 _BETTER_ELSEWHERE = frozenset({"insufficient_capacity", "not_found"})
 
 TABLE: dict[tuple[State, ChangeKind], State] = {
@@ -59,7 +59,7 @@ TABLE: dict[tuple[State, ChangeKind], State] = {
 
 
 class Outcome(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a worker said at the end of a command. `code` is empty exactly when it succeeded."""
+    """The result of a command from the worker. `code` is empty if and only if it succeeded."""
 
     code: str = ""
     message: str = ""
@@ -76,15 +76,15 @@ class Outcome(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def bounded(outcome: Outcome) -> Outcome:
-    """What a worker sent, within the bounds of a row. For the frontend: the bus is not trusted.
+    """Limit a worker's outcome to what fits into a row. Used by the frontend, which does not trust the bus.
 
-    An address or nonce that cannot be one makes it a failure: cut to size it would be another address.
+    An invalid address or nonce makes it a failure, because a truncated address would be another address.
     """
     if max(len(outcome.address) - MAX_ADDRESS, len(outcome.nonce) - MAX_NONCE) > 0 or not (
         outcome.address.isprintable() and outcome.nonce.isprintable()
     ):
-        return Outcome(code="upstream_error", message="the worker answered with an address that cannot be one")
-    message = outcome.message.replace("\0", "")  # the one character that a database refuses
+        return Outcome(code="upstream_error", message="the worker replied with an invalid address")
+    message = outcome.message.replace("\0", "")  # the only character that a database refuses
     return msgspec.structs.replace(
         outcome,
         code=outcome.code if _CODE.fullmatch(outcome.code) else "upstream_error",
@@ -115,7 +115,7 @@ class Intent(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     outcome: Outcome | None = None
     version: int = 0
-    # Of the intents in one lane, at most as many run at once as it is wide; "" is no lane.
+    # At most `lane_width` intents of one lane run at once; "" means no lane.
     lane: str = ""
     lane_width: int = 0
 
@@ -125,7 +125,7 @@ class Intent(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One step of an intent. Which fields matter depends on the kind."""
+    """One change of an intent. The relevant fields depend on the kind."""
 
     kind: ChangeKind
     now: float
@@ -139,7 +139,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 def apply(intent: Intent, change: Change) -> Intent:
-    """The intent after the change; raises `Conflict` (`already_terminal`) where the table has no row."""
+    """The intent after the change; raises `Conflict` (`already_terminal`) if the table has no row."""
     state = TABLE.get((intent.state, change.kind))
     if state is None:
         raise Conflict(
@@ -187,13 +187,13 @@ def apply(intent: Intent, change: Change) -> Intent:
 
 
 def backoff_seconds(failures: int, jitter: float) -> float:
-    """1 s doubling to 5 min, ±20 % by `jitter` in [0, 1], so that a fleet does not return in step."""
+    """1 s doubling to 5 min, ±20 % by `jitter` in [0, 1], so that nodes do not retry in step."""
     plain = min(BACKOFF_CAP_SECONDS, BACKOFF_FIRST_SECONDS * 2.0 ** min(failures, 16))
     return plain * (1.0 + 0.4 * (jitter - 0.5))
 
 
 def after_outcome(intent: Intent, outcome: Outcome, now: float, jitter: float) -> Change:
-    """What a worker's last word does to a running intent."""
+    """The change that a worker's outcome causes in a running intent."""
     if outcome.succeeded:
         return Change(kind="succeed", now=now, outcome=outcome, message=outcome.message)
     heals_here = outcome.can_heal and not (

@@ -1,8 +1,8 @@
-"""Which node a registration is about, and whether what was approved still holds. Pure.
+"""Which node a registration belongs to, and whether its approval is still valid. Pure.
 
-A machine with a key is that key. One without (LocalAI's workers) is the token it joined with, where that is a token for
-one node; under a token that many share it is its address and the host it speaks from, so that somebody else with the
-same token becomes another node, which waits for an approval of its own, and the first goes on working.
+A machine with a key is identified by that key. A machine without one (a LocalAI worker) is identified by its join token
+if the token is for one node, otherwise by its address and source host. Another machine with the same shared token thus
+becomes another node with its own approval, and the first node keeps working.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from enginehouse.core.node import Node
 
 
 class JoinOrigin(Struct, frozen=True):
-    """Who brings a registration: the token it shows, the node that token is for (if for one), the host it speaks from.
-    The default is this process itself.
+    """The origin of a registration: its token, the node that the token is restricted to, and the source host. The
+    default is this process itself.
     """
 
     token_id: str = ""
@@ -33,23 +33,23 @@ class JoinOrigin(Struct, frozen=True):
 
 
 def claim_of(origin: JoinOrigin, address: str) -> str:
-    """What a machine without a key is told from others of its name by."""
+    """What distinguishes a machine without a key from others of its name."""
     if origin.only_node:
         return f"token:{origin.token_id}"
-    # Loopback has two spellings; a worker that is restarted may use the other one.
+    # Loopback has two spellings; a restarted worker may use the other one.
     host = "loopback" if origin.is_loopback else plain_host(origin.host)
     return sha256(f"{address}\n{host}".encode()).hexdigest()
 
 
 def may_speak_for(origin: JoinOrigin, node: Node) -> bool:
-    """Whether a join token stands for this node: only for one without a key, and only from where it joined."""
+    """Whether a join token may act for this node: it has no key, and the origin is the one it joined from."""
     return not node.public_key and node.claim in ("", claim_of(origin, node.address))
 
 
 def find_known(name: str, public_key: str, address: str, origin: JoinOrigin, named: Sequence[Node]) -> Node | None:
-    """The node that this registration is about, among those of its name; None for one that is new."""
+    """The node of this registration, among those of its name; None for a new one."""
     if origin.only_node and origin.only_node != name:
-        raise Denied(f"cannot register {name} with this token: it is for the node {origin.only_node} alone")
+        raise Denied(f"cannot register {name} with this token: it is only valid for the node {origin.only_node}")
     if public_key:
         return next((node for node in named if node.public_key == public_key), None)
     keyless = [node for node in named if not node.public_key]
@@ -59,20 +59,20 @@ def find_known(name: str, public_key: str, address: str, origin: JoinOrigin, nam
         return known
     if not origin.only_node and any(node.claim.startswith("token:") for node in keyless):
         raise Conflict(
-            f"cannot register {name} with a shared join token: the node has a token of its own; use that one",
+            f"cannot register {name} with a shared join token: the node has its own token. Use that one",
             code="identity_conflict",
         )
-    # One that joined before claims were noted, or that was given a token of its own since.
+    # A node that joined before claims were recorded, or that got its own token since.
     takes_over = [node for node in keyless if node.address == address and (origin.only_node or not node.claim)]
     return takes_over[0] if takes_over else None
 
 
 def approval_lost(known: Node, address: str, networks: Collection[str]) -> str:
-    """Why an approved node waits for approval again; nothing where it does not. An approval is for an address."""
+    """Why an approved node needs a new approval; "" if it does not. An approval is for an address."""
     if not known.approved or known.address == address:
         return ""
     if address and known.address:
         host = parse_endpoint(address).host
         if host == parse_endpoint(known.address).host or is_within(host, networks):
             return ""
-    return f"its address was {known.address or 'not told'} when it was approved, and is {address or 'not told'} now"
+    return f"its address was {known.address or 'not given'} when it was approved and is {address or 'not given'} now"

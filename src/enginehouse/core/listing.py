@@ -1,9 +1,8 @@
-"""What the listing of one of LocalAI's workers proves: it has no generations, and sometimes no digests.
+"""What the listing of a LocalAI worker proves. It has no generations, and sometimes no digests.
 
-A digest is the better proof. Where there is none, what counts is that the build was put in place since: its
-`installed_at` is another than that of the listing before the request, or there was nothing then. Both times are the
-worker's own, so no clock is compared with another. Only where no listing from before is known, its time is compared
-with ours.
+A digest is the best proof. Without one, a build counts as new if its `installed_at` differs from that of the listing
+before the request, or if there was none. Both times are the worker's own, so clocks are not compared. Only if no
+earlier listing is known, the worker's time is compared with ours.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from enginehouse.core.intent import Intent
 
 
 def installed_at(listed: Iterable[InstalledBackend], directory: str) -> str | None:
-    """When a worker has put a directory in place, in its own words; "" where it has none, None where nobody knows."""
+    """When the worker installed a directory, by its own clock; "" if it has none, None if unknown."""
     for backend in listed:
         if backend.name == directory:
             return backend.installed_at or None
@@ -25,18 +24,18 @@ def installed_at(listed: Iterable[InstalledBackend], directory: str) -> str | No
 
 
 def shows_install(backend: InstalledBackend, action: InstallBackend, intent: Intent) -> bool:
-    """Whether an entry of a listing is what an install or an upgrade was to bring."""
+    """Whether an entry of a listing is the result of an install or upgrade."""
     wanted = {action.resolved.digest, action.resolved.index_digest} - {""}
     is_same = backend.digest in wanted or action.keep
     if not action.force and (is_same or not (wanted or action.upgrade)):
         return True
-    # Another digest than the wanted one is something else, whenever it came.
+    # A digest other than the wanted one is another build, whenever it was installed.
     is_other = bool(wanted and backend.digest) and not is_same
     return not is_other and _came_since(backend, action, intent)
 
 
 def has_come(listed: Iterable[InstalledBackend], intent: Intent) -> bool:
-    """Whether a listing shows something that the command of an install has put in place, or an equal one."""
+    """Whether a listing shows a build that the install's command, or an equal one, has put in place."""
     action = intent.action
     return isinstance(action, InstallBackend) and any(
         backend.name == action.resolved.directory and _came_since(backend, action, intent) for backend in listed
@@ -44,7 +43,7 @@ def has_come(listed: Iterable[InstalledBackend], intent: Intent) -> bool:
 
 
 def _came_since(backend: InstalledBackend, action: InstallBackend, intent: Intent) -> bool:
-    """Whether it was put in place after the command was sent."""
+    """Whether the backend was put in place after the command was sent."""
     if not intent.attempt or not backend.installed_at:
         return False
     if action.before is not None:

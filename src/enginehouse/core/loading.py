@@ -1,9 +1,7 @@
-"""The next step of a load: a pure function of what the load has done so far and what the nodes report.
+"""The next step of a load: a pure function of the steps so far and the reports of the nodes.
 
-The engine and the model's files come side by side, so two downloads take as long as the longer one; the start waits for
-both.
-Each step is idempotent, so whoever holds the load's lease may take it; nothing is remembered between steps but the
-intents themselves.
+The engine and the model's files are fetched in parallel; the start waits for both. Each step is idempotent, so any
+holder of the load's lease may take it. The intents are the only state between steps.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from enginehouse.core.model import Model, holds
 from enginehouse.core.node import Node
 from enginehouse.core.reference import parse_uri
 
-MAX_TIMES = 4  # that one load installs the same engine on the same node: somebody may delete it once or twice meanwhile
+MAX_TIMES = 4  # installs of the same engine on the same node per load: operators may delete it once or twice meanwhile
 
 
 class Next(Struct, frozen=True):
@@ -61,9 +59,11 @@ def next_step(
     new_key: str,
     changes: Sequence[Intent] = (),
 ) -> LoadStep:
-    """`resolved` has the build of the model's backend for each node that can run it; `only` is the node that the
-    operator named, if any. `changes` are the intents of anybody about that engine and these files which are open, or
-    were done since the last reports.
+    """`resolved` maps each suitable node to the build of the model's backend. `only` is the node that the operator
+    named, or "".
+
+    `changes` are all intents for that engine and these files that are open or succeeded since the last reports,
+    including those of other operations.
     """
     if any(intent.is_open for intent in intents):
         return _beside(model, intents, nodes)
@@ -80,7 +80,7 @@ def next_step(
         chosen = next((node for node in nodes if node.id == last.node_id), None)
         if chosen is not None and chosen.id in resolved:
             if chosen.id in newest:
-                return Wait()  # somebody else installs or removes the engine there
+                return Wait()  # another operation installs or removes the engine there
             return Next(chosen.id, _next_action(model, chosen, intents, resolved[chosen.id], new_key))
     leaving = {node_id for node_id, one in newest.items() if isinstance(one.action, RemoveBackend)}
     try:
@@ -89,18 +89,18 @@ def next_step(
         if placement.may_return(nodes, resolved.keys(), avoid=failed_on, only=only):
             return Wait()
         if any(one.is_schedulable for one in nodes if one.id in leaving - failed_on and only in ("", one.id)):
-            return Wait()  # the engine is being deleted there; afterwards it is installed anew
+            return Wait()  # the engine is being deleted there; afterwards it is installed again
         if failed:
             # The last cause says more than "no node is left".
             cause = failed[-1]
-            told = cause.message if cause.state == "failed" else f"cannot load {model.name}: {cause.message}"
-            return GiveUp(code=cause.reason or cause.state, message=told)
+            message = cause.message if cause.state == "failed" else f"cannot load {model.name}: {cause.message}"
+            return GiveUp(code=cause.reason or cause.state, message=message)
         return GiveUp(code=error.code, message=error.message)
     return Next(node.id, _next_action(model, node, intents, resolved[node.id], new_key))
 
 
 def _newest(changes: Sequence[Intent], resolved: Mapping[str, Resolved]) -> dict[str, Intent]:
-    """Per node the open intent of somebody about the engine there."""
+    """Per node, the open intent of any operation for the engine there."""
     return {
         one.node_id: one
         for one in changes
@@ -112,11 +112,11 @@ def _newest(changes: Sequence[Intent], resolved: Mapping[str, Resolved]) -> dict
 
 
 def _has_failed(intent: Intent, intents: Sequence[Intent], newest: Mapping[str, Intent]) -> bool:
-    """Whether a step says that this load does not get further on its node.
+    """Whether a step shows that this load cannot proceed on its node.
 
-    Where a step was superseded somebody wants something else, and newer requests win: that node is theirs, unless what
-    they want is another version of the engine. "Not installed here" of a worker means: install it there; said again
-    after that, it is a failure.
+    If a step was superseded, a newer request takes precedence and the node is given up, unless the newer request
+    installs another version of the engine. "Not installed here" from a worker means that the engine must be installed;
+    the second time it is a failure.
     """
     if intent.state == "superseded":
         by = newest.get(intent.node_id)
@@ -130,7 +130,9 @@ def _has_failed(intent: Intent, intents: Sequence[Intent], newest: Mapping[str, 
 
 
 def _in_vain(intents: Sequence[Intent]) -> set[str]:
-    """The nodes where the same step succeeded so often that once more will not help: what it brings does not stay."""
+    """The nodes where the same step succeeded so often that a repetition will not help, because its result does not
+    last.
+    """
     done = Counter((one.node_id, type(one.action)) for one in intents if one.state == "succeeded")
     return {node_id for (node_id, _), times in done.items() if times >= MAX_TIMES}
 
@@ -144,7 +146,7 @@ def _lacks_engine(intent: Intent) -> bool:
 
 
 def _beside(model: Model, intents: Sequence[Intent], nodes: Sequence[Node]) -> Next | Wait:
-    """What can be done while a step is under way: place the files while the engine is installed."""
+    """A step that can run beside the open one: pull the files while the engine is installed."""
     last = intents[-1]
     if not last.is_open or not isinstance(last.action, InstallBackend):
         return Wait()
@@ -158,10 +160,10 @@ def _beside(model: Model, intents: Sequence[Intent], nodes: Sequence[Node]) -> N
 def _next_action(
     model: Model, node: Node, intents: Sequence[Intent], resolved: Resolved, new_key: str
 ) -> InstallBackend | PullModel | StartReplica:
-    """What the node still lacks."""
+    """The next thing that the node lacks."""
     here = [intent for intent in intents if intent.node_id == node.id]
     if find(node.report.backends, resolved.directory) is None or (here and _lacks_engine(here[-1])):
-        # Of an image in any version: somebody may be installing it, or have installed it since.
+        # Any version of an image will do: another operation may be installing it, or have installed it since.
         is_image = parse_uri(resolved.uri).kind == "image"
         return InstallBackend(backend=model.backend, resolved=resolved, keep=is_image)
     if not holds(node.report.models, model):

@@ -1,4 +1,7 @@
-"""Models: a name that the API serves, the backend that runs it, the files it needs and how it is started."""
+"""Models: a name that the API serves, the backend that runs it, the files it needs and the options of its start.
+
+`revision` covers everything that matters to a running replica, so replicas of different revisions are never mixed up.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from msgspec import Struct
 
 
 class ModelFile(Struct, frozen=True, omit_defaults=True):
-    """One file of a model: where it comes from and what it must be."""
+    """One file of a model: its source and its digest."""
 
     name: str
     uri: str
@@ -19,10 +22,10 @@ class ModelFile(Struct, frozen=True, omit_defaults=True):
 
 
 class ModelOptions(Struct, frozen=True, omit_defaults=True):
-    """How a replica is started; 0 and "" leave the choice to the engine or the worker."""
+    """Options of a replica's start; 0 and "" leave the choice to the engine or the worker."""
 
     context_size: int = 0
-    parallel: int = 0  # requests that one replica answers at the same time
+    parallel: int = 0  # requests that one replica serves at the same time
     threads: int = 0
     system_prompt: str = ""  # for the terminal chat; never added to an API request
 
@@ -38,7 +41,7 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def revision(self) -> str:
-        """Changes exactly when a running replica would have to be replaced."""
+        """Changes if and only if a running replica would have to be replaced."""
         described = msgspec.json.encode([self.backend, self.files, self.options])
         return hashlib.sha256(described).hexdigest()[:16]
 
@@ -48,7 +51,7 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class HeldModel(Struct, frozen=True, omit_defaults=True):
-    """A model whose files a node holds, verified; without a digest where something of it is there that is not whole."""
+    """A model whose verified files a node holds; without digests if its files are incomplete."""
 
     name: str
     sha256: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""Names that people and machines give to things, checked before use on every side of every border.
+"""Names that users and machines give to things, checked at every boundary.
 
-Two accepted names never share a directory or a bus subject: names of nodes and backends are plain path components,
-and model names are mapped to directories by `model_directory`, which is injective.
+Two accepted names never share a directory or a bus subject: names of nodes and backends are plain path components, and
+`model_directory` maps model names to directories injectively.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _SAFE_IN_DIRECTORY = re.compile(r"[A-Za-z0-9._-]")
 
 
 def shown(value: str) -> str:
-    """A name for a message, cut where somebody sent a book instead."""
+    """Quote a name for a message, truncated if it is long."""
     return repr(value if len(value) <= 40 else value[:37] + "...")
 
 
 def check_name(value: str, what: str) -> str:
-    """`value` itself, if it may name a node, a backend, an alias or a label."""
+    """Return `value` if it is a valid name of a node, a backend, an alias or a label."""
     if not value:
         raise Invalid(f"cannot use an empty name for a {what}: give it a name", code="invalid_name", param="name")
     if len(value) > MAX_NAME:
@@ -42,7 +42,7 @@ def check_name(value: str, what: str) -> str:
 
 
 def check_model_name(value: str) -> str:
-    """`value` itself, if it may name a model: printable, at most 255, no control characters."""
+    """Return `value` if it is a valid model name: printable, at most 255 characters, no control characters."""
     if not value or len(value) > MAX_MODEL_NAME or not value.isprintable() or value != value.strip():
         raise Invalid(
             f"cannot use {shown(value)} as a model name: use 1 to {MAX_MODEL_NAME} printable characters "
@@ -56,9 +56,9 @@ def check_model_name(value: str) -> str:
 def model_directory(name: str) -> str:
     """A path component for a model name; different names give different components.
 
-    Safe ASCII stays readable, every other byte becomes `%XX`; a leading dot is encoded too, so nothing is hidden, `.`
-    or `..`. A result too long for a file system keeps its head and ends in a digest of the whole, marked by `%%`,
-    which no encoding contains.
+    Safe ASCII stays readable, every other byte becomes `%XX`. A leading dot is encoded too, so the result is never
+    hidden, `.` or `..`. A result too long for a file system keeps its start and ends in a digest of the whole, marked
+    by `%%`, which the encoding never produces.
     """
     encoded = "".join(
         character
@@ -74,7 +74,7 @@ def model_directory(name: str) -> str:
 
 
 def model_in(directory: str) -> str:
-    """The name whose `model_directory` this is; "" where it was too long to be kept, or where it is none's."""
+    """The inverse of `model_directory`; "" if the name was too long, or if the directory is not a model's."""
     from urllib.parse import unquote
 
     name = "" if "%%" in directory else unquote(directory, errors="replace")

@@ -1,5 +1,7 @@
-"""Nodes: a machine and its row. Approval, health and drained are three facts; on the wire they fold into LocalAI's
-one `status`.
+"""Nodes: a machine and its row.
+
+Approval, health and drained are three separate facts; on the wire they fold into LocalAI's one `status`. Decisions use
+the facts, never the folded status.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from enginehouse.core.report import Report
 Health = Literal["healthy", "unhealthy", "offline"]
 NodeType = Literal["backend", "agent"]
 Status = Literal["pending", "healthy", "unhealthy", "offline", "draining"]
-MAX_WAITING = 10  # of those that wait for approval, how many an answer names: a join token can make any number
+MAX_WAITING = 10  # pending nodes named in an answer: one join token can create any number
 
 
 class Capacity(Struct, frozen=True, omit_defaults=True):
-    """What the machine has, as it says itself; 0 means it did not say."""
+    """Resources as the machine reports them; 0 means not reported."""
 
     cores: int = 0
     total_vram: int = 0
@@ -50,9 +52,9 @@ class Node(Struct, frozen=True, kw_only=True):
     updated_at: float
     last_heartbeat: float
     report: Report
-    claim: str = ""  # of a node without a key: what tells it from others of its name
-    waits_for: str = ""  # why it waits for approval although it was approved once
-    registered_at: float = 0.0  # when the challenge of its last registration was given out
+    claim: str = ""  # distinguishes nodes of the same name without a key
+    waits_for: str = ""  # why a formerly approved node waits for approval again
+    registered_at: float = 0.0  # when the challenge of its last registration was issued
     bus_away: bool = False  # its last heartbeat said that commands do not reach it
 
     @property
@@ -65,17 +67,17 @@ class Node(Struct, frozen=True, kw_only=True):
 
     @property
     def is_degraded(self) -> bool:
-        """Whether it is there and cannot be told anything: it gets no commands, and what runs on it goes on serving."""
+        """Whether the node is up but unreachable by commands. Its replicas keep serving."""
         return self.bus_away and self.health == "unhealthy"
 
     @property
     def is_target(self) -> bool:
-        """Whether requests may be addressed to it; being away does not matter, they wait."""
+        """Whether operations may target it. Absent nodes count: their intents wait."""
         return self.approved and self.node_type == "backend"
 
     @property
     def is_localai(self) -> bool:
-        """Whether its worker is one of LocalAI's, which have no key: it installs for us, and loads for LocalAI only."""
+        """Whether its worker is LocalAI's, which has no key: it installs for us, but loads only for LocalAI."""
         return not self.public_key
 
     @property
@@ -84,20 +86,22 @@ class Node(Struct, frozen=True, kw_only=True):
 
 
 def lack_bus(approved: Iterable[Node], since: float) -> bool:
-    """Whether every node that was heard since then says that its bus is away. LocalAI's workers never say so."""
+    """Whether every node heard from since then reports that its bus is away. LocalAI workers never report it."""
     heard = [node for node in approved if node.last_heartbeat >= since and not node.is_localai]
     return bool(heard) and all(node.bus_away for node in heard)
 
 
 def health_after(silence_seconds: float, stale_seconds: float) -> Health:
-    """Unhealthy after STALE without a heartbeat, offline after twice that."""
+    """Unhealthy after `stale_seconds` without a heartbeat, offline after twice that."""
     if silence_seconds >= 2 * stale_seconds:
         return "offline"
     return "unhealthy" if silence_seconds >= stale_seconds else "healthy"
 
 
 def registration_message(name: str, public_key: str, addresses: tuple[str, str], challenge: str) -> bytes:
-    """What a worker signs with its node key when it registers: whoever knows only the join token cannot pass for it,
-    and whoever has recorded a registration cannot send it again, or with another address.
+    """The message that a worker signs with its node key when it registers.
+
+    A join token alone is not enough to impersonate the node, and a recorded registration can neither be replayed nor
+    sent with another address.
     """
     return "\n".join(("enginehouse register", public_key, name, *addresses, challenge)).encode()

@@ -1,7 +1,7 @@
-"""Operations: what someone asked for. The status is computed from the intents, never stored.
+"""Operations: what was requested. The status is computed from the intents, never stored.
 
-`is_steered` is the one thing that intents cannot say: the loader may still add steps, so that a load whose steps so
-far are done is not done.
+`is_steered` is the one fact that intents cannot express: the loader may still add steps, so a load whose steps are all
+done is not finished yet.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ NodeWord = Literal["queued", "downloading", "running_on_worker", "success", "err
 
 
 class Excluded(Struct, frozen=True):
-    """A node that was not asked, and why."""
+    """A node that was left out, and the reason."""
 
     node_id: str
     node_name: str
     reason: str
-    code: str = ""  # `unknown`: nobody knows whether it should have been asked
+    code: str = ""  # `unknown`: it cannot be decided whether the node should have been included
 
 
 class RequestOptions(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a request says besides kind and name. Stored with the operation, so that its history shows what was asked
-    for; what is done is in the intents. `nodes` None means every approved node.
+    """The options of a request besides kind and name. `nodes` None means every approved node.
+
+    They are stored with the operation for its history; the intents say what is done.
     """
 
     nodes: tuple[str, ...] | None = None
@@ -47,7 +48,7 @@ class RequestOptions(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class BackendRequest(RequestOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Install, upgrade or delete a backend: the body of `POST /api/operations`, and what the frontend works with."""
+    """Install, upgrade or delete a backend: the body of `POST /api/operations`, and the frontend's own form of it."""
 
     kind: BackendKind
     name: str
@@ -62,24 +63,24 @@ class BackendRequest(RequestOptions, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def insists(self) -> bool:
-        """Whether it waits for an answer of a registry that failed a moment ago."""
+        """Whether to ask a registry again that failed a moment ago."""
         return self.kind == "upgrade" or self.force
 
 
 class Operation(Struct, frozen=True, kw_only=True):
     id: str
     kind: OperationKind
-    name: str  # the backend, model or node it is about
+    name: str  # the backend, model or node
     author: str
     created_at: float
     targets: tuple[str, ...]
     excluded: tuple[Excluded, ...] = ()
     is_steered: bool = False
-    error_code: str = ""  # why steering ended without another step to take
+    error_code: str = ""  # why steering ended without a further step
     error_message: str = ""
     asked: RequestOptions = RequestOptions()
-    retry_of: str = ""  # the operation whose failed nodes this one tries again
-    dismissed: bool = False  # somebody has seen that it failed
+    retry_of: str = ""  # the operation whose failed nodes this one retries
+    dismissed: bool = False  # the failure was acknowledged
 
     @property
     def is_about_backend(self) -> bool:
@@ -99,46 +100,46 @@ def status_of(operation: Operation, intents: Sequence[Intent]) -> OperationStatu
     if states <= {"succeeded"}:
         return "succeeded"
     if "succeeded" in states:
-        # A load that went to a second node after a failure on the first did what was asked.
+        # A load that moved to a second node after a failure on the first did what was requested.
         return "succeeded" if operation.kind == "load" else "partial"
     if "failed" in states:
         return "failed"
     return "superseded" if "superseded" in states else "cancelled"
 
 
-FLEET_SHARE = 0.25  # of a fleet that is upgraded at the same time: three quarters go on serving
+FLEET_SHARE = 0.25  # share of the nodes upgraded at the same time, so that three quarters keep serving
 
 
 def width_of(kind: OperationKind, max_parallel: int, fleet: int) -> int:
-    """How many of an operation's intents may run at once; 0 is no limit."""
+    """How many of an operation's intents may run at once; 0 means no limit."""
     if max_parallel:
         return max_parallel
     return max(1, int(FLEET_SHARE * fleet)) if kind == "upgrade" else 0
 
 
-STILL = "LocalAI's worker cannot be stopped: it goes on with it"
-OLDER_AT_WORK = "older_at_work"  # the reason of one that is sent when an older one has ended on the worker
-OLDER_MESSAGE = "LocalAI's worker goes on with an older request about the same thing; this is sent when that has ended"
-AWAY_MESSAGE = "the node is away; this happens by itself when it returns"
-BUS_AWAY_MESSAGE = "the node has no connection to the bus; this happens by itself when it has one again"
+STILL = "LocalAI's worker cannot cancel it and continues"
+OLDER_AT_WORK = "older_at_work"  # the reason of an intent that is sent after an older command has ended on the worker
+OLDER_MESSAGE = "LocalAI's worker is still busy with an older request for the same subject; this one is sent afterwards"
+AWAY_MESSAGE = "the node is away; this continues automatically when it returns"
+BUS_AWAY_MESSAGE = "the node has no connection to the bus; this continues automatically when it reconnects"
 
 
 def absence_of(health: str, *, bus_away: bool) -> str:
-    """What an intent for a node that gets no commands waits for, in words; "" for a healthy one."""
+    """What an intent for an unavailable node waits for, as text; "" for a healthy node."""
     if health == "healthy":
         return ""
     return BUS_AWAY_MESSAGE if health == "unhealthy" and bus_away else AWAY_MESSAGE
 
 
 def waits_for_node(intent: Intent, absent: Collection[str]) -> bool:
-    """Whether an intent waits for nothing but its node's return: sent and given back, or not sent at all."""
+    """Whether an intent waits only for its node's return: it was sent and given back, or never sent."""
     if intent.state == "waiting" and intent.reason == NODE_AWAY:
         return True
     return intent.state in ("accepted", "waiting") and intent.node_id in absent
 
 
 def waits_for_resume(intent: Intent, drained: Collection[str]) -> bool:
-    """Whether an intent waits for its node to be resumed: a drained one only stops what it has."""
+    """Whether an intent waits for its node to be resumed: a drained node only gets stops."""
     is_stop = isinstance(intent.action, StopReplica | RemoveModel)
     return intent.state in ("accepted", "waiting") and intent.node_id in drained and not is_stop
 
@@ -146,8 +147,8 @@ def waits_for_resume(intent: Intent, drained: Collection[str]) -> bool:
 def is_parked(
     operation: Operation, intents: Sequence[Intent], absent: Collection[str], drained: Collection[str] = ()
 ) -> bool:
-    """Whether nothing will happen until an absent node returns or a drained one is resumed: what a person need not sit
-    and wait for.
+    """Whether nothing will happen until an absent node returns or a drained one is resumed, so that a client should not
+    wait.
     """
     open_ones = [intent for intent in intents if intent.is_open]
     return (
@@ -183,7 +184,7 @@ def percentage_of(intent: Intent, live: Progress | None) -> float:
 
 def unknown_operation(operation_id: str) -> NotFound:
     return NotFound(
-        f"cannot find an operation with the id {shown(operation_id)}: `enginehouse ops list` shows them; those that "
-        "ended long ago are forgotten",
+        f"cannot find an operation with the id {shown(operation_id)}. `enginehouse ops list` shows them; those that "
+        "ended long ago are deleted",
         param="id",
     )

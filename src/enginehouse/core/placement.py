@@ -1,4 +1,7 @@
-"""Where one replica goes. Pure: the same nodes give the same choice."""
+"""Placement: the choice of a node for one replica, or one reason per node why none fits.
+
+Pure: the same nodes give the same choice. It only chooses; the load adds the intents.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ def choose_node(
     avoid: Collection[str] = (),
     only: str = "",
 ) -> Node:
-    """The node for a replica of `model`.
+    """Choose the node for a replica of `model`.
 
-    `supported` are the nodes on which the backend can run at all, `avoid` those that this load has already failed on,
-    `only` the node that the operator named. Where the model fits into memory comes first, since a start is refused
-    elsewhere. What is already on a node counts next (a warm node answers in a second, a cold one after a download),
-    then whether it still reports a replica (which nobody can reach, or there would be no load), then how much runs
-    there, then its memory, then its name, so that the choice is stable.
+    `supported` are the nodes that can run the backend, `avoid` those where this load has failed, `only` the node that
+    the operator named. Nodes with enough memory come first, because others refuse the start. Then come nodes that have
+    the backend and the files: a warm node answers in a second, a cold one after a download. A node that still reports a
+    replica of the model ranks lower: that replica is unreachable, or there would be no load. The rest of the order is
+    running replicas, free memory and name, which makes the choice stable.
     """
     fitting = [
         node
@@ -48,17 +51,17 @@ def choose_node(
 
 
 def free_memory(capacity: Capacity) -> int:
-    """Of the machine and its graphics cards together, as far as it is known."""
+    """Free memory of the machine and its graphics cards, as far as known."""
     return capacity.available_ram + capacity.available_vram
 
 
 def fits(model: Model, capacity: Capacity) -> bool:
-    """Whether the files of a model fit into free memory; what is not known counts as fitting."""
+    """Whether the files of a model fit into free memory; unknown sizes count as fitting."""
     return not capacity.available_ram or not model.size_bytes or model.size_bytes <= free_memory(capacity)
 
 
 def may_return(nodes: Sequence[Node], supported: Collection[str], *, avoid: Collection[str], only: str) -> bool:
-    """Whether a node that would do is away for a moment: silent, but not for so long that it counts as offline."""
+    """Whether a suitable node is briefly away: silent, but not long enough to be offline."""
     return any(
         node.is_target
         and not node.is_localai
@@ -72,7 +75,7 @@ def may_return(nodes: Sequence[Node], supported: Collection[str], *, avoid: Coll
 
 
 def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[str], only: str) -> str:
-    """One reason per node, so that the operator need not guess; of those that wait for approval, a few."""
+    """One reason per node. Of the nodes that wait for approval, only a few are named."""
     considered = [node for node in nodes if node.node_type == "backend" and (not only or node.id == only)]
     unnamed = [node.id for node in considered if not node.approved][MAX_WAITING:]
     reasons = []
@@ -86,12 +89,12 @@ def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[str], o
         elif node.health != "healthy":
             why = f"is {node.health}"
         elif node.is_localai:
-            why = "is one of LocalAI's workers, which load models for LocalAI only"
+            why = "has a LocalAI worker, which loads models only for LocalAI"
         elif node.id not in supported:
             why = f"cannot run {model.backend}"
         else:
             why = "failed to start it"
         reasons.append(f"{node.name} {why}")
     reasons += [f"{len(unnamed)} more wait for approval"] if unnamed else []
-    told = "; ".join(reasons) or "there is no node; join one with `enginehouse join`"
-    return f"cannot place {model.name}: {told}"
+    reason = "; ".join(reasons) or "there is no node. Join one with `enginehouse join`"
+    return f"cannot place {model.name}: {reason}"

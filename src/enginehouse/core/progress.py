@@ -1,7 +1,6 @@
-"""How far one Action is: one shape on the bus, in the row and on the screen.
+"""Progress of one Action: the same shape on the bus, in the row and in the UI.
 
-Ordered by (attempt, sequence): whatever is older than what is known is dropped, so numbers never fall within an
-attempt.
+Ordered by (attempt, sequence). Older progress is dropped, so numbers never decrease within an attempt.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from msgspec import Struct
 
 Phase = Literal["", "resolving", "downloading", "extracting", "starting"]
 ReportProgress = Callable[[Phase, str, int, int], None]  # phase, file, bytes done, bytes in total
-MAX_BYTES = 2**63 - 1  # what a number of bytes on any disk fits into; more is nonsense, or a trap for floats
+MAX_BYTES = 2**63 - 1  # the largest 64-bit size; larger numbers are invalid and would overflow floats
 MAX_FILE_NAME = 255
-UNFINISHED_PERCENT = 99.0  # of something under way, at most: what has arrived is not yet verified and in place
+UNFINISHED_PERCENT = 99.0  # upper limit before the end: received bytes are not yet verified and in place
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -35,7 +34,9 @@ class Progress(Struct, frozen=True, omit_defaults=True):
 
 
 def bounded(progress: Progress) -> Progress:
-    """What a worker sent, with numbers and a name that can be shown. For the frontend: the bus is not trusted."""
+    """Limit a worker's progress to numbers and a name that can be shown. Used by the frontend, which does not trust the
+    bus.
+    """
     return Progress(
         phase=progress.phase,
         file=progress.file[:MAX_FILE_NAME],
@@ -47,11 +48,13 @@ def bounded(progress: Progress) -> Progress:
 
 
 def continued(progress: Progress, known: Progress) -> Progress:
-    """What comes after `known`, of a worker that numbers nothing. LocalAI's count each file, and the unpacking, anew
-    and up to another total: what they say is told as a part of the total that was told first, and never less of it.
+    """The progress after `known` from a worker without sequence numbers. Rescales to the first total reported; never
+    decreases.
+
+    LocalAI workers restart the count for each file and for extraction, with another total.
     """
-    total, said = known.total_bytes or progress.total_bytes, progress.total_bytes
-    done = progress.done_bytes if said in (0, total) else progress.done_bytes * total // said
+    total, reported = known.total_bytes or progress.total_bytes, progress.total_bytes
+    done = progress.done_bytes if reported in (0, total) else progress.done_bytes * total // reported
     done = max(done, known.done_bytes)
     return Progress(
         phase=progress.phase,
@@ -67,7 +70,7 @@ def is_newer(candidate: Progress, known: Progress | None) -> bool:
     if known is None:
         return True
     if candidate.attempt == known.attempt and candidate.done_bytes < known.done_bytes:
-        # A command that came twice is told of twice, each time counted from one.
+        # A command delivered twice is reported twice, each time counted from one.
         return False
     return (candidate.attempt, candidate.sequence) > (known.attempt, known.sequence)
 

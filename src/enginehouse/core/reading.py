@@ -1,7 +1,7 @@
-"""JSON from others as one of our types, read as LocalAI's programs read it: `null` is what is absent.
+"""Decoding of JSON from peers as LocalAI's programs do it: `null` means absent.
 
-Go writes `null` for a list or a map that was never made, and takes it for any field. Whatever else does not fit its
-type is refused with msgspec's own errors, which name the field.
+Go writes `null` for a nil list or map and accepts it for any field. Other mismatches are refused with msgspec's errors,
+which name the field.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 def read_json(content: bytes, kind: type[T]) -> T:
-    """`content` as `kind`. A `null` that the type itself allows stays one."""
+    """Decode `content` as `kind`. A `null` that the type allows stays `null`."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        # Twice only for what is refused anyway: the usual message costs nothing more.
+        # A second pass only after a refusal, so that the usual message costs nothing extra.
         try:
             return msgspec.convert(_without_nulls(msgspec.json.decode(content)), kind)
         except msgspec.ValidationError:

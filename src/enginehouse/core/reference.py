@@ -1,7 +1,7 @@
-"""Where an installable thing comes from: the URIs of backends, and references to images as docker understands them.
+"""URIs of backends, and image references as docker understands them.
 
-Pure: it says what a text means and whether it is well formed. Whether we may go there is for `fetch`.
-Nothing secret that somebody put into a URI leaves in a message: user-info and queries are cut out of what is shown.
+Pure: it decides what a text means and whether it is well formed. `fetch` decides which addresses may be reached.
+Messages never contain secrets from a URI: user-info and queries are removed from what is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enginehouse.core.errors import Invalid
 
 MAX_URI = 2048
 DOCKER_HUB = "docker.io"
-# Docker Hub answers under another name than the one people write.
+# The registry of Docker Hub has another host name than its references.
 _REGISTRY_OF_HUB = "registry-1.docker.io"
 _NAMES_OF_HUB = {DOCKER_HUB, "index.docker.io", _REGISTRY_OF_HUB}
 
@@ -29,7 +29,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _USER = re.compile(r"(?<=//)[^/?#]*@")
 MAX_REPOSITORY = 255
 
-# The longest suffix first: `.tar.gz` is not `.gz`.
+# Longest suffix first: `.tar.gz` is not `.gz`.
 _SUFFIXES: tuple[tuple[str, Form, Compression], ...] = (
     (".tar.gz", "tar", "gzip"),
     (".tar.zst", "tar", "zstd"),
@@ -40,7 +40,7 @@ _SUFFIXES: tuple[tuple[str, Form, Compression], ...] = (
 
 
 class ImageReference(Struct, frozen=True, kw_only=True):
-    """`[host/]repository[:tag][@digest]` with everything filled in; with a digest, the tag is only a remark."""
+    """`[host/]repository[:tag][@digest]` with defaults filled in; with a digest, the tag is informational."""
 
     host: str
     repository: str
@@ -49,12 +49,12 @@ class ImageReference(Struct, frozen=True, kw_only=True):
 
     @property
     def registry(self) -> str:
-        """The host[:port] that serves it."""
+        """The host[:port] of the registry."""
         return _REGISTRY_OF_HUB if self.host == DOCKER_HUB else self.host
 
     @property
     def wanted(self) -> str:
-        """What the registry is asked for: the digest if there is one."""
+        """The reference to request from the registry: the digest if there is one, else the tag."""
         return self.digest or self.tag
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class ImageReference(Struct, frozen=True, kw_only=True):
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """What a URI names. `path` for things on this disk, `url` for archives, `image` for images, `package` for PyPI."""
+    """The meaning of a URI. `path` is for local files, `url` for archives, `image` for images, `package` for PyPI."""
 
     kind: Literal["image", "ocifile", "archive", "directory", "package"]
     image: ImageReference | None = None
@@ -79,7 +79,7 @@ def is_digest(text: str) -> bool:
 
 
 def shown_uri(uri: str) -> str:
-    """`uri` for a message: without user-info, query and fragment, control characters made visible, cut if long."""
+    """`uri` for a message: without user-info, query and fragment, control characters replaced, truncated if long."""
     bare = _USER.sub("", re.split(r"[?#]", uri, maxsplit=1)[0])
     if "//" not in bare and "@" in bare and not bare.partition("@")[2].startswith("sha256:"):
         bare = bare.rpartition("@")[2]
@@ -88,12 +88,12 @@ def shown_uri(uri: str) -> str:
 
 
 def parse_uri(uri: str) -> Source:
-    """What `uri` names; raises `Invalid` with `invalid_uri`, or `uri_not_allowed` for what nobody may ask for."""
+    """Parse a URI; raise `Invalid` with `invalid_uri`, or `uri_not_allowed` for one that is never allowed."""
     if not uri or len(uri) > MAX_URI:
         raise _invalid(uri, f"it must have 1 to {MAX_URI} characters")
     if any(not character.isprintable() or character == " " for character in uri):
         raise Invalid(
-            f"cannot use {shown_uri(uri)!r} as a URI: it has spaces or control characters", code="uri_not_allowed"
+            f"cannot use {shown_uri(uri)!r} as a URI: it contains spaces or control characters", code="uri_not_allowed"
         )
     if uri.startswith("pypi:"):
         return Source(kind="package", package=uri.removeprefix("pypi:"))
@@ -114,14 +114,14 @@ def parse_uri(uri: str) -> Source:
             return _archive(uri)
         case scheme:
             raise Invalid(
-                f"cannot use {shown_uri(uri)}: {scheme}:// is not allowed; use an image reference, oci://, ocifile://, "
+                f"cannot use {shown_uri(uri)}: {scheme}:// is not allowed. Use an image reference, oci://, ocifile://, "
                 "http(s)://, file:// or pypi:",
                 code="uri_not_allowed",
             )
 
 
 def parse_image(text: str) -> ImageReference:
-    """A reference as docker reads it: no host means Docker Hub, no tag and no digest mean `latest`."""
+    """Parse a reference as docker does: no host means Docker Hub, no tag and no digest mean `latest`."""
     name, at, digest = text.partition("@")
     if at and not is_digest(digest):
         raise _invalid(text, "after the @ there must be sha256: and 64 hexadecimal digits")
@@ -133,12 +133,12 @@ def parse_image(text: str) -> ImageReference:
         raise _invalid(text, "its tag must be letters, digits, '.', '_' and '-', at most 128")
     host = host.lower()
     if not _HOST.fullmatch(host) or not _is_port(host):
-        raise _invalid(text, "its host is not one")
+        raise _invalid(text, "its host is invalid")
     if host in _NAMES_OF_HUB:
         host = DOCKER_HUB
         repository = repository if "/" in repository else f"library/{repository}"
     if len(repository) > MAX_REPOSITORY or not _REPOSITORY.fullmatch(repository):
-        raise _invalid(text, "an image is called [host[:port]/]repository[:tag][@sha256:…], in small letters")
+        raise _invalid(text, "an image is [host[:port]/]repository[:tag][@sha256:…] in lower case")
     return ImageReference(
         host=host, repository=repository, tag=tag if tag or digest else "latest", digest=digest if at else ""
     )
@@ -151,10 +151,10 @@ def _is_port(host: str) -> bool:
 
 def _archive(url: str) -> Source:
     if _USER.search(url):
-        # It would be kept in rows, journals and metadata, and shown to whoever may see those.
+        # It would be stored in rows, journals and metadata and shown to everyone who may read those.
         raise Invalid(
-            f"cannot use {shown_uri(url)} with a user or a password in it: leave them out, and give the credentials of "
-            "a host with --registry-credentials",
+            f"cannot use {shown_uri(url)} with a user name or password: remove them and set the credentials of "
+            "the host with --registry-credentials",
             code="uri_not_allowed",
             param="uri",
         )
@@ -164,7 +164,7 @@ def _archive(url: str) -> Source:
             return Source(kind="archive", url=url, form=form, compression=compression)
     suffixes = ", ".join(suffix for suffix, _, _ in _SUFFIXES)
     raise Invalid(
-        f"cannot install from {shown_uri(url)}: an archive must end in {suffixes}; an image is named without http://",
+        f"cannot install from {shown_uri(url)}: an archive must end in {suffixes}. An image is given without http://",
         code="unsupported",
     )
 

@@ -1,4 +1,7 @@
-"""Replicas: one backend process with one model loaded, and the key under which a worker knows it."""
+"""Replicas: one backend process with one model loaded, and the worker's key for it.
+
+A replica is identified by node, model and slot; its process by a nonce, because addresses are reused.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from enginehouse.core.errors import Invalid
 
 
 class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A ready replica. `nonce` names the process itself, so a restarted one is never taken for the old one."""
+    """A ready replica. `nonce` identifies the process, so a restarted one is never mistaken for the old one."""
 
     node_id: str
     model: str
@@ -18,11 +21,11 @@ class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     nonce: str
     backend: str
     key: str = ""
-    checks_key: bool = True  # whether its engine refuses requests without it
+    checks_key: bool = True  # whether its engine refuses requests without the key
 
 
 class RunningReplica(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a worker reports of one live process: `models.running` with our additive fields."""
+    """One live process as a worker reports it: `models.running` with our additive fields."""
 
     model_id: str
     replica_index: int
@@ -39,9 +42,9 @@ def process_key(model: str, slot: int) -> str:
 
 
 def parse_process_key(key: str) -> tuple[str, int]:
-    """Split at the last `#`: model names may contain the sign themselves."""
+    """Split at the last `#`, because model names may contain it."""
     model, sign, slot = key.rpartition("#")
-    # Nine digits are more slots than there are; thousands of them are no number at all.
+    # Nine digits suffice for any slot; `int` refuses numbers of thousands of digits.
     if not sign or not model or not (slot.isascii() and slot.isdecimal() and len(slot) <= 9):
         raise Invalid(f"cannot read {key!r} as a process key: it must be MODEL#INDEX", code="invalid_name")
     return model, int(slot)

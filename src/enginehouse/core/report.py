@@ -1,8 +1,7 @@
 """Reports: everything a worker has, sent when it joins and with every heartbeat.
 
-`mark` is the frontend's own time, handed out with the answer to one heartbeat and returned with the next: a report
-with mark M was taken after M by the store's clock, whatever the worker's clock says. That is what makes a report
-usable as evidence.
+`mark` is the store's time from the answer to one heartbeat, returned with the next one. A report with mark M was
+therefore taken after M by the store's clock, independent of the worker's clock. This makes a report usable as evidence.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from enginehouse.core.replica import RunningReplica
 
 
 class CommandResult(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The journalled end of a command, kept so that a reply nobody heard is not lost."""
+    """The journalled end of a command, kept so that a lost reply does no harm."""
 
     intent: str
     attempt: int
@@ -39,7 +38,7 @@ class CommandResult(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    boot_id: str = ""  # one run of the worker
+    boot_id: str = ""  # identifies one run of the worker
     sequence: int = 0
     mark: float = 0.0
     boot_mark: float = 0.0  # the mark of the registration that began this run
@@ -53,25 +52,25 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether a worker made it; else it was put together from the listings of one of LocalAI's, which knows no
-        generations, no intents and nothing of files.
+        """Whether a worker of ours sent it. Otherwise it was built from the listings of a LocalAI worker, which have no
+        generations, intents or files.
         """
         return bool(self.boot_id)
 
 
 def believed(report: Report, now: float) -> Report:
-    """The report with no mark later than the store's own time: what was not handed out yet is no evidence."""
+    """Limit the marks to the store's current time: a mark that was not issued yet proves nothing."""
     return msgspec.structs.replace(report, mark=min(report.mark, now), boot_mark=min(report.boot_mark, now))
 
 
 def shows(report: Report, intent: Intent) -> Outcome | None:
-    """The success of an intent, where the report proves it; None where it proves nothing.
+    """The success of an intent, if the report proves it; else None.
 
-    Only state that the request names counts: an install settles on its digest or on its own applied generation, and
-    only where the meta name that was asked for leads to it; a delete settles on absence. An install that keeps what is
-    there settles on whatever is there. A forced install settles on its generation alone, because the same digest was
-    there before it; so does one whose digest is not known before it is fetched. A start is never settled by state: its
-    address comes with the result or with the replica that carries this generation.
+    Only state that the request names counts. An install settles on its digest or on its applied generation, and only if
+    the requested meta name points to it. With `keep` it settles on any installed version. A forced install settles on
+    its generation only, because the same digest was there before; so does one whose digest is unknown before the fetch.
+    A delete settles on absence. A start never settles on state: its address comes with the result or with a replica of
+    this generation.
     """
     action: Action = intent.action
     match action:
@@ -83,7 +82,7 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
         case PullModel():
             return Outcome() if holds(report.models, action.model) else None
         case RemoveModel():
-            # A listing of LocalAI's workers says nothing of files.
+            # A listing of a LocalAI worker does not include files.
             held = any(model.name == action.model for model in report.models)
             return None if held or not report.is_whole else Outcome()
         case StartReplica():
@@ -119,16 +118,16 @@ def _shows_install(report: Report, action: InstallBackend, intent: Intent) -> Ou
 
 
 def _lasts(backend: InstalledBackend) -> bool:
-    """Whether it is on disk for good, as far as its worker knows."""
+    """Whether it is safely on disk, as far as its worker knows."""
     return not backend.is_unsettled
 
 
 def is_evidence(report: Report, intent: Intent) -> bool:
-    """Whether what a report shows may settle an intent at all.
+    """Whether the state in a report may settle an intent.
 
-    A worker that said it failed is believed until it says otherwise: what it left may look done and not last. LocalAI's
-    call it a failure to delete what is not there, or to install what they could not start: there the listing counts,
-    but for an upgrade that they have just called failed.
+    After a failure our worker's own result counts, because the state it left may look complete but not last. LocalAI
+    workers also report a failure if a backend to delete is absent, or if an installed one could not be started, so for
+    them the listing counts, except for a failed upgrade.
     """
     if not intent.failures:
         return True
@@ -137,8 +136,8 @@ def is_evidence(report: Report, intent: Intent) -> bool:
 
 
 def _is_pointed(report: Report, action: InstallBackend) -> bool:
-    """Whether the meta name that was asked for leads to the build. A listing of LocalAI's workers does not tell where a
-    name leads, and has an alias instead of a pointer of the same name.
+    """Whether the requested meta name points to the build. A LocalAI listing does not show where a name points, and has
+    an alias instead of a pointer of the same name.
     """
     meta, build = pointer_of(action), action.resolved
     if not meta or (not report.is_whole and build.alias == meta):
@@ -150,7 +149,7 @@ def _is_pointed(report: Report, action: InstallBackend) -> bool:
 
 
 def has_applied(report: Report, intent: Intent) -> bool:
-    """Whether the worker shows that it has seen this very generation."""
+    """Whether the worker shows that it has applied this generation."""
     action = intent.action
     return isinstance(action, InstallBackend) and any(
         backend.name == action.resolved.directory and backend.generation >= intent.generation
@@ -158,14 +157,13 @@ def has_applied(report: Report, intent: Intent) -> bool:
     )
 
 
-DELIVERY_SECONDS = 2.0  # how long a message on the bus may be under way before a report that lacks it counts
+DELIVERY_SECONDS = 2.0  # delivery time of a message on the bus; a report taken later counts as evidence of its loss
 
 
 def lost(report: Report, intent: Intent) -> bool:
     """Whether the worker certainly does not have the command of a running intent.
 
-    Either this run of the worker registered after the command was sent, or the report was taken long enough after the
-    sending.
+    Either this run of the worker registered after the dispatch, or the report was taken long enough after it.
     """
     if intent.id in report.running or not report.is_whole:
         return False
@@ -173,7 +171,7 @@ def lost(report: Report, intent: Intent) -> bool:
 
 
 def result_for(report: Report, intent: Intent) -> Outcome | None:
-    """The journalled result of this very attempt, if the report carries it."""
+    """The journalled result of this attempt, if the report contains it."""
     for result in report.results:
         if (result.intent, result.attempt) == (intent.id, intent.attempt):
             return result.outcome

@@ -1,4 +1,7 @@
-"""Which replica answers the next request. Pure: counts come in as arguments and live in the router's memory only."""
+"""Routing: the choice of a replica for a request.
+
+Pure: in-flight counts are arguments and live only in the memory of the router, so no count can leak into the store.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,15 @@ class Route(Struct, frozen=True, kw_only=True):
     key: str
     revision: str
     nonce: str
-    checks_key: bool = True  # else the process behind the address is asked for before it is used
-    engine_model: str = ""  # the name under which the engine knows the model, where it is another one
+    checks_key: bool = True  # otherwise the identity of the process is checked before use
 
     @property
     def id(self) -> str:
-        # The nonce is the process: a restarted replica is a new route with a count of its own.
+        # The nonce identifies the process: a restarted replica is a new route with its own count.
         return f"{self.node_id}/{self.model}#{self.slot}/{self.nonce}"
 
 
 def choose_route(routes: Sequence[Route], in_flight: Mapping[str, int], turn: int) -> Route:
-    """The least busy; among equals they take turns. `routes` is not empty."""
+    """The least busy route; equal ones take turns. `routes` must not be empty."""
     rotated = [routes[(turn + offset) % len(routes)] for offset in range(len(routes))]
     return min(rotated, key=lambda route: in_flight.get(route.id, 0))

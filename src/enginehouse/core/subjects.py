@@ -1,6 +1,6 @@
-"""The subjects of the bus: LocalAI's, and ours beside them. `wire` shows them together with the payloads.
+"""Subjects of the bus, LocalAI's and ours, and the permissions for them. `wire` has the payloads.
 
-Identifiers in subjects are ids of ours, which contain nothing that a token must not hold.
+Identifiers in subjects are our own ids, which contain no reserved character.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from msgspec import Struct
 
 from enginehouse.core.errors import Malformed
 
-INBOX = "_INBOX.eh"  # LocalAI's permissions allow `_INBOX.>`, so a reply subject of our own still starts with it
-MAX_TOKEN = 255  # ids are far shorter; a server ends the connection over a subject of thousands of characters
+INBOX = "_INBOX.eh"  # LocalAI's permissions allow `_INBOX.>`, so our reply subjects start with it
+MAX_TOKEN = 255  # ids are far shorter; a server closes the connection over a subject of thousands of characters
 _RESERVED = str.maketrans(dict.fromkeys(".*> \t\n", "-"))
 
 
 def token(value: str) -> str:
-    """One token of a subject, as LocalAI sanitises it. Lossy, so only ids that contain none of these are ever used as
+    """One token of a subject, sanitised as LocalAI does. Lossy, so only ids without reserved characters are used as
     keys.
     """
     return value.translate(_RESERVED)
 
 
 def can_be_token(value: str) -> bool:
-    """Whether the bus takes `token(value)`. LocalAI leaves in what the protocol cannot carry, such as a carriage
-    return.
+    """Whether the bus accepts `token(value)`. LocalAI keeps characters that the protocol cannot carry, such as a
+    carriage return.
     """
     return 0 < len(value) <= MAX_TOKEN and token(value).isprintable()
 
@@ -42,7 +42,7 @@ DELETE_MODEL = "model.delete"
 STOP_NODE = "stop"
 PULL_MODEL = "model.pull"  # ours
 CANCEL = "command.cancel"  # ours
-# What a worker listens to; a missing one of the first four makes a Go frontend call the node unhealthy.
+# Subjects of a worker. If one of the first four is missing, a Go frontend marks the node unhealthy.
 WORKER_SUBJECTS = (
     INSTALL,
     UPGRADE,
@@ -75,9 +75,10 @@ FORCED = "forced"
 
 
 class ReplySubject(Struct, frozen=True):
-    """Whom an answer is for, and whose it is: only that node's credential can publish there. `is_forced` where an
-    upgrade went out again as an install, for a worker that knows no upgrades: only the subject tells the two silences
-    apart.
+    """The intent that a reply is for, and the node it comes from: only that node's credential may publish there.
+
+    `is_forced` marks an upgrade that was resent as a forced install for a worker without upgrades: only the subject
+    distinguishes the two when there are no responders.
     """
 
     node_id: str
@@ -93,17 +94,17 @@ def reply_subject(node_id: str, intent_id: str, attempt: int, *, is_forced: bool
 def parse_reply_subject(subject: str) -> ReplySubject:
     parts = subject.split(".")
     is_forced = len(parts) == 6 and parts[5] == FORCED
-    # Nine digits: Python refuses to read numbers of thousands, and not as an error of ours.
+    # Nine digits: `int` refuses numbers of thousands of digits with an error that is not ours.
     if (len(parts) != 5 and not is_forced) or not parts[4].isdecimal() or len(parts[4]) > 9:
-        raise Malformed(f"cannot read the reply subject {subject!r}", code="invalid_json")
+        raise Malformed(f"cannot read the reply subject {subject!r}: it is malformed", code="invalid_json")
     return ReplySubject(parts[2], parts[3], int(parts[4]), is_forced)
 
 
-POLLS = "_INBOX.eh-poll"  # answers to questions that one frontend asks for itself
+POLLS = "_INBOX.eh-poll"  # replies to the polls of one frontend
 
 
 class PollSubject(Struct, frozen=True):
-    """Which question an answer is for, and which node gives it."""
+    """The poll that a reply is for, and the node it comes from."""
 
     node_id: str
     verb: str  # as one token
@@ -111,14 +112,14 @@ class PollSubject(Struct, frozen=True):
 
 
 def poll_subject(node_id: str, frontend: str, verb: str, number: int) -> str:
-    """Where the answer to one `backend.list` or `models.running` goes."""
+    """The reply subject of one `backend.list` or `models.running` poll."""
     return f"{POLLS}.{token(node_id)}.{token(frontend)}.{token(verb)}.{number}"
 
 
 def parse_poll_subject(subject: str) -> PollSubject:
     parts = subject.split(".")
     if len(parts) != 6 or not parts[5].isdecimal() or len(parts[5]) > 9:
-        raise Malformed(f"cannot read the subject of an answer {subject!r}", code="invalid_json")
+        raise Malformed(f"cannot read the poll subject {subject!r}: it is malformed", code="invalid_json")
     return PollSubject(parts[2], parts[4], int(parts[5]))
 
 
@@ -126,24 +127,24 @@ def all_polls(frontend: str) -> str:
     return f"{POLLS}.*.{token(frontend)}.>"
 
 
-# Who may use which of them -----------------------------------------------------------------------
+# Permissions -------------------------------------------------------------------------------------
 
 
 class Permissions(Struct, frozen=True, kw_only=True):
-    """Allow lists of one credential; what is not listed is denied."""
+    """Allow lists of one credential; everything else is denied."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    answers: bool = False  # also what it was asked under another reply subject, once
+    answers: bool = False  # may also publish one reply to each request it received
 
 
 def worker_permissions(node_id: str) -> Permissions:
-    """A worker hears its own commands, and publishes its own progress and its own answers."""
+    """A worker subscribes to its own commands and publishes its own progress and replies."""
     own = token(node_id)
     return Permissions(
         subscribe=(node_subject(node_id, ">"),),
         publish=(
-            # The op id is one token of the subject; `token` would turn the wildcard into a dash.
+            # The op id is one token of the subject; `token` would replace the wildcard by a dash.
             progress_subject(node_id, "OP").replace("OP", "*"),
             node_subject(node_id, "files.>"),  # LocalAI's
             f"{INBOX}.{own}.>",
@@ -154,7 +155,7 @@ def worker_permissions(node_id: str) -> Permissions:
 
 
 def frontend_permissions() -> Permissions:
-    """A frontend commands every node and hears progress and answers; it never answers a command itself."""
+    """A frontend publishes commands to every node and subscribes to progress and replies; it never replies itself."""
     return Permissions(
         publish=tuple(f"nodes.*.{verb}" for verb in WORKER_SUBJECTS),
         subscribe=(ALL_PROGRESS, ALL_REPLIES, f"{POLLS}.>"),

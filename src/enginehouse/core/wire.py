@@ -1,8 +1,7 @@
-"""Every subject and payload that this program puts on the bus or takes from it: LocalAI's, plus additive fields that
-an old peer ignores.
+"""Messages on the bus: LocalAI's, plus additive fields that an old peer ignores. `core.subjects` has their subjects.
 
-Go's rules are kept by construction: a field without a default is always present, a field with one is absent when it
-has that value, unknown keys are ignored, `null` is absent. Payloads are decoded with `decode`, which turns every fault
+Go's rules hold by construction: a field without a default is always present, a field with one is omitted when it has
+that value, unknown keys are ignored, `null` means absent. Payloads are decoded with `decode`, which turns every fault
 of a peer into one error.
 """
 
@@ -20,77 +19,15 @@ from enginehouse.core.model import Model
 from enginehouse.core.progress import Progress, format_bytes, parse_bytes
 from enginehouse.core.reading import read_json
 from enginehouse.core.replica import RunningReplica
-from enginehouse.core.report import Report
-from enginehouse.core.subjects import (
-    ALL_PROGRESS,
-    ALL_REPLIES,
-    CANCEL,
-    DELETE,
-    DELETE_MODEL,
-    FORCED,
-    INBOX,
-    INSTALL,
-    LIST,
-    POLLS,
-    PULL_MODEL,
-    RUNNING,
-    STOP,
-    STOP_MODEL,
-    STOP_NODE,
-    UNLOAD,
-    UPGRADE,
-    WORKER_SUBJECTS,
-    ReplySubject,
-    all_polls,
-    can_be_token,
-    node_subject,
-    parse_poll_subject,
-    parse_reply_subject,
-    poll_subject,
-    progress_subject,
-    reply_subject,
-    token,
-)
-
-__all__ = [
-    "ALL_PROGRESS",
-    "ALL_REPLIES",
-    "CANCEL",
-    "DELETE",
-    "DELETE_MODEL",
-    "FORCED",
-    "INBOX",
-    "INSTALL",
-    "LIST",
-    "POLLS",
-    "PULL_MODEL",
-    "RUNNING",
-    "STOP",
-    "STOP_MODEL",
-    "STOP_NODE",
-    "UNLOAD",
-    "UPGRADE",
-    "WORKER_SUBJECTS",
-    "ReplySubject",
-    "all_polls",
-    "can_be_token",
-    "node_subject",
-    "parse_poll_subject",
-    "parse_reply_subject",
-    "poll_subject",
-    "progress_subject",
-    "reply_subject",
-    "token",
-]
 
 MAX_MESSAGE_BYTES = 256 * 1024
-# LocalAI's workers put the last lines of an engine into their error, however long those are; a bus takes no more.
+# LocalAI workers put the last output of an engine into their error, of any length; 1 MiB is the limit of the bus.
 MAX_REPLY_BYTES = 1024 * 1024
 # Commands ----------------------------------------------------------------------------------------
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """Which intent a message belongs to (additive). Workers refuse a generation or fence lower than one they have
+    """The intent that a message belongs to (additive). Workers refuse a generation or fence lower than one they have
     seen.
     """
 
@@ -101,9 +38,7 @@ class Command(Struct, frozen=True, kw_only=True):
 
 
 class ModelStart(Struct, frozen=True, kw_only=True):
-    """The additive `model` of `backend.install`: what our workers need to start an engine that takes its model at
-    start.
-    """
+    """The additive `model` of `backend.install`, for our workers and engines that take their model at start."""
 
     model: Model
     key: str
@@ -149,6 +84,8 @@ class BackendUpgradeRequest(Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class BackendUpgradeReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The reply to `backend.upgrade` and to `backend.delete`."""
+
     success: bool
     error: str = ""
     stopped_process_keys: tuple[str, ...] = ()
@@ -162,9 +99,6 @@ class BackendDeleteRequest(Struct, frozen=True, omit_defaults=True, kw_only=True
     # Additive.
     op_id: str = ""
     command: Command | None = None
-
-
-BackendDeleteReply = BackendUpgradeReply  # the same contract on the wire
 
 
 class BackendListReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -207,6 +141,8 @@ class ModelPullRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelPullReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The reply to `model.pull` and to `model.delete`."""
+
     success: bool
     error: str = ""
     outcome: Outcome | None = None
@@ -217,9 +153,6 @@ class ModelDeleteRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # Additive.
     op_id: str = ""
     command: Command | None = None
-
-
-ModelDeleteReply = ModelPullReply  # the same contract on the wire
 
 
 class ModelUnloadRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -233,15 +166,15 @@ class ModelUnloadReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class BackendStopRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Published, never answered. An empty name, `null` and no payload at all mean every process."""
+    """Published without a reply. An empty name, `null` and an empty payload mean every process."""
 
     backend: str = ""
     force: bool = False
 
 
 class CancelRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Published, never answered: stop working on this intent. Where it is lost, the answer to the next heartbeat says
-    the same.
+    """Published without a reply: stop working on this intent. If it is lost, the reply to the next heartbeat says the
+    same.
     """
 
     intent: str
@@ -277,12 +210,12 @@ def progress_event(op_id: str, node_id: str, about: str, intent: str, progress: 
 
 
 def progress_of(event: ProgressEvent) -> Progress:
-    """Our own shape where the worker sent it, else what LocalAI's strings tell."""
+    """Our own shape if the worker sent it, else the values of LocalAI's strings."""
     if event.progress is not None:
         return event.progress
     phase = event.phase if event.phase in ("resolving", "downloading", "extracting", "starting") else ""
     if event.file_name.startswith("Extracting "):
-        phase = "extracting"  # LocalAI's workers say `downloading` to the end
+        phase = "extracting"  # LocalAI workers say `downloading` to the end
     return Progress(
         phase=phase,  # type: ignore[arg-type]  # narrowed by the line above
         file=event.file_name,
@@ -292,7 +225,7 @@ def progress_of(event: ProgressEvent) -> Progress:
 
 
 class AnyReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What all replies have in common; enough to settle an intent, whichever worker answered."""
+    """The common fields of all replies; enough to settle an intent from any worker."""
 
     success: bool | None = None
     terminated: bool | None = None  # `model.stop`
@@ -303,100 +236,12 @@ class AnyReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def outcome_of(reply: AnyReply) -> Outcome:
-    """A Go worker says only true or false and a text. Its failures may heal: it does not tell which cannot."""
+    """A Go worker replies with true or false and a text. It does not mark permanent failures, so all may be retried."""
     if reply.outcome is not None:
         return reply.outcome
     if reply.success or reply.terminated:
         return Outcome(address=reply.address, stopped=reply.stopped_process_keys)
     return Outcome(code="upstream_error", message=reply.error or "the worker gave no reason", can_heal=True)
-
-
-# Registration and heartbeat (HTTP) ---------------------------------------------------------------
-
-
-class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    name: str
-    node_type: str = ""
-    address: str = ""
-    http_address: str = ""
-    token: str = ""
-    total_vram: int = 0
-    available_vram: int = 0
-    total_ram: int = 0
-    available_ram: int = 0
-    total_disk: int = 0
-    available_disk: int = 0
-    gpu_vendor: str = ""
-    gpu_compute_capability: str = ""
-    capability: str = ""
-    labels: dict[str, str] = {}
-    max_replicas_per_model: int = 0
-    vram_budget: str = ""
-    # Additive.
-    public_key: str = ""
-    signature: str = ""
-    platform: str = ""
-    cores: int = 0
-    challenge: str = ""  # of `ChallengeReply`; the signature is over it
-
-
-class ChallengeReply(Struct, frozen=True, kw_only=True):
-    """Additive: what a worker with a key asks for before it registers."""
-
-    challenge: str = ""
-
-
-class BusCredential(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a worker gets in when it joins or renews; its life is told, because its clock is its own."""
-
-    nats_jwt: str = ""
-    nats_user_seed: str = ""
-    nats_url: str = ""
-    nats_life_seconds: float = 0.0  # 0: it does not end
-
-
-class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    id: str
-    name: str
-    node_type: str
-    status: str
-    created_at: str
-    api_token: str = ""
-    nats_jwt: str = ""
-    nats_user_seed: str = ""
-    # Additive.
-    nats_url: str = ""
-    nats_life_seconds: float = 0.0
-    node_token: str = ""
-    heartbeat_seconds: float = 0.0
-    mark: float = 0.0  # the store's time; returned as `boot_mark` of every report of this run
-
-
-BUS_AWAY = "away"
-
-
-class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Every key is optional; an absent one keeps the stored value, an explicit 0 is stored."""
-
-    available_vram: int | None = None
-    total_vram: int | None = None
-    available_ram: int | None = None
-    available_disk: int | None = None
-    total_disk: int | None = None
-    gpu_vendor: str | None = None
-    # Additive.
-    report: Report | None = None
-    renew: bool = False  # the credential of the bus and the node's token near their end
-    bus: str = ""  # `BUS_AWAY`: commands do not reach this worker now; any other value: they do
-
-
-class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    message: str
-    # Additive.
-    mark: float = 0.0
-    credential: BusCredential | None = None
-    node_token: str = ""  # instead of the one that was shown, which counts until this one is used
-    cancelled: tuple[str, ...] = ()  # intents that the report calls running and that have ended: stop working on them
 
 
 # Coding ------------------------------------------------------------------------------------------
@@ -409,7 +254,7 @@ def encode(message: Struct) -> bytes:
 
 
 def decode(payload: bytes, kind: type[T], what: str, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> T:
-    """`payload` as `kind`; `Malformed` names the message and the field, whatever was wrong with it."""
+    """Decode `payload` as `kind`; `Malformed` names the message and the field."""
     if len(payload) > limit_bytes:
         raise Malformed(f"cannot read {what}: {len(payload)} bytes, at most {limit_bytes} are allowed")
     try:

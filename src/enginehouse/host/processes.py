@@ -24,9 +24,10 @@ from enginehouse.host.confinement import UNCONFINED_EXIT, Confined
 
 NONCE = "ENGINEHOUSE_NONCE"
 _PR_SET_PDEATHSIG = 1
+_IS_LINUX: bool = sys.platform == "linux"  # a value, so that the type checker reads both branches
 _POLL_SECONDS = 0.02
 # Loaded before any fork: no imports or lookups are allowed between fork and exec.
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_libc = ctypes.CDLL(None) if _IS_LINUX else None
 # Variables that engines inherit: for programs, locale and graphics cards. No secrets.
 _ENGINE_VARIABLES = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LD_LIBRARY_PATH"}
 _ENGINE_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "VK_", "OMP_")
@@ -155,7 +156,7 @@ async def run_briefly(
 
 def start_time(pid: int) -> float | None:
     """The start time of a process, for comparison only. None if there is no such process."""
-    if sys.platform == "linux":
+    if _IS_LINUX:
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
         except OSError:
@@ -187,7 +188,7 @@ def carriers(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
 
 def _may_carry(pid: int) -> bool:
     """Cheap filter on the raw environment: reading every process with psutil takes 20 ms per machine."""
-    if sys.platform != "linux":
+    if not _IS_LINUX:
         return True
     with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
         return NONCE.encode() in file.read()

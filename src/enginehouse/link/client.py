@@ -1,9 +1,9 @@
-"""HTTP to a frontend for programs that wait: the CLI, and the worker in threads. Standard library only,
-because the CLI pays for every import.
+"""Blocking HTTP client of a frontend, for the CLI, and for the worker in threads. Standard library only, because the
+CLI pays for every import.
 
-It must not retry what may have been done: only a GET on a kept connection that turned out to be closed is
-sent again. Whatever goes wrong between here and the frontend becomes one error (`frontend_unreachable`) that
-says what to check; what the frontend itself refuses keeps its class and code.
+It must not retry a request that may have been carried out: only a GET on a kept connection that turned out to be closed
+is sent again. Every failure on the way to the frontend becomes one error (`frontend_unreachable`) that says what to
+check; errors of the frontend keep their class and code.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from enginehouse.link.sse import EventParser, SseEvent
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # far above any listing; a wrong server must not fill our memory
-REUSE_SECONDS = 2.0  # the frontend closes idle connections after 5 s; well below that there is no race with its closing
-NOT_UNDERSTOOD = "not_understood"  # something answered, and it was none of ours
+REUSE_SECONDS = 2.0  # the frontend closes idle connections after 5 s; well below that there is no race
+NOT_UNDERSTOOD = "not_understood"  # the answer did not come from a frontend
 REQUEST_SECONDS = 30.0  # above the frontend's own limits for every route that does not wait for a model
-EVENT_SILENCE_SECONDS = 20.0  # the frontend sends a comment every few seconds, so this much silence is a dead one
-ANSWER_SILENCE_SECONDS = 900.0  # a long prompt on a slow machine is silent for minutes before its first token
+# The frontend sends a comment every few seconds, so a silence this long means that it is dead.
+EVENT_SILENCE_SECONDS = 20.0
+ANSWER_SILENCE_SECONDS = 900.0  # a long prompt on a slow machine takes minutes before its first token
 
 _Connection = http.client.HTTPConnection
 
@@ -41,12 +42,11 @@ class _Described(Struct):
 
 
 class _ErrorAnswer(Struct):
-    error: _Described | str  # some routes of a Go frontend say no more than a sentence
+    error: _Described | str  # some routes of a Go frontend return only a sentence
 
 
 class EventStream(Iterator[SseEvent]):
-    """The events of one answer as they arrive. Closing it, in the middle too, ends the connection and with it
-    the work behind it."""
+    """The events of one response as they arrive. Closing it early ends the connection and the work behind it."""
 
     def __init__(self, client: FrontendClient, connection: _Connection, response: http.client.HTTPResponse) -> None:
         self._client = client
@@ -80,7 +80,7 @@ class EventStream(Iterator[SseEvent]):
 
 
 class FrontendClient:
-    """One frontend, one token. Several threads may use it: each request takes a connection for itself."""
+    """One frontend, one token. Thread-safe: each request takes its own connection."""
 
     def __init__(self, url: str, token: str, *, user_agent: str) -> None:
         self.url = url.rstrip("/")
@@ -95,7 +95,7 @@ class FrontendClient:
             raise Invalid(f"cannot use {url!r} as the address of a frontend: {error}", code="invalid_uri") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Invalid(
-                f"cannot use {url!r} as the address of a frontend: give it like http://HOST:8080",
+                f"cannot use {url!r} as the address of a frontend: it must look like http://HOST:8080",
                 code="invalid_uri",
             )
         self._host, self._prefix = parts.hostname, parts.path
@@ -112,8 +112,8 @@ class FrontendClient:
         timeout_seconds: float = REQUEST_SECONDS,
         key: str = "",
     ) -> T:
-        """The answer decoded as `kind`; every answer that is not a success is raised. Asking again with the same `key`
-        means the same request.
+        """Return the response decoded as `kind`; raise unless it is a success. A retry with the same `key` is the same
+        request.
         """
         content = self.request_bytes(method, path, body, token=token, timeout_seconds=timeout_seconds, key=key)
         try:
@@ -142,17 +142,17 @@ class FrontendClient:
         return content
 
     def stream_events(self, path: str, *, silence_seconds: float = EVENT_SILENCE_SECONDS) -> EventStream:
-        """The events of a GET. The end of the iteration is the frontend's end; connecting again is the
-        caller's."""
+        """The events of a GET. The iteration ends when the frontend ends the stream; the caller reconnects."""
         return self._stream("GET", path, None, silence_seconds)
 
     def post_stream(self, path: str, body: object, *, silence_seconds: float = ANSWER_SILENCE_SECONDS) -> EventStream:
-        """The events of a POST that answers in pieces, such as a chat with `stream: true`; the last one's
-        data is `[DONE]`."""
+        """The events of a POST with a streamed response, such as a chat with `stream: true`; the data of the last one
+        is `[DONE]`.
+        """
         return self._stream("POST", path, body, silence_seconds)
 
     def local_address(self) -> str:
-        """The near end of the last connection; empty before the first."""
+        """The local address of the last connection; "" before the first."""
         return self._local_address
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class FrontendClient:
             cause = str(getattr(error, "strerror", None) or error or type(error).__name__)
         return Unavailable(
             f"cannot reach the frontend at {self.url}: {cause}. "
-            "Check that `enginehouse up` is running there and that the address is right",
+            "Check that `enginehouse up` is running there and that the address is correct",
             code="frontend_unreachable",
         )
 
@@ -238,11 +238,11 @@ class FrontendClient:
         return _Connection(self._host, self._port, timeout=timeout_seconds), False
 
     def _finish(self, connection: _Connection, response: http.client.HTTPResponse) -> bytes:
-        """The whole body; the connection is kept only when it was read to its end."""
+        """Read the whole body; keep the connection only if it was read to the end."""
         try:
             content = response.read(MAX_ANSWER_BYTES + 1)
             if len(content) <= MAX_ANSWER_BYTES and response.length:
-                # A sized read takes the end of the connection for the end of the body.
+                # A read with a size treats the end of the connection as the end of the body.
                 raise http.client.IncompleteRead(content, response.length)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
@@ -264,7 +264,7 @@ class FrontendClient:
             described = msgspec.json.decode(content, type=_ErrorAnswer).error
         except (msgspec.DecodeError, UnicodeDecodeError):
             return Unavailable(
-                f"cannot understand the answer of {self.url}: status {response.status} without a reason. "
+                f"cannot read the answer of {self.url}: status {response.status} without an error body. "
                 "Check that this is the address of an Enginehouse frontend",
                 code=NOT_UNDERSTOOD,
             )

@@ -1,8 +1,8 @@
-"""Server-sent events from bytes: the part of the standard that frontends and engines use.
+"""Parser for server-sent events: the part of the standard that frontends and engines use.
 
-Pure. Bytes may be cut anywhere; an event comes out only when its closing blank line has arrived, so a stream
-that breaks never yields half an event. Comments and unknown fields are skipped. One event is bounded, because
-the other side is not trusted to end it.
+Pure. Bytes may be split anywhere. An event is complete only with its closing blank line, so a broken stream never
+yields half an event. Comments and unknown fields are skipped. The size of an event is bounded, because the other side
+is not trusted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from enginehouse.core.errors import Upstream
 
-MAX_EVENT_BYTES = 1024 * 1024  # the limit of an event line; an operation over a hundred nodes takes a tenth of it
+MAX_EVENT_BYTES = 1024 * 1024  # for one line or event; an operation on a hundred nodes takes a tenth of it
 
 
 class SseEvent(Struct, frozen=True):
-    """`event` is "message" where the stream names none, as in the standard."""
+    """`event` is "message" if the stream gives no name, as in the standard."""
 
     id: str
     event: str
@@ -25,7 +25,7 @@ class SseEvent(Struct, frozen=True):
 
 
 class EventParser:
-    """Feed bytes, get whole events."""
+    """Accepts bytes and yields complete events."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,8 +1,8 @@
-"""A worker's side of registration and heartbeat, over HTTP.
+"""The worker's side of registration and heartbeat, over HTTP.
 
-The blocking client runs in threads, so that the event loop never waits for name resolution or a slow
-frontend. Every call has one limit for the whole exchange. Frontends are equals: where several are known, one that
-cannot be reached is passed over, and the one that answered is asked first the next time.
+The blocking client runs in threads, so that the event loop never waits for name resolution or a slow frontend. Every
+call has one timeout for the whole exchange. Frontends are equal: an unreachable one is skipped, and the one that
+answered is tried first the next time.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from enginehouse.core.errors import Hopeless, Invalid, Malformed, NotFound, Unavailable, Upstream
-from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.link.client import NOT_UNDERSTOOD, FrontendClient
 
-LIMIT_SECONDS = 10.0  # one heartbeat interval: a call that takes longer has missed the next one already
-ONE_OF_MANY_SECONDS = 3.0  # for a frontend that has equals: rather ask the next
+LIMIT_SECONDS = 10.0  # one heartbeat interval: a slower call would miss the next one
+ONE_OF_MANY_SECONDS = 3.0  # shorter if there are other frontends to try
 
 T = TypeVar("T")
 
 
-class _Said(Struct):
+class _MessageReply(Struct):
     message: str = ""
 
 
 class WorkerLink:
-    """`ports.Link` on clients of equal frontends, whose own token is the join token. A Go frontend hands out no token
-    of a node's own: there the join token is the only one.
+    """`ports.Link` over the clients of equal frontends, which carry the join token. A Go frontend issues no token per
+    node: there the join token is the only one.
     """
 
     def __init__(self, *clients: FrontendClient) -> None:
         self._clients = list(clients)
 
     async def challenge(self) -> str:
-        """Empty where the frontend knows none: one of LocalAI's, whatever it answers. One of ours that was only busy
-        refuses a registration without one, and is asked again.
+        """The challenge, or "" if the frontend has none, as LocalAI's.
+
+        Any refusal counts as none. A frontend of ours that was only busy refuses the registration without a challenge,
+        and the worker retries.
         """
         try:
             return (await self._post("/api/node/challenge", None, ChallengeReply, None)).challenge
@@ -56,7 +58,7 @@ class WorkerLink:
         return await self._post(path, request, HeartbeatReply, node_token or None)
 
     async def deregister(self, node_id: str, node_token: str) -> None:
-        await self._post(f"/api/node/{quote(node_id, safe='')}/deregister", None, _Said, node_token or None)
+        await self._post(f"/api/node/{quote(node_id, safe='')}/deregister", None, _MessageReply, node_token or None)
 
     def local_address(self) -> str:
         return self._clients[0].local_address()
@@ -75,7 +77,7 @@ class WorkerLink:
     async def _ask(self, client: FrontendClient, path: str, body: Struct | None, kind: type[T], token: str | None) -> T:
         limit = LIMIT_SECONDS if len(self._clients) == 1 else ONE_OF_MANY_SECONDS
         try:
-            # The client's limit is per read and write; this one is for the whole, so a frontend that answers
+            # The client's timeout is per read and write; this one covers the whole exchange, so a frontend that answers
             # byte by byte ends too.
             async with asyncio.timeout(limit + 1):
                 return await asyncio.to_thread(

@@ -1,1 +1,1 @@
-"""SQL for SQLite and PostgreSQL; the only door to sqlalchemy."""
+"""SQL for SQLite and PostgreSQL. The only package that imports sqlalchemy, alembic and psycopg."""

@@ -1,10 +1,11 @@
-"""One transaction that somebody waits for, and how it is given up: whoever waits is told within a limit, and what was
-given up is not committed afterwards.
+"""One transaction under a time limit, and how it is abandoned.
 
-The thread that runs it may hang in the driver for as long as the server does, so giving up cuts the connection under
-it: the driver returns with an error, the server rolls back when it sees the end of the connection. A transaction is
-either given up before its commit begins or it is not given up: whoever waits for a commit that has begun waits for its
-outcome. Only a commit that was sent already, and whose answer never came, stays unknown.
+The caller gets an answer within the limit, and an abandoned transaction is never committed afterwards. The thread that
+runs it may hang in the driver for as long as the server does, so abandoning it shuts down the connection: the driver
+returns with an error, and the server rolls back when it sees the end of the connection.
+
+A transaction can be abandoned only before its commit begins. Once a commit has begun, the caller waits for its outcome.
+The outcome stays unknown only if the commit was sent and its answer never arrived.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Driver = psycopg.Connection | sqlite3.Connection
 
 
 class GivenUp(Exception):
-    """Nobody waits for this transaction any more. Never leaves the thread's future."""
+    """The caller has abandoned this transaction. Never leaves the thread's future."""
 
 
 class Attempt:
@@ -32,8 +33,9 @@ class Attempt:
         self._held: socket.socket | sqlite3.Connection | None = None
 
     def hold(self, connection: Driver) -> None:
-        """The connection that is used from now on. In the thread of the transaction."""
-        # A handle of our own: the number of the driver's may belong to another connection by the time it is cut.
+        """Use this connection from now on. Called in the thread of the transaction."""
+        # A duplicate of the file descriptor: the driver's own number may belong to another connection by the time it is
+        # shut down.
         held = connection if isinstance(connection, sqlite3.Connection) else _handle(connection)
         with self._lock:
             previous, self._held = self._held, held
@@ -43,14 +45,14 @@ class Attempt:
             raise GivenUp
 
     def begin_commit(self) -> None:
-        """To be called right before the commit: from here on the transaction cannot be given up."""
+        """Call right before the commit: from here on, the transaction cannot be abandoned."""
         with self._lock:
             if self._is_given_up:
                 raise GivenUp
             self._is_committing = True
 
     def begin_again(self) -> None:
-        """The commit failed, or was not reached: the transaction is run once more, and may be given up again."""
+        """Call before the transaction is retried. It may be abandoned again."""
         with self._lock:
             self._is_committing = False
             if self._is_given_up:
@@ -62,7 +64,7 @@ class Attempt:
         _release(previous)
 
     def give_up(self) -> bool:
-        """Whether nothing of it is or will be committed. From any thread; returns at once."""
+        """Abandon it; True if nothing of it is or will be committed. Callable from any thread; does not block."""
         with self._lock:
             if self._is_committing:
                 return False
@@ -71,17 +73,17 @@ class Attempt:
             return True
 
     def cut(self) -> None:
-        """End it even in its commit, whose outcome stays unknown. From any thread; returns at once."""
+        """End it even during its commit; the outcome then stays unknown. Callable from any thread; does not block."""
         with self._lock:
             self._is_given_up = True
             self._cut_connection()
 
     def _cut_connection(self) -> None:
         if isinstance(self._held, sqlite3.Connection):
-            with suppress(sqlite3.ProgrammingError):  # closed meanwhile
+            with suppress(sqlite3.ProgrammingError):  # already closed
                 self._held.interrupt()
         elif self._held is not None:
-            with suppress(OSError):  # the other end was faster
+            with suppress(OSError):  # already disconnected by the peer
                 self._held.shutdown(socket.SHUT_RDWR)
 
 
@@ -89,7 +91,7 @@ def _handle(connection: psycopg.Connection) -> socket.socket | None:
     try:
         return socket.socket(fileno=os.dup(connection.fileno()))
     except (psycopg.Error, OSError):
-        return None  # it is closed; whatever is asked of it fails at once
+        return None  # already closed; every statement on it fails at once
 
 
 def _release(held: socket.socket | sqlite3.Connection | None) -> None:

@@ -1,5 +1,7 @@
-"""Rows of the credentials that nodes got for the bus: by their public key, so that those of a removed node can be
-revoked while they are still valid. The credential itself is not kept.
+"""Rows of the bus credentials issued to nodes.
+
+They are stored by public key, so that the credentials of a removed node can be revoked while they are still valid. The
+credential itself is not stored.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _NEWEST = select(func.max(bus_credentials.c.issued_at)).where(bus_credentials.c.
 
 
 def insert(connection: Connection, user: str, node_id: str, issued_at: float, expires_at: float) -> None:
-    """`expires_at` is in seconds since 1970, as the server of the bus judges it."""
+    """`expires_at` is in seconds since 1970, because the bus server compares it with its own wall clock."""
     row = {"user": user, "node_id": node_id, "issued_at": issued_at, "expires_at": expires_at, "revoked": False}
     connection.execute(_ADD, row)
 
@@ -31,14 +33,15 @@ def revoke_of(connection: Connection, node_id: str) -> None:
 
 
 def revoked(connection: Connection, wall_now: float) -> dict[str, float]:
-    """When those end by themselves that are revoked and still valid, by public key: also one that was made while its
-    node was being removed.
+    """Map the public key of each revoked, unexpired credential to its expiry.
+
+    Includes credentials of nodes that are not approved, and so those issued while their node was being removed.
     """
     return {row.user: row.expires_at for row in connection.execute(_REVOKED, {"at": wall_now})}
 
 
 def newest(connection: Connection, node_id: str) -> float | None:
-    """When the node got its last one, by the store's clock."""
+    """Return when the node got its newest credential, by the store's clock."""
     return connection.execute(_NEWEST, {"node": node_id}).scalar_one_or_none()
 
 

@@ -1,4 +1,8 @@
-"""The key that marks the cluster's challenges, and the challenges that were taken: each counts once."""
+"""The key that signs the cluster's challenges, and the challenges that were used.
+
+Each challenge is valid once: the insert of its hash decides, in the transaction that accepts the registration. Expired
+rows are deleted with every use, so the table stays small.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ _PRUNE = delete(used_challenges).where(used_challenges.c.until < bindparam("at")
 
 
 def key(connection: Connection, new: bytes) -> bytes:
-    """The cluster's key, which is `new` where there was none."""
+    """Return the cluster's key; store `new` as the key if there is none."""
     return bytes.fromhex(cluster_values.get_or_put(connection, "challenge-key", new.hex()))
 
 
 def use(connection: Connection, challenge_hash: str, now: float, until: float) -> bool:
-    """Whether this is the first time."""
+    """Mark the challenge as used; False if it was used before."""
     connection.execute(_PRUNE, {"at": now})
     return insert_unless_there(connection, used_challenges, {"hash": challenge_hash, "until": until})

@@ -1,7 +1,7 @@
-"""Who sends what: claims, leases and take-overs of intents.
+"""Claims, leases and take-overs of intents: which frontend sends what.
 
-Every statement here runs many times a second on every frontend, so each is put together once, and looks only at what
-can be done now: a thousand requests for machines that are away cost nothing.
+Every statement here runs many times a second on every frontend. Each is therefore built once and reads only rows that
+can be acted on now: a thousand requests for absent nodes cost nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from enginehouse.store.operations import apply_all
 from enginehouse.store.rows import KNOWN_KINDS, intent_of
 from enginehouse.store.schema import intents, nodes, operations
 
-_Held = dict[tuple[str, str], set[str]]  # node and subject, and the intents that may still be carried out there
-_STOPS = ("remove_model", "stop_replica")  # all that a drained node gets to do
+_Held = dict[tuple[str, str], set[str]]  # (node, subject) to the intents that its worker may still carry out
+_STOPS = ("remove_model", "stop_replica")  # the only kinds that a drained node gets
 _NOW: BindParameter[Any] = bindparam("now")
 _LANE: BindParameter[Any] = bindparam("lane")
 _PRESENT = select(nodes.c.id, nodes.c.drained).where(nodes.c.approved.is_(True), nodes.c.health == "healthy")
@@ -30,7 +30,7 @@ _DUE = (
     intents.c.due_at <= _NOW,
     intents.c.kind.in_(bindparam("kinds", expanding=True)),
 )
-# SQLite has no figures to choose by, and would look at everything that is due for whomever.
+# SQLite keeps no statistics, so it would scan all due rows.
 _BY_NODE = "INDEXED BY intents_node"
 
 
@@ -71,9 +71,10 @@ _PARKED = _locked(
 
 
 def claim_due(connection: Connection, owner: str, now: float, lease_until: float, limit: int) -> list[Intent]:
-    """Take every due intent whose node is approved and healthy: a new attempt with a new fence each. Oldest first,
-    skipping what another frontend holds, and of a lane no more than it is wide. Nothing is claimed while its worker may
-    still carry out an older command about the same thing that it cannot be told to stop.
+    """Claim every due intent whose node is approved and healthy; each gets a new attempt and a new fence.
+
+    Oldest first. Intents locked by another frontend are skipped, and no lane exceeds its width. An intent is not
+    claimed while its worker may still carry out an older command on the same subject that cannot be cancelled.
     """
     by_drained: dict[bool, list[str]] = {False: [], True: []}
     for node_id, is_drained in connection.execute(_PRESENT):
@@ -92,7 +93,7 @@ def claim_due(connection: Connection, owner: str, now: float, lease_until: float
 def _claim(connection: Connection, due: Mapping[str, object], change: Change, limit: int, held: _Held) -> list[Intent]:
     claimed = _take_free(connection, change, {**due, "lane": ""}, limit, held)
     for lane, width in connection.execute(_LANES, due).all():
-        # Two frontends that count at once would let twice as many in.
+        # Locked, because two frontends that count at the same time would admit twice the width.
         if connection.execute(_OWN_LANE, {"lane": lane}).scalar_one_or_none() is None:
             continue
         free = width - int(connection.execute(_RUNNING_IN_LANE, {"lane": lane}).scalar_one())
@@ -104,40 +105,40 @@ def _claim(connection: Connection, due: Mapping[str, object], change: Change, li
 def _take_free(
     connection: Connection, change: Change, due: Mapping[str, object], most: int, held: _Held
 ) -> list[Intent]:
-    """At most so many of those that are due, past those that wait for an older command on their worker."""
+    """Claim at most `most` due intents, skipping those that wait for an older command on their worker."""
     found = _found(connection, _OLDEST, {**due, "most": most + len(held)})
     free = [intent for intent in found if not held.get((intent.node_id, intent.subject), set()) - {intent.id}]
     return apply_all(connection, [(intent, change) for intent in free[:most]])
 
 
 def take_over(connection: Connection, owner: str, now: float, lease_until: float) -> list[Intent]:
-    """Take the running intents whose owner's lease ended: same attempt, new fence, nothing is sent."""
+    """Take over the running intents whose owner's lease has expired: same attempt, new fence, nothing is sent."""
     change = Change(kind="take_over", now=now, owner=owner, lease_until=lease_until)
     return _take(connection, _ORPHANED, change, {"now": now})
 
 
 def renew(connection: Connection, owner: str, lease_until: float) -> None:
-    """Extend the leases of this owner. Not a change that others must see, so no version is taken."""
+    """Extend the leases of this owner. The version stays, because other frontends need not see it."""
     connection.execute(_RENEWED, {"by": owner, "until": lease_until})
 
 
 def park_absent(connection: Connection, change: Change) -> list[Intent]:
-    """Apply a change to every running intent whose node is offline, skipping what another frontend holds."""
+    """Apply a change to every running intent whose node is offline, except those locked by another frontend."""
     return park(connection, _found(connection, _PARKED, {}), change)
 
 
 def park(connection: Connection, running: list[Intent], change: Change) -> list[Intent]:
-    """Have running intents wait whose workers may go on with them unheard."""
+    """Move running intents to waiting while their unreachable workers may continue with them."""
     lingering.add(connection, running)
     return apply_all(connection, [(intent, change) for intent in running])
 
 
 def _take(connection: Connection, query: Select[Any], change: Change, parameters: Mapping[str, object]) -> list[Intent]:
-    """Apply a change to all that are found and not held by another transaction, in two statements however many."""
+    """Apply a change to all unlocked rows of the query, in two statements for any number of rows."""
     return apply_all(connection, [(intent, change) for intent in _found(connection, query, parameters)])
 
 
 def _found(connection: Connection, query: Select[Any], parameters: Mapping[str, object]) -> list[Intent]:
     found = (intent_of(row) for row in connection.execute(query, parameters).all())
-    # One row that says no kind and holds what this version does not know must not stop all others.
+    # A row without a kind may hold an action that this version does not know; it must not block the others.
     return [intent for intent in found if not isinstance(intent.action, UnknownAction)]

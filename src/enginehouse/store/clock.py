@@ -1,9 +1,8 @@
-"""The clock of a store on SQLite: it runs with the machine, never with the wall clock, and never backwards.
+"""The clock of a store on SQLite. It follows the machine's boot clock, not the wall clock, and never goes backwards.
 
-An anchor says what time it was at a moment of this boot; the time is the anchor plus what the machine's own clock has
-counted since, asleep or not. It is written once per boot, into the database, so that every program on the file and
-every later start agree to the microsecond. Only the first start after a boot looks at the wall clock, and
-even then no earlier than anything that is written in the database. PostgreSQL has a clock of its own.
+The time is an anchor plus the machine's boot clock, which also counts sleep. The anchor is written to the database once
+per boot, so every process on the file and every later start agree to the microsecond. Only the first start after a boot
+reads the wall clock, and the anchor is never earlier than any time in the database. PostgreSQL has its own clock.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sqlalchemy import Connection, func, select
 from enginehouse.store.schema import clock, intents, nodes, operations
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Times that have passed when they are written; leases and waits lie ahead.
+# Columns that hold past times when written; leases and due times lie in the future.
 _WRITTEN = (nodes.c.updated_at, nodes.c.last_heartbeat, operations.c.created_at, intents.c.updated_at)
 
 
@@ -28,7 +27,7 @@ class StoreClock:
         return self._began_at + machine_seconds()
 
     def anchor(self, connection: Connection) -> None:
-        """Take the anchor of this boot, or leave one. In a transaction that nobody else has at the same time."""
+        """Load the anchor of this boot, or write a new one. Requires an exclusive transaction."""
         boot = boot_id()
         row = connection.execute(select(clock)).one_or_none()
         if row is not None and boot and row.boot == boot:
@@ -41,12 +40,12 @@ class StoreClock:
 
 
 def machine_seconds() -> float:
-    """Since the machine was started, with the time it slept; no setting of the clock changes it."""
+    """Seconds since boot, including sleep. Independent of changes to the wall clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def boot_id() -> str:
-    """Another after each start of the machine; "" where it cannot be told, and then each start of ours is one."""
+    """An id that changes with every boot; "" if unavailable, and then every start of this program counts as a boot."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,4 +1,8 @@
-"""Single values that all frontends share."""
+"""Single values that all frontends share: keys and counters, by name.
+
+A value is created once and never replaced, except by `count`. Of two frontends that create one at the same time, both
+read the value of the first.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _COUNT = (
 
 
 def get(connection: Connection, name: str) -> str:
-    """Empty where there is none."""
+    """Return the value, or "" if there is none."""
     return str(connection.execute(_ONE, {"named": name}).scalar_one_or_none() or "")
 
 
@@ -31,6 +35,6 @@ def get_or_put(connection: Connection, name: str, value: str) -> str:
 
 
 def count(connection: Connection, name: str) -> None:
-    """One more than before: whoever reads it often notices a change without reading what changed."""
+    """Increment a counter. Readers detect a change by polling this one value."""
     get_or_put(connection, name, "0")
     connection.execute(_COUNT, {"named": name})

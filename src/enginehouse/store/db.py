@@ -1,9 +1,10 @@
-"""The database: one method, `transaction(work)`, with `work` a synchronous function of a connection, run in a thread.
+"""The database, with one method, `transaction(work)`. `work` is a synchronous function of a connection and runs in a
+thread.
 
-A transaction therefore cannot contain an await. SQLite and PostgreSQL are equals: whatever differs between them stands
-in `engines`. Every failure of the database leaves here as `Unavailable` (`store_unavailable`) within a limit; nothing
-is accepted that was not committed, and nothing that was refused is committed later. One line tells that the database
-is away and one that it is back, however many ask meanwhile.
+A transaction therefore cannot contain an await. SQLite and PostgreSQL are equal; their differences are in `engines`.
+Every database failure leaves here as `Unavailable` (`store_unavailable`) within a limit. A request is accepted only
+after its commit, and a refused one is never committed later. The log has one line when the database becomes unavailable
+and one when it is back, for any number of failed transactions.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ __all__ = ["Connection", "Store", "StoreLimits", "now"]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_TRIES = 5  # of two transactions that collide one goes through; the other may meet it once more before it is done
+_TRIES = 5  # of two colliding transactions one succeeds; the other may collide with it again before it ends
 _PAUSE_SECONDS = 0.02  # longer than a transaction takes
-# Serialization failure, deadlock, a lock not given within the limit.
+# Serialization failure, deadlock, lock timeout.
 _COLLISIONS = frozenset({"40001", "40P01", "55P03"})
-_TOO_SLOW = "57014"  # the server ended a statement of its own accord: it is there
-# Errors that say that the server is not to be used now: connections, too many of them, its operator. A full disk is
-# none of them: what only reads goes on.
+_TOO_SLOW = "57014"  # the server cancelled a statement, so it is available
+# SQLSTATE classes that mean the server is unavailable: connection errors, too many connections, operator intervention.
+# A full disk is not one of them, because reads still work.
 _AWAY_CLASSES = ("08", "57", "53300")
-_READABLE_WORDS = ("disk is full", "readonly", "disk i/o error")  # of SQLite, which has no codes here
-_QUIET_SECONDS = 60.0  # within which the same failure is not told again
-_MOST_TOLD = 100
-# What no waiting heals. The driver gives no code for what ends the opening of a connection, only the server's words.
+_READABLE_WORDS = ("disk is full", "readonly", "disk i/o error")  # SQLite gives no code for these
+_QUIET_SECONDS = 60.0  # the same failure is logged once within this time
+_MOST_LOGGED = 100
+# Failures that a retry cannot fix. The driver gives no code for a failed connect, only the server's text.
 _HOPELESS_WORDS = (
     *("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied"),
     *("permission denied", "invalid", "unable to open database file", "not a database", "readonly"),
 )
 _migrating = threading.Lock()
-MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start at once migrate one after another
-_FIRST_WAIT_SECONDS = 0.2  # between two looks for a database that is not there yet
+MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start together migrate one after another
+_FIRST_WAIT_SECONDS = 0.2  # between two attempts to reach the database at startup
 _LONGEST_WAIT_SECONDS = 2.0
 
 
@@ -70,13 +71,15 @@ class Store:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="store")
         self._under_way: set[Attempt] = set()
         self._away_since: float | None = None
-        self._told: dict[str, float] = {}  # when each failure was last seen
-        self.on_back: Callable[[], None] = _nothing  # the database answers again after it was away
+        self._logged_at: dict[str, float] = {}  # when each failure was last seen
+        self.on_back: Callable[[], None] = _nothing  # called when the database is available again
 
     @classmethod
     async def open(cls, url: str, limits: StoreLimits | None = None) -> Store:
-        """Connect and bring the schema to its newest form. `url` is a SQLAlchemy URL, or `postgresql://…` as people
-        write it. A database that is not there yet is waited for as long as the limits say.
+        """Connect and migrate the schema to the newest revision.
+
+        `url` is a SQLAlchemy URL or a plain `postgresql://…`. If the database is not available yet, retry for as long
+        as the limits allow.
         """
         limits, holding, clock = limits or StoreLimits(), Holding(), StoreClock()
         store = cls(make_engine(url, limits, holding, clock), limits, holding)
@@ -101,22 +104,26 @@ class Store:
 
     @property
     def is_away(self) -> bool:
-        """Whether the last that was heard of the database is that it does not answer."""
+        """Whether the most recent transaction found the database unavailable."""
         return self._away_since is not None
 
     async def transaction(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in one transaction: committed when it returns, rolled back when it raises. It is run again when
-        the transaction collided with another one, so it must have no effect but on the connection.
+        """Run `work` in one transaction: commit when it returns, roll back when it raises.
+
+        `work` is retried after a collision with another transaction, so it must not have effects outside the
+        connection.
         """
         try:
             result = await self._attempt(lambda attempt: self._run(work, attempt), self._limits.answer_seconds)
         except DataError as error:
-            # Trying again cannot help: the checks before this door let something through that no column takes.
+            # A retry cannot help: the earlier validation accepted a value that does not fit its column.
             log.warning("store.refused error=%s", _first_line(error))
-            raise Hopeless("cannot store this: a value does not fit; the log of the frontend has it") from error
+            raise Hopeless("cannot store this: a value does not fit its column. See the frontend's log") from error
         except (DBAPIError, PoolTimeout, TimeoutError) as error:
             self._note_failure(error)
-            unavailable = Unavailable("cannot use the database now: try again in a moment", code="store_unavailable")
+            unavailable = Unavailable(
+                "cannot use the database: it is unavailable. Try again in a moment", code="store_unavailable"
+            )
             unavailable.retry_after_seconds = 2.0
             raise unavailable from error
         if self._away_since is not None:
@@ -124,11 +131,11 @@ class Store:
         return result
 
     async def _attempt(self, work: Callable[[Attempt], T], limit_seconds: float) -> T:
-        """`TimeoutError` after the limit, and then the work is not committed later."""
+        """Raise `TimeoutError` after the limit; the work is then never committed."""
         attempt = Attempt()
         running = asyncio.get_running_loop()
-        # Waited for without being cancelled: a frontend that was frozen finds the outcome and the end of the limit at
-        # the same moment, and the outcome is the truth.
+        # `wait` does not cancel the future: after a freeze of the process, the outcome and the timeout arrive at the
+        # same moment, and the outcome must win.
         outcome = running.run_in_executor(self._threads, self._perform, work, attempt)
         try:
             done, _ = await asyncio.wait((outcome,), timeout=limit_seconds)
@@ -163,33 +170,33 @@ class Store:
             except DBAPIError as error:
                 if not left or not _collided(error):
                     raise
-                # In a thread of the store. Uneven, so that two which collided do not meet again in step.
+                # Runs in a thread of the store. The random delay keeps the same two transactions from colliding again.
                 time.sleep(random.uniform(0.0, _PAUSE_SECONDS * (_TRIES - left)))
                 attempt.begin_again()
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _note_failure(self, error: Exception) -> None:
-        # The database's own words name tables and hosts; they are for the log.
+        # The database's message names tables and hosts, so it goes to the log only.
         reason, now = _first_line(error), asyncio.get_running_loop().time()
         if not _is_away(error):
-            told = self._told.pop(reason, -_QUIET_SECONDS)
-            self._told = {**dict(list(self._told.items())[-_MOST_TOLD:]), reason: now}
-            if now - told >= _QUIET_SECONDS:
+            last = self._logged_at.pop(reason, -_QUIET_SECONDS)
+            self._logged_at = {**dict(list(self._logged_at.items())[-_MOST_LOGGED:]), reason: now}
+            if now - last >= _QUIET_SECONDS:
                 log.warning("store.failed error=%s", reason)
         elif self._away_since is None:
             self._away_since = now
-            log.warning("store.away error=%s", reason)
+            log.warning("store.lost error=%s", reason)
 
     def _note_back(self, since: float) -> None:
         self._away_since = None
-        log.warning("store.back away_seconds=%.1f", asyncio.get_running_loop().time() - since)
+        log.warning("store.recovered lost_seconds=%.1f", asyncio.get_running_loop().time() - since)
         self.on_back()
 
     def close(self) -> None:
-        """What is under way has as long as anybody would have waited for it."""
+        """Transactions under way get the usual limit to finish; then they are cut off."""
         deadline = time.monotonic() + self._limits.answer_seconds
         while self._under_way and time.monotonic() < deadline:
-            time.sleep(0.01)  # the program ends: nothing else is to be done
+            time.sleep(0.01)  # the program is ending, so blocking is fine
         for attempt in tuple(self._under_way):
             attempt.cut()
         self._threads.shutdown(cancel_futures=True)
@@ -199,13 +206,13 @@ class Store:
         is_postgres = self._engine.dialect.name == "postgresql"
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        # Alembic keeps its context in a global, so within one process only one may migrate at a time.
+        # Alembic keeps its context in a global, so a process runs one migration at a time.
         with _migrating, self._engine.connect() as connection:
             if is_postgres:
-                # A session of its own, closed afterwards: a change of a large table may take long.
+                # A separate session, closed afterwards: changing a large table may take long.
                 connection.detach()
                 connection.execute(text("set statement_timeout = 0"))
-                # Between two statements a busy machine may take longer than the others' requests have to wait.
+                # On a busy machine, the pause between two statements may exceed the limit for requests.
                 idle = int(1000 * MIGRATION_SECONDS)
                 connection.execute(text(f"set idle_in_transaction_session_timeout = {idle}"))
                 connection.commit()
@@ -220,22 +227,20 @@ class Store:
 
 
 def _wait_for_migration_lock(connection: Connection) -> None:
-    """Asked for again and again instead of waited for: a role may have a limit on waiting for locks. The lock belongs
-    to the session, and ends with it.
+    """Poll for the lock instead of blocking on it, because a role may have a lock timeout. The lock belongs to the
+    session and ends with it.
     """
     deadline = time.monotonic() + MIGRATION_SECONDS
     while not connection.execute(text("select pg_try_advisory_lock(:key)"), {"key": MIGRATION_LOCK}).scalar_one():
         connection.commit()
         if time.monotonic() > deadline:
-            raise OSError(f"another frontend has been changing the schema for {MIGRATION_SECONDS:.0f} s")
-        time.sleep(0.05)  # in a thread of the store, never on the event loop
+            raise OSError(f"the migration lock was held by another frontend for {MIGRATION_SECONDS:.0f} s")
+        time.sleep(0.05)  # in a thread of the store, not on the event loop
     connection.commit()
 
 
 def now(connection: Connection) -> float:
-    """The store's clock: what leases, heartbeats and waits are judged by, on whichever machine the question comes
-    from.
-    """
+    """The store's clock. Leases, heartbeats and due times are compared with it on every machine."""
     value = connection.exec_driver_sql(_NOW[connection.dialect.name]).scalar_one()
     return float(value)
 
@@ -256,7 +261,7 @@ def _collided(error: DBAPIError) -> bool:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether it is the database that is not to be used now, rather than this one transaction."""
+    """Whether the database is unavailable, as opposed to a failure of this transaction."""
     state = _sqlstate(error)
     if isinstance(error, PoolTimeout | TimeoutError):
         return True
@@ -267,7 +272,7 @@ def _is_away(error: Exception) -> bool:
 
 
 def _may_heal(error: Exception) -> bool:
-    """Whether a database that could not be opened may be there in a moment: it recovers, or its machine starts."""
+    """Whether opening the database may succeed on a retry: it is recovering, or its machine is starting."""
     words = _first_line(error).lower()
     if any(word in words for word in _HOPELESS_WORDS):
         return False

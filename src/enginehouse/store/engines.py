@@ -1,7 +1,7 @@
-"""Connections to SQLite and PostgreSQL, with every default of the drivers set on purpose.
+"""Connections to SQLite and PostgreSQL. Every driver default is set explicitly.
 
-Whatever differs between the two stands here. Each connection that a transaction uses is told to the attempt of its
-thread before anything is asked of it, so that it can be cut while it hangs.
+All differences between the two databases are here. Each connection is registered with the attempt of its thread before
+the first statement, so that it can be shut down while it hangs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enginehouse.store.attempts import Attempt, Driver, GivenUp
 from enginehouse.store.clock import StoreClock
 from enginehouse.store.limits import KEEPALIVE_IDLE_SECONDS, StoreLimits
 
-# SQLite has one writer anyway: one thread means that our own transactions queue instead of colliding.
+# SQLite has one writer, so with one thread our own transactions queue instead of colliding.
 SQLITE_THREADS = 1
 POSTGRES_THREADS = 8
 _WAL_TRIES = 50
@@ -39,7 +39,7 @@ class Holding(threading.local):
 
 
 class _WithHints(SQLiteCompiler):
-    """SQLite has hints for tables (`INDEXED BY …`), which the library leaves out."""
+    """Emits SQLite's table hints (`INDEXED BY …`), which SQLAlchemy omits."""
 
     def get_from_hint_text(self, table: object, text: str | None) -> str | None:
         return text
@@ -52,9 +52,9 @@ def make_engine(url: str, limits: StoreLimits, holding: Holding, clock: StoreClo
     try:
         return (_sqlite if url.startswith("sqlite") else _postgres)(url, limits, holding, clock)
     except (ArgumentError, ValueError) as error:
-        # Not the library's own words: they hold the address, and with it the password.
+        # The library's message is not shown: it contains the URL, and with it the password.
         raise Invalid(
-            "cannot use the address of the database: it is written like postgresql://user:password@host:5432/name or "
+            "cannot use the database URL: it must look like postgresql://user:password@host:5432/name or "
             "sqlite:////path/of/file.db",
             code="invalid_setting",
             param="database_url",
@@ -66,15 +66,15 @@ def _sqlite(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock) 
     engine.dialect.statement_compiler = _WithHints
 
     def prepare(connection: sqlite3.Connection, _record: object) -> None:
-        # The driver must not open transactions by itself: `begin_immediate` does, so that a reader that turns writer
-        # cannot fail half-way.
+        # The driver must not open transactions itself. `begin_immediate` does, so that a transaction which reads first
+        # and then writes cannot fail half-way.
         connection.isolation_level = None
         connection.create_function("store_now", 0, clock.now)
         cursor = connection.cursor()
-        # For a second program on the same file (a backup, a shell); our own never collide.
+        # For a second process on the same file, such as a backup or a shell; our own transactions never collide.
         cursor.execute(f"pragma busy_timeout={limits.statement_milliseconds}")
         _switch_to_wal(cursor)
-        # FULL: what was acknowledged as accepted survives a power cut.
+        # FULL: an acknowledged commit survives a power cut.
         cursor.execute("pragma synchronous=full")
         cursor.execute("pragma foreign_keys=on")
         cursor.close()
@@ -91,7 +91,7 @@ def _sqlite(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock) 
 
 
 def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
-    """The one statement that SQLite's own patience does not cover: two programs that open a new file at once."""
+    """Retry the one statement that `busy_timeout` does not cover: two processes may open a new file at once."""
     for attempt in range(1, _WAL_TRIES + 1):
         try:
             cursor.execute("pragma journal_mode=wal")
@@ -99,7 +99,7 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
         except sqlite3.OperationalError:
             if attempt == _WAL_TRIES:
                 raise
-            time.sleep(0.02)  # in a thread of the store, never on the event loop
+            time.sleep(0.02)  # in a thread of the store, not on the event loop
 
 
 def _postgres(url: str, limits: StoreLimits, holding: Holding, _clock: StoreClock) -> Engine:
@@ -108,7 +108,7 @@ def _postgres(url: str, limits: StoreLimits, holding: Holding, _clock: StoreCloc
         pool_size=POSTGRES_THREADS,
         max_overflow=0,
         pool_timeout=limits.answer_seconds,  # never reached: there are as many connections as threads
-        pool_pre_ping=True,  # a restarted server costs one extra round trip, not a failed request
+        pool_pre_ping=True,  # a restarted server costs one extra round trip instead of a failed request
         connect_args={
             "connect_timeout": limits.connect_seconds,
             "keepalives_idle": KEEPALIVE_IDLE_SECONDS,
@@ -118,7 +118,7 @@ def _postgres(url: str, limits: StoreLimits, holding: Holding, _clock: StoreCloc
         },
     )
 
-    # A limit that the role has already is the operator's, and stays.
+    # A limit set for the role by the operator takes precedence.
     server_limits = {
         "statement_timeout": limits.statement_milliseconds,
         "lock_timeout": limits.lock_milliseconds,
@@ -128,7 +128,7 @@ def _postgres(url: str, limits: StoreLimits, holding: Holding, _clock: StoreCloc
     def prepare(connection: psycopg.Connection, _record: object) -> None:
         try:
             holding.note(connection)
-            # Not as an option of the connection: poolers that stand between refuse those.
+            # Not as a connection option: poolers in between reject those.
             for name, value in server_limits.items():
                 query = f"select set_config('{name}', '{value}', false) where current_setting('{name}') = '0'"
                 connection.execute(query.encode())
@@ -140,7 +140,7 @@ def _postgres(url: str, limits: StoreLimits, holding: Holding, _clock: StoreCloc
     really_ping = engine.dialect.do_ping
 
     def ping(connection: Any) -> bool:
-        # The first question to a connection that was kept: also this one may wait for a server that is frozen.
+        # The ping is the first statement on a pooled connection, and it may hang on a frozen server as well.
         holding.note(connection)
         return really_ping(connection)
 

@@ -1,7 +1,7 @@
-"""Operations as people and watchers look at them: what is open or failed, what changed since a moment, and how long
-the past is kept.
+"""Queries over operations for users and watchers, and retention.
 
-Reads never write. Only `prune` removes, and only what ended long ago: an operation that has not ended stays for ever.
+They list what is open or failed and what changed since a time. Reads never write. Only `prune` deletes, and only
+operations that ended long ago; an open operation is kept for ever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enginehouse.store.schema import intents, operation_intents, operations
 
 
 def _with_intents(*conditions: object, is_wanted: bool = True) -> Select[tuple[str]]:
-    """The ids of operations that have an intent like this, and have not given it up."""
+    """Select the ids of operations with such an intent; with `is_wanted`, only if they have not detached from it."""
     query = select(operation_intents.c.operation_id).join(intents, intents.c.id == operation_intents.c.intent_id)
     if is_wanted:
         query = query.where(operation_intents.c.detached.is_(False))
@@ -36,8 +36,9 @@ def open_ids(connection: Connection) -> list[str]:
 
 
 def unfinished(connection: Connection, limit: int) -> list[Operation]:
-    """Open operations, and failed ones that nobody has dismissed, newest first. However many have failed since, an open
-    one is not pushed out.
+    """Open operations, and failed ones that are not dismissed, newest first.
+
+    Open operations take precedence: later failures never push one out of the limit.
     """
     newest = select(operations).order_by(operations.c.created_at.desc())
     found = select_operations(connection, newest.where(operations.c.ended_as == "").limit(limit))
@@ -48,7 +49,7 @@ def unfinished(connection: Connection, limit: int) -> list[Operation]:
 
 
 def note_every_end(connection: Connection) -> None:
-    """Find operations whose end nobody wrote down."""
+    """Record the end of operations that ended without being recorded."""
     over = select(operations.c.id).where(
         operations.c.ended_as == "",
         not_(operations.c.is_steered),
@@ -66,7 +67,7 @@ _STEPS = (
     + case((operations.c.dismissed, 1), else_=0)
     + case((operations.c.is_steered, 0), else_=1)
 )
-# Asked every second by every frontend, so put together once.
+# Built once, because every frontend runs it every second.
 _REVISIONS = (
     select(operations.c.id, _STEPS)
     .outerjoin(operation_intents, operation_intents.c.operation_id == operations.c.id)
@@ -83,8 +84,9 @@ _REVISIONS = (
 
 
 def revisions(connection: Connection, since: float, also: Collection[str]) -> dict[str, int]:
-    """How far each operation is that changed since then, and each of `also`: a number that grows with every change of
-    it or of one of its intents.
+    """Revision numbers of the operations that changed since then, and of those in `also`.
+
+    A revision grows with every change of the operation or of one of its intents.
     """
     rows = connection.execute(_REVISIONS, {"since": since, "also": list(also)})
     return {operation_id: int(revision) for operation_id, revision in rows}
@@ -96,7 +98,7 @@ def count_by_state(connection: Connection) -> dict[str, int]:
 
 
 def prune(connection: Connection, before: float, keep: int, limit: int) -> int:
-    """Forget operations that ended before then, all but the newest `keep`; how many were forgotten, at most `limit`."""
+    """Delete operations that ended before then, except the newest `keep`, at most `limit`; return how many."""
     newest = select(operations.c.created_at).order_by(operations.c.created_at.desc()).offset(keep - 1).limit(1)
     oldest_kept = connection.execute(newest).scalar_one_or_none()
     if oldest_kept is None:
@@ -116,7 +118,7 @@ def prune(connection: Connection, before: float, keep: int, limit: int) -> int:
     served = select(operation_intents.c.intent_id).where(operation_intents.c.operation_id.in_(ids))
     intent_ids = list(connection.execute(served).scalars())
     connection.execute(delete(operations).where(operations.c.id.in_(ids)))
-    # An intent may serve an operation that is kept.
+    # An intent may also serve an operation that is kept.
     serving = select(operation_intents.c.intent_id).where(operation_intents.c.intent_id == intents.c.id).exists()
     connection.execute(delete(intents).where(intents.c.id.in_(intent_ids), not_(serving)))
     return len(ids)

@@ -1,6 +1,7 @@
-"""Keys under which callers ask: the same key and the same request are the same operation, on every frontend.
+"""Idempotency keys: the same key with the same request is the same operation, on every frontend.
 
-Written in the transaction that accepts the operation, so a caller that did not hear the answer asks again and gets it.
+The key is written in the transaction that accepts the operation, so a caller that missed the answer can retry and gets
+the same one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _REMEMBER = idempotency_keys.insert()
 
 
 def known(connection: Connection, author: str, key: str, body_hash: str, now: float) -> str | None:
-    """The operation that was asked for under this key; `Invalid` where it was another request."""
+    """Return the operation requested under this key; raise `Invalid` if the key was used for a different request."""
     under = {"by": author, "under": key}
     row = connection.execute(_KNOWN, under).one_or_none()
     if row is None:
@@ -29,7 +30,7 @@ def known(connection: Connection, author: str, key: str, body_hash: str, now: fl
         return None
     if row.body_hash != body_hash:
         raise Invalid(
-            "cannot use this Idempotency-Key again: it was used for another request; make a new one for each request",
+            "cannot use this Idempotency-Key again: it belongs to a different request. Use a new key for each request",
             code="idempotency_mismatch",
             param="Idempotency-Key",
         )

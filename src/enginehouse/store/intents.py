@@ -1,4 +1,7 @@
-"""What is asked and noted about intents as such, apart from how they come and change (`operations`)."""
+"""Queries over intents, and updates of their progress.
+
+`requests` creates intents, `operations` and `claims` change their state. Nothing here changes a state or a version.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.node import Node
 from enginehouse.core.progress import Progress, is_newer
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import intent_of, slices, text_of
+from enginehouse.store.rows import intent_of, select_among, slices, text_of
 from enginehouse.store.schema import intents
 
 _OPEN = select(intents).where(intents.c.state.in_(sorted(OPEN)))
@@ -20,12 +23,12 @@ _NAMELESS = _OPEN.where(intents.c.subject == "backend:")
 
 
 def open_on_others(connection: Connection, node_ids: Iterable[str]) -> list[Intent]:
-    """Open intents of any node but these."""
+    """Open intents of all nodes except these."""
     return [intent_of(row) for row in connection.execute(_OPEN_ON_OTHERS, {"node_ids": list(node_ids)})]
 
 
 def nameless(connection: Connection) -> list[Intent]:
-    """Open intents about a backend without a name."""
+    """Open intents for a backend without a name."""
     return [intent_of(row) for row in connection.execute(_NAMELESS)]
 
 
@@ -40,7 +43,7 @@ _ABOUT = select(intents).where(
 
 
 def changing(connection: Connection, nodes: Iterable[Node], subjects: Iterable[str]) -> list[Intent]:
-    """What is open on these nodes about these subjects, and what was done since their reports: see `core.changes`."""
+    """Intents on these nodes and subjects that are open, or succeeded since the node's report: see `core.changes`."""
     found: list[Intent] = []
     marks = {node.id: node.report.mark for node in nodes}
     about = sorted(set(subjects))
@@ -52,24 +55,21 @@ def changing(connection: Connection, nodes: Iterable[Node], subjects: Iterable[s
 
 
 def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> dict[str, int]:
-    """Per subject the newest generation that was sent and given up without a word of the worker: its message may still
-    arrive, and is refused only where the worker has seen a newer one.
+    """Per subject, the newest generation that was sent and given up without an answer from the worker.
+
+    Its message may still arrive, and the worker refuses it only if it has seen a newer generation.
     """
-    found: dict[str, int] = {}
-    for some in slices(subjects):
-        rows = connection.execute(_SHADOWED, {"at_node": node_id, "subjects": some})
-        found |= {subject: generation for subject, generation in rows}
-    return found
+    return {row.subject: row.newest for row in select_among(connection, _SHADOWED, subjects, at_node=node_id)}
 
 
 _SHADOWED = (
-    select(intents.c.subject, func.max(intents.c.generation))
+    select(intents.c.subject, func.max(intents.c.generation).label("newest"))
     .where(
         intents.c.node_id == bindparam("at_node"),
-        intents.c.subject.in_(bindparam("subjects", expanding=True)),
+        intents.c.subject.in_(bindparam("ids", expanding=True)),
         or_(
             intents.c.state.in_(("superseded", "cancelled")),
-            # What was taken for lost so often that it was given up may be late all the same.
+            # Given up after too many presumed losses, but its message may still arrive.
             and_(intents.c.state == "failed", intents.c.reason == "worker_restarted"),
         ),
         intents.c.attempt > 0,
@@ -86,33 +86,30 @@ _ENDED_AMONG = select(intents.c.id).where(
 
 
 def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:
-    """Which of these intents of the node nobody wants any more."""
-    found: list[str] = []
-    for some in slices(intent_ids):
-        found += connection.execute(_ENDED_AMONG, {"at_node": node_id, "ids": some}).scalars()
-    return tuple(found)
+    """Return those of the node's intents that are cancelled or superseded."""
+    return tuple(row.id for row in select_among(connection, _ENDED_AMONG, intent_ids, at_node=node_id))
 
 
 _AT_WORK = (
     select(intents.c.id, intents.c.attempt, intents.c.progress)
-    .where(intents.c.id.in_(bindparam("ids", expanding=True)), intents.c.state == "running")
+    .where(
+        intents.c.id.in_(bindparam("ids", expanding=True)),
+        intents.c.state == "running",
+        or_(intents.c.owner == bindparam("by"), intents.c.lease_until < bindparam("at")),
+    )
     .with_for_update(skip_locked=True)
 )
-_AT_WORK_FOR = _AT_WORK.where(or_(intents.c.owner == bindparam("by"), intents.c.lease_until < bindparam("at")))
-_SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("told"))
+_SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("new_progress"))
 
 
-def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str = "", now: float = 0.0) -> None:
-    """Progress is not a change of state: it takes no version, only a running intent has any, of its own attempt, and
-    what another frontend heard later stays.
+def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str, now: float) -> None:
+    """Store progress of running intents. It is not a change of state, so the version stays.
 
-    Every frontend hears everything: for an `owner` only what it holds is written, and what nobody holds any more.
+    Only progress of the current attempt that is newer than the stored one is written. Every frontend receives all
+    progress messages, so `owner` writes only for intents that it owns or whose lease has expired.
     """
-    for some in slices(heard):
-        query = _AT_WORK_FOR if owner else _AT_WORK
-        values = {"ids": some, "by": owner, "at": now} if owner else {"ids": some}
-        for row in connection.execute(query, values).all():
-            known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
-            progress = heard[row.id]
-            if progress.attempt == row.attempt and is_newer(progress, known):
-                connection.execute(_SET_PROGRESS, {"row_id": row.id, "told": text_of(progress)})
+    for row in select_among(connection, _AT_WORK, heard, by=owner, at=now):
+        known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
+        progress = heard[row.id]
+        if progress.attempt == row.attempt and is_newer(progress, known):
+            connection.execute(_SET_PROGRESS, {"row_id": row.id, "new_progress": text_of(progress)})

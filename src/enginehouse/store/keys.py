@@ -1,4 +1,7 @@
-"""Rows of tokens. Only hashes are stored; the token itself is shown once and known to its holder alone."""
+"""Rows of tokens. Only hashes are stored; the token itself is shown once, to its holder.
+
+Every change increments a counter in `cluster_values`, so that a frontend notices it without reading all tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ class TokenRow(Struct, frozen=True):
     name: str
     hash: str
     created_at: float
-    node: str = ""  # a join token for this node alone
-    revoked_at: float = 0.0  # 0 while it counts
+    node: str = ""  # set for a join token that is valid for this node only
+    revoked_at: float = 0.0  # 0 while the token is valid
 
 
 _COUNTED = "token-changes"
 
 
 def changes(connection: Connection) -> str:
-    """Another one whenever a token was made or revoked, or a node was removed."""
+    """A value that changes whenever a token is created or revoked, or a node is removed."""
     return cluster_values.get(connection, _COUNTED)
 
 
@@ -39,13 +42,13 @@ def insert(connection: Connection, row: TokenRow) -> None:
 
 
 def revoke(connection: Connection, row_id: str, now: float) -> None:
-    """The row stays: a token of a file or a setting must not come back with the next start."""
+    """Keep the row: a token from a file or setting must not become valid again at the next start."""
     connection.execute(update(tokens).where(tokens.c.id == row_id).values(revoked_at=now))
     note_change(connection)
 
 
 def remove_named(connection: Connection, role: str, name: str) -> None:
-    """But not what was revoked: it stays known as such."""
+    """Remove the valid tokens of this name. Revoked ones are kept."""
     named = (tokens.c.role == role, tokens.c.name == name, tokens.c.revoked_at == 0)
     connection.execute(delete(tokens).where(*named))
     note_change(connection)

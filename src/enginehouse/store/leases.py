@@ -1,4 +1,8 @@
-"""Leases: who may do a thing now. Judged by the store's clock, so a wall clock that jumps gives and takes nothing."""
+"""Leases: at most one owner at a time may do a named task.
+
+One statement acquires, extends or refuses a lease, so two frontends never hold it together. Leases expire by the
+store's clock; jumps of a wall clock have no effect.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from enginehouse.store.schema import leases
 
 
 def _acquiring(insert: Any) -> Any:
-    """Put together once: every loop of every frontend asks, every second."""
+    """Build the statement once: every loop of every frontend runs it every second."""
     owner: BindParameter[str] = bindparam("holder")
     until: BindParameter[float] = bindparam("ends")
     return (
@@ -31,9 +35,7 @@ _ACQUIRE = {"postgresql": _acquiring(postgresql.insert), "sqlite": _acquiring(sq
 
 
 def acquire(connection: Connection, name: str, owner: str, now: float, until: float) -> bool:
-    """Whether `owner` holds the lease after this: it was free, had ended, or was already its own (then it is
-    extended).
-    """
+    """Acquire or extend the lease; True if `owner` holds it now: it was free, expired, or already its own."""
     values = {"named": name, "holder": owner, "ends": until, "at": now}
     return connection.execute(_ACQUIRE[connection.dialect.name], values).scalar_one_or_none() == owner
 

@@ -1,7 +1,7 @@
-"""Rows of commands that nobody waits for any more and that a worker of LocalAI's may still carry out: it cannot be
-told to stop. What is newer about the same thing there is sent when they are over.
+"""Rows of abandoned commands that a LocalAI worker may still carry out, because it cannot cancel them.
 
-There are few of them, mostly none: the whole table is read with every claim.
+Newer commands on the same subject are sent only after they are over. The table is small and mostly empty, so every
+claim reads all of it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 from sqlalchemy import bindparam, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import InstallBackend, RemoveBackend
 from enginehouse.core.intent import Intent
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import slices
+from enginehouse.store.rows import ignoring_known, select_among, slices
 from enginehouse.store.schema import lingering_commands as lingering
 from enginehouse.store.schema import nodes
 
-_ADD = {
-    "postgresql": postgresql.insert(lingering).on_conflict_do_nothing(),
-    "sqlite": sqlite.insert(lingering).on_conflict_do_nothing(),
-}
+_ADD = ignoring_known(lingering)
 _EVERY = select(lingering)
 _AMONG = select(lingering.c.intent_id).where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)))
 _REMOVE = delete(lingering).where(lingering.c.intent_id.in_(bindparam("ids", expanding=True)))
@@ -40,17 +36,15 @@ class Lingering(Struct, frozen=True):
     node_id: str
     subject: str
     sent_at: float  # by the store's clock
-    received_at: float = 0.0  # from when on its worker is known to have it, or never to get it; 0 is unknown
+    received_at: float = 0.0  # when the worker is known to have it or never to get it; 0 if unknown
 
 
 def add(connection: Connection, intents: Iterable[Intent]) -> set[str]:
-    """Note those of these running intents whose worker cannot be stopped; their ids."""
+    """Record those of these running intents whose worker cannot cancel; return their ids."""
     sent = [one for one in intents if one.state == "running" and isinstance(one.action, InstallBackend | RemoveBackend)]
     if not sent:
         return set()
-    without_key: set[str] = set()
-    for some in slices({one.node_id for one in sent}):
-        without_key |= set(connection.execute(_WITHOUT_KEY, {"ids": some}).scalars())
+    without_key = {row.id for row in select_among(connection, _WITHOUT_KEY, {one.node_id for one in sent})}
     rows = [
         {"intent_id": one.id, "node_id": one.node_id, "subject": one.subject, "sent_at": one.dispatched_at}
         for one in sent
@@ -72,10 +66,7 @@ def note_received(connection: Connection, intent_ids: Iterable[str], now: float)
 
 
 def among(connection: Connection, intent_ids: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for some in slices(intent_ids):
-        found |= set(connection.execute(_AMONG, {"ids": some}).scalars())
-    return found
+    return {row.intent_id for row in select_among(connection, _AMONG, intent_ids)}
 
 
 def on_node(connection: Connection, node_id: str) -> set[str]:

@@ -1,4 +1,7 @@
-"""Rows of models."""
+"""Rows of models. The definition is stored as JSON text.
+
+The name is the primary key. A caller that decides about a model locks its row, so that frontends take turns.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from sqlalchemy import bindparam, delete, select
 
 from enginehouse.core.model import Model
 from enginehouse.store.db import Connection
+from enginehouse.store.rows import text_of
 from enginehouse.store.schema import models
 
 _DEFINITION = select(models.c.definition).where(models.c.name == bindparam("named"))
@@ -15,20 +19,18 @@ _MODEL = msgspec.json.Decoder(Model)
 
 
 def get(connection: Connection, name: str, *, lock: bool = False) -> Model | None:
-    """With `lock`, the row is held until the transaction ends: two frontends that decide about one model take turns."""
+    """With `lock`, the row is locked until the transaction ends, so that two frontends decide about a model in turn."""
     query = _LOCKED_DEFINITION if lock else _DEFINITION
     definition = connection.execute(query, {"named": name}).scalar_one_or_none()
     return None if definition is None else _MODEL.decode(definition)
 
 
 def insert(connection: Connection, model: Model, now: float) -> None:
-    connection.execute(
-        models.insert().values(name=model.name, definition=msgspec.json.encode(model).decode(), created_at=now)
-    )
+    connection.execute(models.insert().values(name=model.name, definition=text_of(model), created_at=now))
 
 
 def remove(connection: Connection, name: str) -> bool:
-    """Whether there was one."""
+    """Remove the model; False if there was none."""
     return connection.execute(delete(models).where(models.c.name == name)).rowcount > 0
 
 

@@ -1,4 +1,8 @@
-"""Rows of nodes."""
+"""Rows of nodes.
+
+A registration, a heartbeat and an operator change separate columns through separate functions, so none overwrites the
+facts of another. `updated_at` marks changes that other frontends must see.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from enginehouse.core.node import Capacity, Health, Node
 from enginehouse.core.operation import absence_of
 from enginehouse.core.report import Report
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import slices
+from enginehouse.store.rows import select_among, slices, text_of
 from enginehouse.store.schema import nodes
 
-# Made once: to find out what a type is made of costs more than to decode one.
+# Built once: inspecting a type costs more than decoding a value.
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _CAPACITY = msgspec.json.Decoder(Capacity)
 _REPORT = msgspec.json.Decoder(Report)
@@ -49,16 +53,12 @@ def _node(row: Row[Any]) -> Node:
     )
 
 
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
 def _columns(node: Node) -> dict[str, object]:
     plain = {field: getattr(node, field) for field in Node.__struct_fields__}
     return plain | {
-        "labels": _text(node.labels),
-        "capacity": _text(node.capacity),
-        "report": _text(node.report),
+        "labels": text_of(node.labels),
+        "capacity": text_of(node.capacity),
+        "report": text_of(node.report),
     }
 
 
@@ -67,14 +67,15 @@ def insert(connection: Connection, node: Node, token_hash: str) -> None:
 
 
 def take_registration(connection: Connection, node_id: str, at: float) -> bool:
-    """Whether a registration of that moment is later than every one before it; from now on it is the last. Of two at
-    once the database lets one wait for the other, so the earlier is refused on whichever frontend it is.
+    """Record a registration; False if a later one was recorded before.
+
+    The database serializes two at the same time, so the earlier one is refused on any frontend.
     """
     return connection.execute(_TAKE_REGISTRATION, {"node_id": node_id, "at": at}).rowcount == 1
 
 
 def save(connection: Connection, node: Node) -> None:
-    """Write the facts of a registration; health, approval and drained have functions of their own."""
+    """Write the facts of a registration. Health, approval and draining have their own functions."""
     columns = _columns(node)
     kept = {"id", "created_at", "approved", "drained", "health", "last_heartbeat", "report", "bus_away", "waits_for"}
     connection.execute(
@@ -83,7 +84,7 @@ def save(connection: Connection, node: Node) -> None:
 
 
 def set_token(connection: Connection, node_id: str, token_hash: str, previous: str = "") -> None:
-    """`previous` counts until the new one has been used."""
+    """`previous` stays valid until the new token has been used."""
     connection.execute(_SET_TOKEN, {"node_id": node_id, "now_is": token_hash, "before": previous})
 
 
@@ -95,11 +96,11 @@ class NodeToken(Struct, frozen=True):
     node_id: str
     name: str
     hash: str
-    previous: str  # empty where only one counts
+    previous: str  # "" if only one is valid
 
 
 def tokens(connection: Connection) -> list[NodeToken]:
-    """The hashes of every node's tokens."""
+    """The token hashes of all nodes."""
     return [NodeToken(*row) for row in connection.execute(_TOKENS)]
 
 
@@ -108,7 +109,7 @@ def set_approved(connection: Connection, node_id: str, now: float) -> None:
 
 
 def set_pending(connection: Connection, node_id: str, waits_for: str, now: float) -> None:
-    """Approved no longer: it waits for approval again, and this is why."""
+    """Withdraw the approval; `waits_for` says why the node waits for approval again."""
     changed = {"approved": False, "waits_for": waits_for, "updated_at": now}
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(**changed))
 
@@ -122,22 +123,22 @@ def remove(connection: Connection, node_id: str) -> None:
 
 
 def set_health(connection: Connection, node_id: str, health: Health, now: float) -> bool:
-    """Whether it changed."""
+    """Set the health; False if it was the same."""
     return connection.execute(_SET_HEALTH, {"node_id": node_id, "now_is": health, "at": now}).rowcount > 0
 
 
 def set_heartbeat(connection: Connection, node_id: str, capacity: Capacity, now: float) -> None:
-    connection.execute(_SET_HEARTBEAT, {"node_id": node_id, "now_is": _text(capacity), "at": now})
+    connection.execute(_SET_HEARTBEAT, {"node_id": node_id, "now_is": text_of(capacity), "at": now})
 
 
 def set_bus_away(connection: Connection, node_id: str, is_away: bool, now: float) -> bool:
-    """Whether it changed."""
+    """Set whether the worker is off the bus; False if it was the same."""
     return connection.execute(_SET_BUS_AWAY, {"node_id": node_id, "now_is": is_away, "at": now}).rowcount > 0
 
 
 def set_report(connection: Connection, node_id: str, report: Report, changed_at: float | None) -> None:
-    """`changed_at` where the report says something new: other frontends look for nodes that changed."""
-    values: dict[str, object] = {"node_id": node_id, "now_is": _text(report)}
+    """Store a report. `changed_at` is set if it differs from the last one: other frontends look for changed nodes."""
+    values: dict[str, object] = {"node_id": node_id, "now_is": text_of(report)}
     if changed_at is None:
         connection.execute(_SET_REPORT, values)
     else:
@@ -192,19 +193,19 @@ def every(connection: Connection) -> list[Node]:
 
 
 def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """The names of these nodes, what those that get no commands now wait for, and which are drained."""
-    rows = [row for some in slices(node_ids) for row in connection.execute(_NAMED, {"ids": some})]
+    """Return the names of these nodes, what the unavailable ones wait for, and which are drained."""
+    rows = list(select_among(connection, _NAMED, node_ids))
     away = {row.id: absence_of(row.health, bus_away=row.bus_away) for row in rows if row.health != "healthy"}
     return {row.id: row.name for row in rows}, away, {row.id for row in rows if row.drained}
 
 
 def health_of_every(connection: Connection) -> dict[str, tuple[str, Health]]:
-    """(name, health) by id: for those who ask often and need no reports."""
+    """(name, health) by id, for frequent callers that need no reports."""
     return {row.id: (row.name, row.health) for row in connection.execute(_HEALTH)}
 
 
 class WithoutKey(Struct, frozen=True):
-    """One of LocalAI's workers, by its node."""
+    """A node whose worker is LocalAI's: it has no key."""
 
     id: str
     name: str
@@ -212,7 +213,7 @@ class WithoutKey(Struct, frozen=True):
 
 
 def without_key(connection: Connection) -> list[WithoutKey]:
-    """The nodes of LocalAI's workers that may be asked for something."""
+    """Approved backend nodes with LocalAI workers."""
     return [WithoutKey(row.id, row.name, row.health) for row in connection.execute(_WITHOUT_KEY)]
 
 
@@ -222,7 +223,7 @@ def serving(connection: Connection) -> dict[str, str]:
 
 
 def updates(connection: Connection) -> dict[str, float]:
-    """When each node changed last."""
+    """When each node last changed."""
     return {row.id: row.updated_at for row in connection.execute(_UPDATES)}
 
 
@@ -231,14 +232,16 @@ def types(connection: Connection) -> dict[str, str]:
 
 
 def changed_since(connection: Connection, since: float) -> dict[str, float]:
-    """When each node changed that did so since then."""
+    """When each of the nodes that changed since then last changed."""
     query = select(nodes.c.id, nodes.c.updated_at).where(nodes.c.updated_at >= since)
     return {row.id: row.updated_at for row in connection.execute(query)}
 
 
 def make_room(connection: Connection, limit: int) -> None:
-    """Forget the pending nodes beyond `limit`, with room for one more: those first that asked only once, then those
-    that were silent for longest. A machine that is there asks again every few seconds, and is back.
+    """Delete pending nodes so that one more fits into `limit`.
+
+    Nodes that registered only once go first, then those silent for longest. A live machine registers again within
+    seconds and is back.
     """
     excess = int(connection.execute(_COUNT_PENDING).scalar_one()) - limit + 1
     if excess > 0:
@@ -248,7 +251,7 @@ def make_room(connection: Connection, limit: int) -> None:
 
 
 _COUNT_PENDING = select(func.count()).select_from(nodes).where(nodes.c.approved.is_(False))
-# One that lost its approval is no stranger, and is kept.
+# A node that lost its approval was approved once and is kept.
 _PENDING_TO_FORGET = (
     select(nodes.c.id)
     .where(nodes.c.approved.is_(False), nodes.c.waits_for == "")

@@ -1,7 +1,8 @@
-"""Rows of operations and intents; what is read of them for people stands in `history`.
+"""Rows of operations and intents. Queries for users are in `history`.
 
-An intent changes only through `apply`, a compare-and-set on its version: of two writers one gets `Conflict` and looks
-again.
+The state of an intent changes only through `apply`, a compare-and-set on its version (of two writers one gets
+`Conflict` and must read again), or through `apply_all`, for rows that the transaction has locked. Leases, progress and
+remarks on ended intents are not changes of state.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from enginehouse.store.rows import (
     intent_of,
     operation_columns,
     operation_of,
-    slices,
+    select_among,
     text_of,
 )
 from enginehouse.store.schema import intents, operation_intents, operations
 
-# What is asked many times a second is put together once.
+# Statements that run many times a second are built once.
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _ADD = operations.insert()
 _STEERED = select(operations).where(operations.c.is_steered.is_(True)).order_by(operations.c.created_at)
@@ -80,16 +81,13 @@ def select_operations(connection: Connection, query: Select[Any]) -> list[Operat
 
 
 def many(connection: Connection, operation_ids: Iterable[str]) -> dict[str, Operation]:
-    found: list[Operation] = []
-    for some in slices(operation_ids):
-        found += [operation_of(row) for row in connection.execute(_MANY, {"ids": some})]
-    return {one.id: one for one in found}
+    return {row.id: operation_of(row) for row in select_among(connection, _MANY, operation_ids)}
 
 
 def recent(
     connection: Connection, limit: int, before: Operation | None = None, *, is_ended: bool = False
 ) -> list[Operation]:
-    """Newest first: all of them, or those that are over; from the one that comes after `before` in that order."""
+    """Newest first: all operations, or only ended ones; `before` is the last operation of the previous page."""
     query = select(operations).order_by(operations.c.created_at.desc(), operations.c.id.desc()).limit(limit)
     if is_ended:
         query = query.where(operations.c.ended_as != "")
@@ -113,7 +111,7 @@ def is_steered(connection: Connection, operation_id: str) -> bool:
 
 
 def last_of(connection: Connection, kind: str, name: str, targets: tuple[str, ...] | None = None) -> Operation | None:
-    """The newest of its kind and name; with `targets`, of those that were asked for exactly these nodes."""
+    """The newest operation of this kind and name; with `targets`, of those requested for exactly these nodes."""
     query = select(operations).where(operations.c.kind == kind, operations.c.name == name)
     if targets is not None:
         query = query.where(operations.c.targets == text_of(targets))
@@ -127,18 +125,15 @@ def end_steering(connection: Connection, operation_id: str, code: str = "", mess
 
 
 def of_intents(connection: Connection, intent_ids: Iterable[str]) -> list[Operation]:
-    ids: dict[str, None] = {}
-    for some in slices(intent_ids):
-        ids |= dict.fromkeys(connection.execute(_OF_INTENTS, {"ids": some}).scalars())
+    ids = dict.fromkeys(row.operation_id for row in select_among(connection, _OF_INTENTS, intent_ids))
     return list(many(connection, ids).values())
 
 
 def first_of_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str, str]:
-    """For each intent the id of the operation that asked for it first."""
+    """The id of the oldest operation of each intent."""
     first: dict[str, str] = {}
-    for some in slices(intent_ids):
-        for row in connection.execute(_FIRST_OF_INTENTS, {"ids": some}):
-            first.setdefault(row.intent_id, row.id)
+    for row in select_among(connection, _FIRST_OF_INTENTS, intent_ids):
+        first.setdefault(row.intent_id, row.id)
     return first
 
 
@@ -148,23 +143,22 @@ def first_of_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[
 def intents_of(connection: Connection, operation_ids: Sequence[str]) -> dict[str, list[Intent]]:
     """The intents of each operation, in the order in which they were added."""
     found: dict[str, list[Intent]] = {operation_id: [] for operation_id in operation_ids}
-    for some in slices(operation_ids):
-        for row in connection.execute(_INTENTS_OF, {"ids": some}):
-            intent = intent_of(row)
-            found[row.operation_id].append(_as_cancelled(intent) if row.detached else intent)
+    for row in select_among(connection, _INTENTS_OF, operation_ids):
+        intent = intent_of(row)
+        found[row.operation_id].append(_as_cancelled(intent) if row.detached else intent)
     return found
 
 
 def _as_cancelled(intent: Intent) -> Intent:
-    """As an operation sees an intent that it gave up and that goes on for another."""
-    message = "cancelled; it goes on for another request of the same thing"
+    """The view of an operation that detached from an intent which continues for another one."""
+    message = "cancelled here; it continues for another operation"
     return msgspec.structs.replace(
         intent,
         state="cancelled",
         reason="cancelled",
         message=message,
         progress=None,
-        version=intent.version + 1,  # it was a change of this operation
+        version=intent.version + 1,  # detaching changed this operation
     )
 
 
@@ -174,11 +168,8 @@ def intent(connection: Connection, intent_id: str) -> Intent | None:
 
 
 def lock_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str, Intent]:
-    """These intents, which nobody else changes until the transaction ends."""
-    found: dict[str, Intent] = {}
-    for some in slices(sorted(intent_ids)):
-        found |= {row.id: intent_of(row) for row in connection.execute(_LOCKED_INTENTS, {"ids": some})}
-    return found
+    """Read these intents and lock them until the transaction ends."""
+    return {row.id: intent_of(row) for row in select_among(connection, _LOCKED_INTENTS, sorted(intent_ids))}
 
 
 def open_on(connection: Connection, node_id: str) -> list[Intent]:
@@ -186,20 +177,20 @@ def open_on(connection: Connection, node_id: str) -> list[Intent]:
 
 
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
-    """Apply a change by the table and write it; `Conflict` when the row has moved on since `before` was read."""
+    """Apply a change by the table and write it; raise `Conflict` if the row changed since `before` was read."""
     after = intents_core.apply(before, change)
     columns = {**intent_columns(after), "row_id": before.id, "row_version": before.version}
-    # Of a row that a newer version wrote not every column is known.
+    # Some columns of a row that a newer version wrote are unknown; they keep their values.
     written = connection.execute(_WRITE_KNOWN if isinstance(after.action, UnknownAction) else _WRITE, columns)
     if written.rowcount != 1:
-        raise Conflict(f"cannot change intent {before.id}: it changed at the same time", code="conflict")
+        raise Conflict(f"cannot change intent {before.id}: it changed at the same time. Read it again", code="conflict")
     return after
 
 
 def cancel_share(connection: Connection, operation_id: str, intent: Intent, change: Change) -> Intent | None:
-    """Cancel an intent for one operation: the intent itself, unless another operation still wants it.
+    """Cancel an intent for one operation. If another operation still needs it, only detach this one.
 
-    The intent as it is now where it was cancelled; None where it goes on.
+    Return the intent if it was cancelled, None if it continues.
     """
     wanted = (
         select(operation_intents.c.operation_id)
@@ -222,19 +213,21 @@ def cancel_share(connection: Connection, operation_id: str, intent: Intent, chan
 
 
 def remark(connection: Connection, before: Intent, message: str, now: float) -> Intent:
-    """Say something else about an intent that has ended; how it ended stays."""
+    """Replace the message of an ended intent. Its state stays."""
     after = msgspec.structs.replace(before, message=message, updated_at=now, version=before.version + 1)
     connection.execute(_WRITE, {**intent_columns(after), "row_id": before.id, "row_version": before.version})
     return after
 
 
 def note_ended(connection: Connection, intent_ids: Iterable[str]) -> None:
-    """Write down how the operations of these intents ended, those that have. For finding them: whoever forgets to call
-    this makes a list slower, not wrong.
+    """Record how the operations of these intents ended, if they did.
+
+    The column only speeds up lists: a missing call makes them slower, not wrong.
     """
     ids = sorted(one.id for one in of_intents(connection, intent_ids))
     if ids:
-        # Locked, always in the same order: of two that end the last two intents the second sees the first.
+        # Locked in a fixed order: if two transactions end the last two intents of an operation, the second sees the
+        # first.
         connection.execute(_LOCKED_ROWS, {"ids": ids})
         found = many(connection, ids)
         for operation_id, ended in intents_of(connection, ids).items():
@@ -259,13 +252,13 @@ def dismiss(connection: Connection, operation_id: str, now: float) -> None:
 
 
 def _touch(connection: Connection, operation_id: str, now: float) -> None:
-    """Have other frontends look at an operation that changed without any of its intents."""
+    """Make other frontends notice an operation that changed without a change of its intents."""
     served = select(operation_intents.c.intent_id).where(operation_intents.c.operation_id == operation_id)
     connection.execute(update(intents).where(intents.c.id.in_(served)).values(updated_at=now))
 
 
 def apply_all(connection: Connection, changes: Iterable[tuple[Intent, Change]]) -> list[Intent]:
-    """Apply changes to intents that this transaction has locked, each once, in one statement however many."""
+    """Apply changes to intents that this transaction has locked, each once, in one statement for any number of rows."""
     after = [intents_core.apply(intent, change) for intent, change in changes]
     if after:
         rows = [{**intent_columns(one), "row_id": one.id, "row_version": one.version - 1} for one in after]
@@ -273,7 +266,7 @@ def apply_all(connection: Connection, changes: Iterable[tuple[Intent, Change]]) 
     return after
 
 
-# The version is what makes it a compare-and-set; a row that is locked has the one that was read.
+# The version makes this a compare-and-set; a locked row always has the version that was read.
 _OF_VERSION = update(intents).where(intents.c.id == bindparam("row_id"), intents.c.version == bindparam("row_version"))
 _WRITE = _OF_VERSION.values({name: bindparam(name) for name in (*Intent.__struct_fields__, "kind") if name != "id"})
 _WRITE_KNOWN = _OF_VERSION.values(

@@ -1,4 +1,8 @@
-"""Rows of ready replicas: what the router's memory is rebuilt from."""
+"""Rows of ready replicas, one per (node, model, slot). The router rebuilds its memory from them.
+
+A row is written when a start succeeds and removed when the replica is stopped or lost. In-flight counts are never
+stored.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ def _replica(row: Row[Any]) -> Replica:
 
 
 def put(connection: Connection, replica: Replica, now: float) -> None:
-    """Record a ready replica in place of whatever had its slot."""
+    """Record a ready replica and replace the previous one of its slot."""
     remove(connection, replica.node_id, replica.model, replica.slot)
     columns = {field: getattr(replica, field) for field in Replica.__struct_fields__}
     connection.execute(_ADD, {**columns, "created_at": now})
@@ -52,7 +56,7 @@ def of_model(connection: Connection, model: str) -> list[Replica]:
 
 
 def ready_since(connection: Connection, model: str, since: float) -> set[str]:
-    """The nodes on which a replica of the model became ready after that moment."""
+    """The nodes on which a replica of the model became ready after `since`."""
     query = select(replicas.c.node_id).where(replicas.c.model == model, replicas.c.created_at > since)
     return set(connection.execute(query).scalars())
 

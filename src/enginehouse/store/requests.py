@@ -1,7 +1,7 @@
-"""How intents come: a request for a (node, subject) joins the equal one that is open, or supersedes what was.
+"""Creation of intents: a request for a (node, subject) joins an equal open intent, or supersedes the open ones.
 
-Generations are given out under the lock of the subject's row, so of two frontends one comes after the other. However
-many nodes a request is for, it costs a handful of statements.
+Generations are assigned under the lock of the subject's row, which orders concurrent frontends. A request costs a
+handful of statements for any number of nodes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL
 from enginehouse.store import lingering
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply, note_ended
-from enginehouse.store.rows import intent_columns, intent_of, slices
+from enginehouse.store.rows import ignoring_known, intent_columns, intent_of, select_among
 from enginehouse.store.schema import intents, operation_intents, subjects
 
-_AT_ONCE = 250  # requests in one statement; both databases have an upper limit on values
-_SUPERSEDED = "a newer request for the same thing on this node replaced it"
+_AT_ONCE = 250  # requests in one statement; both databases limit the number of bound values
+_SUPERSEDED = "replaced by a newer request for the same subject on this node"
 _Place = tuple[str, str]  # a node and a subject
 _AT = (subjects.c.node_id == bindparam("at_node"), subjects.c.subject == bindparam("about"))
 _GENERATION = select(subjects.c.generation).where(*_AT)
@@ -37,9 +37,9 @@ _OPEN_AT = (
         intents.c.subject.in_(bindparam("subjects", expanding=True)),
         intents.c.state.in_(sorted(OPEN)),
     )
-    # By id, as everybody locks them.
+    # By id: every transaction locks in this order.
     .order_by(intents.c.id)
-    # Another frontend may be claiming or settling one of them: whoever comes second waits and sees the result.
+    # Another frontend may be claiming or settling one of them; the later one waits and sees the result.
     .with_for_update()
 )
 
@@ -49,7 +49,7 @@ def _locking(insert: Any) -> Any:
         insert(subjects)
         .on_conflict_do_update(
             index_elements=[subjects.c.node_id, subjects.c.subject],
-            # Writing the value it has is what takes the lock.
+            # Writing the current value takes the row lock.
             set_={"generation": subjects.c.generation},
         )
         .returning(subjects.c.node_id, subjects.c.subject, subjects.c.generation)
@@ -57,14 +57,11 @@ def _locking(insert: Any) -> Any:
 
 
 _LOCK = {"postgresql": _locking(postgresql.insert), "sqlite": _locking(sqlite.insert)}
-_LINK = {
-    "postgresql": postgresql.insert(operation_intents).on_conflict_do_nothing(),
-    "sqlite": sqlite.insert(operation_intents).on_conflict_do_nothing(),
-}
+_LINK = ignoring_known(operation_intents)
 
 
 class Wanted(Struct, frozen=True):
-    """One action on one node, and the id that its intent has if it becomes one of its own."""
+    """One action on one node, and the id of its intent if a new one is created."""
 
     node_id: str
     action: Action
@@ -79,22 +76,22 @@ def add_intent(
     intent_id: str,
     now: float,
 ) -> Intent:
-    """The same for one node."""
+    """Like `add_intents`, for one node."""
     return add_intents(connection, operation_id, [Wanted(node_id, action, intent_id)], now)[0]
 
 
 def add_intents(
     connection: Connection, operation_id: str, wanted: Sequence[Wanted], now: float, lane_width: int = 0
 ) -> list[Intent]:
-    """Give the operation an intent for each request: a new one that supersedes what was open there, or the equal one
-    that
-    is open. Of those with a `lane_width`, so many of the operation run at once.
+    """Give the operation an intent per request: the equal open intent, or a new one that supersedes the open ones.
+
+    With a `lane_width`, at most that many intents of the operation run at once.
     """
     by_place: dict[_Place, Wanted] = {(one.node_id, subject_of(one.action)): one for one in wanted}
     if len(by_place) != len(wanted):
-        raise ValueError("two requests of one operation for the same thing on the same node")
+        raise ValueError("cannot add two requests of one operation for the same subject on one node")
     chosen: list[Intent] = []
-    # Always in the same order: two requests for the same nodes must not wait for each other's locks crosswise.
+    # In a fixed order, so that two requests for the same nodes cannot deadlock.
     places = sorted(by_place)
     for start in range(0, len(places), _AT_ONCE):
         some = {place: by_place[place] for place in places[start : start + _AT_ONCE]}
@@ -164,35 +161,36 @@ _NAMED = (
 
 
 def add_pointers(connection: Connection, done: Iterable[Intent], new_id: Callable[[], str], now: float) -> list[Intent]:
-    """For installs that have succeeded: the operations that joined them under other names get an intent each that
-    brings the pointer of theirs. In the same transaction, so that none of them looks done before it is.
+    """Add the missing pointers of succeeded installs: operations that joined under another meta name get an intent each
+    for their pointer.
+
+    Must run in the transaction that settles the installs, so that no operation appears done too early.
     """
     installs = {one.id: one for one in done if one.state == "succeeded" and isinstance(one.action, InstallBackend)}
     added: list[Intent] = []
-    for some in slices(installs):
-        for row in connection.execute(_NAMED, {"ids": some}).all():
-            intent = installs[row.intent_id]
-            if row.meta != pointer_of(intent.action) and isinstance(intent.action, InstallBackend):
-                digest = intent.outcome.digest if intent.outcome is not None else ""
-                action = pointing(intent.action, row.meta, digest)
-                added.append(add_intent(connection, row.operation_id, intent.node_id, action, new_id(), now))
+    for row in select_among(connection, _NAMED, installs):
+        intent = installs[row.intent_id]
+        if row.meta != pointer_of(intent.action) and isinstance(intent.action, InstallBackend):
+            digest = intent.outcome.digest if intent.outcome is not None else ""
+            action = pointing(intent.action, row.meta, digest)
+            added.append(add_intent(connection, row.operation_id, intent.node_id, action, new_id(), now))
     return added
 
 
 def generation_at(connection: Connection, node_id: str, subject: str) -> int:
-    """The newest that was given out there; 0 where none was."""
+    """The newest generation assigned for this node and subject; 0 if none."""
     return int(connection.execute(_GENERATION, {"at_node": node_id, "about": subject}).scalar_one_or_none() or 0)
 
 
 def _lock_subjects(connection: Connection, places: list[_Place]) -> dict[_Place, int]:
-    """The last generation of each, with its row locked until the transaction ends."""
+    """Return the last generation of each place and lock its row until the transaction ends."""
     rows = [{"node_id": node_id, "subject": subject, "generation": 0} for node_id, subject in places]
     locked = connection.execute(_LOCK[connection.dialect.name], rows)
     return {(row.node_id, row.subject): int(row.generation) for row in locked}
 
 
 def _open_at(connection: Connection, places: list[_Place]) -> dict[_Place, list[Intent]]:
-    """What is open there, the newest first."""
+    """The open intents of each place, newest first."""
     node_ids, subject_names = (sorted(set(some)) for some in zip(*places, strict=True))
     found: dict[_Place, list[Intent]] = {}
     for row in connection.execute(_OPEN_AT, {"node_ids": node_ids, "subjects": subject_names}):

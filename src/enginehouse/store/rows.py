@@ -1,4 +1,7 @@
-"""How operations and intents stand in their rows: structured columns hold JSON text."""
+"""Conversion between rows and the structs of operations and intents, and statements shared by the store's modules.
+
+Structured columns hold JSON text. An action that this version does not know is kept as text and written back unchanged.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from operator import attrgetter
 from typing import Any, get_args
 
 import msgspec
-from sqlalchemy import Row, Table
+from sqlalchemy import Row, Select, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, UnknownAction, kind_of
@@ -16,8 +19,8 @@ from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress
 from enginehouse.store.db import Connection
 
-_AT_ONCE = 1000  # ids in one query; both databases have an upper limit, and a fleet may have more waiting
-# Made once: to find out what a type is made of costs more than to decode one.
+_AT_ONCE = 1000  # ids per query; both databases have an upper limit, and a cluster may have more waiting
+# Built once: inspecting a type costs more than decoding a value.
 _TARGETS = msgspec.json.Decoder(tuple[str, ...])
 _EXCLUDED = msgspec.json.Decoder(tuple[Excluded, ...])
 _ASKED = msgspec.json.Decoder(RequestOptions)
@@ -29,10 +32,17 @@ _PLAIN = tuple(field for field in Intent.__struct_fields__ if field not in STRUC
 _plain_of = attrgetter(*_PLAIN)
 
 
+def ignoring_known(table: Table) -> dict[str, Any]:
+    """Per database, an insert into `table` that skips rows whose key exists."""
+    return {
+        "postgresql": postgresql.insert(table).on_conflict_do_nothing(),
+        "sqlite": sqlite.insert(table).on_conflict_do_nothing(),
+    }
+
+
 def insert_unless_there(connection: Connection, table: Table, row: dict[str, object]) -> bool:
-    """Whether there was no row with its primary key."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    adding = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
+    """Insert a row; False if its primary key exists."""
+    adding = ignoring_known(table)[connection.dialect.name].values(row).returning(*table.primary_key.columns)
     return connection.execute(adding).one_or_none() is not None
 
 
@@ -80,14 +90,14 @@ def _action_of(text: str, subject: str) -> Action:
         return UnknownAction(text=text, subject=subject)
 
 
-# What this version can do. Rows of the first version have no kind.
+# The kinds that this version can carry out. Rows of the first schema have no kind.
 KNOWN_KINDS = ("", *sorted(str(kind.__struct_config__.tag) for kind in get_args(Action) if kind is not UnknownAction))
 
 
 def intent_columns(intent: Intent) -> dict[str, object]:
     plain = {field: getattr(intent, field) for field in Intent.__struct_fields__}
     if isinstance(intent.action, UnknownAction):
-        # As the newer version wrote it.
+        # Keep what the newer version wrote.
         return {key: value for key, value in plain.items() if key not in STRUCTURED}
     return plain | {
         "action": text_of(intent.action),
@@ -101,3 +111,11 @@ def slices(ids: Iterable[str]) -> Iterator[list[str]]:
     every = list(ids)
     for start in range(0, len(every), _AT_ONCE):
         yield every[start : start + _AT_ONCE]
+
+
+def select_among(
+    connection: Connection, query: Select[Any], ids: Iterable[str], **values: object
+) -> Iterator[Row[Any]]:
+    """The rows of a query with the expanding parameter `ids`, for any number of ids."""
+    for some in slices(ids):
+        yield from connection.execute(query, {"ids": some, **values}).all()

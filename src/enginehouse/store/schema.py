@@ -1,5 +1,8 @@
-"""The tables. Times are seconds by the store's own clock; structured columns hold JSON text that only this program
+"""The tables. Times are in seconds by the store's clock. Structured columns hold JSON text that only this program
 reads.
+
+A change here needs a migration in `migrations/versions`. New columns have server defaults, so that frontends of the
+previous version keep working beside new ones.
 """
 
 from __future__ import annotations
@@ -45,15 +48,15 @@ nodes = Table(
     Column("updated_at", Double, nullable=False),
     Column("last_heartbeat", Double, nullable=False),
     Column("bus_away", Boolean, nullable=False, server_default=false()),
-    # What tells a machine without a key from another of its name: the token, or the address, with which it joined.
+    # Distinguishes machines of the same name without a key: the token or the address with which the node joined.
     Column("claim", String(64), nullable=False, server_default=""),
-    # Why it waits for approval although it was approved once.
+    # Why a formerly approved node waits for approval again.
     Column("waits_for", String(512), nullable=False, server_default=""),
-    # When the challenge of its last registration was given out: an older registration that comes late is refused.
+    # When the challenge of the last registration was issued: an older registration that arrives late is refused.
     Column("registered_at", Double, nullable=False, server_default="0"),
     # Valid until the node has used the token that replaces it.
     Column("previous_token_hash", String(64), nullable=False, server_default=""),
-    # A known name with another key is another node, which waits for an approval of its own.
+    # A known name with another key is another node and needs its own approval.
     UniqueConstraint("name", "public_key", "claim", name="nodes_identity"),
 )
 
@@ -70,11 +73,12 @@ operations = Table(
     Column("is_steered", Boolean, nullable=False),
     Column("error_code", String(64), nullable=False),
     Column("error_message", Text, nullable=False),
-    # Later columns have defaults in the database: a frontend of the version before still writes rows.
+    # Columns added later have server defaults, so that frontends of the previous version can still write rows.
     Column("asked", Text, nullable=False, server_default="{}"),
     Column("retry_of", String(36), nullable=False, server_default=""),
     Column("dismissed", Boolean, nullable=False, server_default=false()),
-    # How it ended, written once for finding it again; "" while it is open. What people see is computed.
+    # How the operation ended; "" while it is open. An index for searching only: the status is computed from the
+    # intents.
     Column("ended_as", String(16), nullable=False, server_default=""),
     Index("operations_ended", "ended_as", "created_at"),
     Index("operations_created", "created_at"),
@@ -107,7 +111,7 @@ intents = Table(
     Column("version", Integer, nullable=False),
     Column("lane", String(36), nullable=False, server_default=""),
     Column("lane_width", Integer, nullable=False, server_default="0"),
-    # What its action is called, so that one this version does not know is never claimed; "" is one of the first.
+    # The tag of the action, so that an unknown kind is never claimed; "" in rows of the first schema.
     Column("kind", String(32), nullable=False, server_default=""),
     Index("intents_due", "state", "due_at"),
     Index("intents_node", "node_id", "state", "due_at"),
@@ -123,14 +127,14 @@ operation_intents = Table(
     Column("operation_id", String(36), ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True),
     Column("intent_id", String(36), ForeignKey("intents.id", ondelete="CASCADE"), primary_key=True),
     Column("position", Integer, nullable=False),
-    # The operation was cancelled while the intent goes on for another one.
+    # The operation was cancelled while the intent continues for another one.
     Column("detached", Boolean, nullable=False, server_default=false()),
-    # The meta name that the operation asked for; where it joined an install of another name, its pointer comes after.
+    # The meta name that the operation requested; if it joined an install of another name, its pointer is added later.
     Column("meta", String(128), nullable=False, server_default=""),
     Index("operation_intents_intent", "intent_id"),
 )
 
-# What a caller asked for under a key of its own: the same again is the same operation.
+# Idempotency keys: the same key with the same request is the same operation.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
@@ -142,7 +146,7 @@ idempotency_keys = Table(
     Index("idempotency_keys_created", "created_at"),
 )
 
-# What a worker that cannot be stopped may still do although its intent has ended, or was given back.
+# Commands that a worker without cancellation may still carry out after their intent ended or was given back.
 lingering_commands = Table(
     "lingering_commands",
     metadata,
@@ -150,11 +154,12 @@ lingering_commands = Table(
     Column("node_id", String(36), nullable=False),
     Column("subject", String(512), nullable=False),
     Column("sent_at", Double, nullable=False),
-    # Since when its worker is known to have it; 0 where that is not known: it may have been frozen, or out of reach.
+    # When the worker is known to have the command; 0 if unknown, because the worker may have been frozen or
+    # unreachable.
     Column("received_at", Double, nullable=False, server_default="0"),
 )
 
-# The last generation given out per (node, subject); its row is what two frontends lock against each other.
+# The last generation per (node, subject). Frontends lock this row to order their requests.
 subjects = Table(
     "subjects",
     metadata,
@@ -194,11 +199,12 @@ tokens = Table(
     Column("name", String(128), nullable=False),
     Column("hash", String(64), nullable=False, unique=True),
     Column("created_at", Double, nullable=False),
-    Column("node", String(128), nullable=False, server_default=""),  # a join token for this node alone
-    Column("revoked_at", Double, nullable=False, server_default="0"),  # 0 while it counts
+    # Set for a join token that is valid for this node only.
+    Column("node", String(128), nullable=False, server_default=""),
+    Column("revoked_at", Double, nullable=False, server_default="0"),  # 0 while the token is valid
 )
 
-# Each counts once; gone when it would be too old anyway.
+# Each challenge is valid once. A row is deleted when the challenge would have expired anyway.
 used_challenges = Table(
     "used_challenges",
     metadata,
@@ -206,14 +212,14 @@ used_challenges = Table(
     Column("until", Double, nullable=False),
 )
 
-# Public keys of what nodes got for the bus, for as long as it is valid.
+# Public keys of the bus credentials issued to nodes, kept while they are valid.
 bus_credentials = Table(
     "bus_credentials",
     metadata,
     Column("user", String(64), primary_key=True),
     Column("node_id", String(36), nullable=False),
     Column("issued_at", Double, nullable=False),
-    Column("expires_at", Double, nullable=False),  # in seconds since 1970: the server of the bus judges it
+    Column("expires_at", Double, nullable=False),  # in seconds since 1970: compared by the bus server
     Column("revoked", Boolean, nullable=False, server_default=false()),
     Index("bus_credentials_node", "node_id"),
 )
@@ -233,11 +239,11 @@ leases = Table(
     Column("until", Double, nullable=False),
 )
 
-# Of stores on SQLite: one row, written once per boot of the machine (`store.clock`).
+# SQLite only: one row, written once per boot of the machine (`store.clock`).
 clock = Table(
     "clock",
     metadata,
     Column("boot", String(64), primary_key=True),
-    Column("began_at", Double, nullable=False),  # the store's time when the machine's own clock was at zero
+    Column("began_at", Double, nullable=False),  # the store's time at which the boot clock was zero
     Column("written_at", Double, nullable=False),
 )

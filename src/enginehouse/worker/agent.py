@@ -17,8 +17,8 @@ import msgspec
 
 import enginehouse
 from enginehouse.core.errors import Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
+from enginehouse.core.node_api import BUS_AWAY, HeartbeatReply, HeartbeatRequest, RegisterReply
 from enginehouse.core.report import Report
-from enginehouse.core.wire import BUS_AWAY, HeartbeatReply, HeartbeatRequest, RegisterReply
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.loop import Loop

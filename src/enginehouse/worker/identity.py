@@ -13,7 +13,7 @@ import msgspec
 
 from enginehouse.core.errors import Invalid
 from enginehouse.core.node import registration_message
-from enginehouse.core.wire import RegisterReply, RegisterRequest
+from enginehouse.core.node_api import RegisterReply, RegisterRequest
 from enginehouse.host import disk, signing
 
 

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from enginehouse.core.model import HeldModel
 from enginehouse.core.node import Capacity
+from enginehouse.core.node_api import RegisterReply, RegisterRequest
 from enginehouse.core.report import CommandResult
-from enginehouse.core.wire import RegisterReply, RegisterRequest
 from enginehouse.loop import Signal
 from enginehouse.worker.commands.executor import Executor
 from enginehouse.worker.commands.ports import (

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.errors import Conflict, EnginehouseError, Unavailable
-from enginehouse.core.wire import RegisterReply, RegisterRequest
+from enginehouse.core.node_api import RegisterReply, RegisterRequest
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Link
 from enginehouse.worker.options import WorkerOptions

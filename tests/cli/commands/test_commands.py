@@ -250,7 +250,7 @@ def test_targets_and_force_are_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_request_waits_for_a_frontend_that_has_yet_to_read_its_galleries(tmp_path: Path) -> None:
-    unread = refused(503, "cannot tell yet what 'llama-cpp' is", "gallery_loading")
+    unread = refused(503, "cannot resolve 'llama-cpp' yet", "gallery_loading")
     done = Answer(operation("succeeded"), 202)
     with recorded({"POST /api/operations": [unread, unread, unread, unread, done]}) as world:
         result = run(world, tmp_path, "backends", "install", "llama-cpp")

@@ -278,7 +278,7 @@ async def test_a_gallery_with_a_signature_policy_lists_its_images_and_installs_n
     )
     await sources.refresh()
     assert names(sources) == ["one"]
-    with pytest.raises(Hopeless, match="demands signatures"):
+    with pytest.raises(Hopeless, match="requires signatures"):
         resolve(sources.galleries, "one", "default", "linux/amd64")
 
 

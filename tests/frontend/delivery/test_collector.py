@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.frontend.world import MODEL, Time, World, installed, pointer, running
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend, StartReplica
 from enginehouse.core.address import Endpoint
 from enginehouse.core.intent import MAX_FAILURES, Intent, Outcome
@@ -73,15 +73,15 @@ async def test_words_that_belong_to_nothing_change_nothing(world: World) -> None
     await world.reply(msgspec.structs.replace(intent, id="nobody"), Outcome())
     assert (await world.intent(view)) == intent
     for subject, payload in [
-        (wire.reply_subject(intent.node_id, intent.id, 1), b"not json"),
-        (wire.reply_subject(intent.node_id, intent.id, 1), b'{"outcome": 5}'),
+        (subjects.reply_subject(intent.node_id, intent.id, 1), b"not json"),
+        (subjects.reply_subject(intent.node_id, intent.id, 1), b'{"outcome": 5}'),
         (
-            wire.reply_subject(intent.node_id, intent.id, 1),
+            subjects.reply_subject(intent.node_id, intent.id, 1),
             b'{"success": true, "error": "' + b"x" * wire.MAX_REPLY_BYTES + b'"}',
         ),
-        (f"{wire.INBOX}.{intent.node_id}.{intent.id}.{'9' * 5000}", b"{}"),
-        (f"{wire.INBOX}.{intent.node_id}.{intent.id}", b"{}"),
-        (f"{wire.INBOX}.{intent.node_id}.{intent.id}.one", b"{}"),
+        (f"{subjects.INBOX}.{intent.node_id}.{intent.id}.{'9' * 5000}", b"{}"),
+        (f"{subjects.INBOX}.{intent.node_id}.{intent.id}", b"{}"),
+        (f"{subjects.INBOX}.{intent.node_id}.{intent.id}.one", b"{}"),
     ]:
         world.bus.deliver(Message(subject, payload))
     assert world.collector._replies.empty()
@@ -172,7 +172,7 @@ async def test_numbers_that_no_disk_has_break_nothing(world: World) -> None:
     payload = wire.encode(wire.progress_event("op", intent.node_id, "x", intent.id, Progress(attempt=1, sequence=1)))
     lies = payload.replace(b'"attempt":1', b'"attempt":1,"done_bytes":1%s,"total_bytes":1' % (b"0" * 400))
     assert lies != payload
-    world.bus.deliver(Message(wire.progress_subject(intent.node_id, "op"), lies))
+    world.bus.deliver(Message(subjects.progress_subject(intent.node_id, "op"), lies))
     for done, total in [(-5, 10), (5, -10), (2**80, 2**70)]:
         world.progress(intent, Progress("downloading", "f" * 5000, done, total, 1, 10 + done % 7))
     await world.collector.write_progress_step()
@@ -180,7 +180,7 @@ async def test_numbers_that_no_disk_has_break_nothing(world: World) -> None:
     assert isinstance(shown.nodes, list)
     assert 0 <= shown.nodes[0].percentage <= 100
     assert len(str(shown.nodes[0].file_name)) <= 255
-    world.bus.deliver(Message(wire.progress_subject(intent.node_id, "op"), b"{"))
+    world.bus.deliver(Message(subjects.progress_subject(intent.node_id, "op"), b"{"))
 
 
 # Reports -----------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ async def test_an_answer_of_another_node_than_the_intents_changes_nothing_and_is
     intent = await world.intent(await world.install("first"))
     await world.dispatcher.step()
     forged = wire.encode(wire.AnyReply(outcome=Outcome(digest="sha256:bad")))
-    world.bus.deliver(Message(wire.reply_subject(second.id, intent.id, 1), forged))
+    world.bus.deliver(Message(subjects.reply_subject(second.id, intent.id, 1), forged))
     await world.collector.replies_step()
     assert (await world.intent_now(intent)).state == "running"
     assert world.collector.violations == {"reply": 1}

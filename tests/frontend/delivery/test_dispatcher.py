@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.frontend.world import LEASE_SECONDS, Time, World
 
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.action import InstallBackend
 from enginehouse.core.errors import Conflict, EnginehouseError, Invalid, NotFound, TooLarge, Unavailable
 from enginehouse.core.intent import Outcome
@@ -19,7 +19,7 @@ async def test_an_install_goes_to_all_nodes_in_one_step_without_waiting_for_any(
     assert world.woken
     await world.dispatcher.step()
     sent = world.bus.take()
-    assert {one.subject for one in sent} == {wire.node_subject(node.id, wire.INSTALL) for node in joined}
+    assert {one.subject for one in sent} == {subjects.node_subject(node.id, subjects.INSTALL) for node in joined}
     assert len(sent) == 20
     shown = await world.board.view(view.jobID)
     assert isinstance(shown.nodes, list)
@@ -43,7 +43,7 @@ async def test_the_whole_action_is_in_the_row_and_in_the_message(world: World) -
     assert message.resolved == intent.action.resolved
     assert (message.backend, message.force, message.op_id) == ("llama-cpp", True, view.jobID)
     assert message.command == wire.Command(intent=intent.id, generation=1, attempt=1, fence=1)
-    assert sent.reply == wire.reply_subject(intent.node_id, intent.id, 1)
+    assert sent.reply == subjects.reply_subject(intent.node_id, intent.id, 1)
 
 
 async def test_an_equal_request_joins_the_one_that_is_open_and_is_sent_once(world: World) -> None:
@@ -83,9 +83,9 @@ async def test_a_node_that_nobody_listens_on_is_waited_for_and_sent_to_when_it_r
     world.bus.take()
     await world.dispatcher.step()
     assert world.bus.take() == []
-    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
+    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
     await world.dispatcher.step()
-    assert [one.reply for one in world.bus.take()] == [wire.reply_subject(waiting.node_id, waiting.id, 2)]
+    assert [one.reply for one in world.bus.take()] == [subjects.reply_subject(waiting.node_id, waiting.id, 2)]
 
 
 async def test_a_node_is_never_healthy_again_by_the_reply_that_said_it_is_away(world: World) -> None:
@@ -202,8 +202,8 @@ async def test_a_delete_is_not_stopped_by_a_node_that_has_no_build(world: World)
     assert [one.node_name for one in view.excluded] == ["odd"]
 
 
-def _odd_machine() -> wire.RegisterRequest:
-    return wire.RegisterRequest(name="odd", platform="windows/amd64", capability="default")
+def _odd_machine() -> node_api.RegisterRequest:
+    return node_api.RegisterRequest(name="odd", platform="windows/amd64", capability="default")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 129, "*", f"{'g' * 200}@llama-cpp", "a b@llama-cpp", "@x"])

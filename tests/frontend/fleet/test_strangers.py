@@ -29,7 +29,7 @@ async def test_an_approval_without_an_address_is_for_none(world: World) -> None:
     assert again.node.approved
     told = await world.nodes.register(await world.signed("first", KEY, address="10.0.0.66:80"))
     assert (told.node.status, told.node.address) == ("pending", "10.0.0.66:80")
-    assert "not told" in told.node.waits_for
+    assert "not given" in told.node.waits_for
 
 
 async def test_many_machines_of_one_name_are_told_apart_in_a_line(world: World) -> None:

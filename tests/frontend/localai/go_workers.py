@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.frontend.world import World
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.node import Node
 from enginehouse.ports import Message
@@ -34,9 +34,9 @@ async def joined(world: World) -> Node:
 async def answer_polls(world: World, listing: wire.BackendListReply, running: bytes = b'{"models":[]}') -> list[str]:
     """Ask, answer, and take the answers; the verbs that were asked for."""
     await world.poller.step()
-    asked = [one for one in world.bus.take() if one.reply.startswith(wire.POLLS)]
+    asked = [one for one in world.bus.take() if one.reply.startswith(subjects.POLLS)]
     for one in asked:
-        is_list = one.subject.endswith(wire.LIST)
+        is_list = one.subject.endswith(subjects.LIST)
         payload = wire.encode(listing) if is_list else running
         world.bus.deliver(Message(one.reply, payload, no_responders=not payload))
     await world.poller.step()

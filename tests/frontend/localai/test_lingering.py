@@ -8,7 +8,7 @@ import pytest
 from tests.frontend.localai.go_workers import answer_polls, joined, listed
 from tests.frontend.world import LEASE_SECONDS, PATIENCE, World
 
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import OLDER_AT_WORK, STILL
@@ -33,7 +33,7 @@ async def sent(world: World, verb: str) -> list[str]:
 
 
 async def says(world: World, intent: Intent, payload: bytes) -> None:
-    world.bus.deliver(Message(wire.reply_subject(intent.node_id, intent.id, intent.attempt), payload))
+    world.bus.deliver(Message(subjects.reply_subject(intent.node_id, intent.id, intent.attempt), payload))
     await world.collector.replies_step()
 
 
@@ -109,7 +109,7 @@ async def test_a_delete_waits_for_an_older_install_that_goes_on(world: World) ->
     await world.dispatcher.step()
     older = await world.intent(install)
     delete = await world.request("delete", name="other")
-    assert await sent(world, wire.DELETE) == []
+    assert await sent(world, subjects.DELETE) == []
     await answer_polls(world, listed())
     waiting = await world.intent(delete)
     assert (waiting.state, waiting.reason) == ("accepted", OLDER_AT_WORK), "absence proves nothing yet"
@@ -117,7 +117,7 @@ async def test_a_delete_waits_for_an_older_install_that_goes_on(world: World) ->
     await says(world, older, b'{"success":true,"address":"h:1"}')
     ended = await world.intent_now(older)
     assert (ended.state, STILL in ended.message, "has done it" in ended.message) == ("superseded", False, True)
-    assert len(await sent(world, wire.DELETE)) == 1
+    assert len(await sent(world, subjects.DELETE)) == 1
     await answer_polls(world, listed())
     assert (await world.intent(delete)).state == "succeeded"
 
@@ -127,14 +127,14 @@ async def test_an_upgrade_over_a_delete_and_back_is_sent_in_order(world: World) 
     await joined(world)
     await answer_polls(world, listed(("image", "sha256:old")))
     upgrade = await world.request("upgrade", name="image")
-    assert len(await sent(world, wire.UPGRADE)) == 1
+    assert len(await sent(world, subjects.UPGRADE)) == 1
     older = await world.intent(upgrade)
     await world.request("delete", name="image")
     view = await world.request("install", name="image")
-    assert await sent(world, wire.INSTALL) == []
+    assert await sent(world, subjects.INSTALL) == []
     await says(world, older, b'{"success":false,"error":"no space"}')
     assert "failed: no space" in (await world.intent_now(older)).message
-    assert len(await sent(world, wire.INSTALL)) == 1
+    assert len(await sent(world, subjects.INSTALL)) == 1
     assert (await world.intent(view)).reason == ""
 
 
@@ -147,13 +147,13 @@ async def test_cancel_says_that_the_worker_goes_on_and_follows_it_to_its_end(wor
     row = await row_of(world, view)
     assert (row.status, row.error) == ("cancelled", f"cancelled by me; {STILL}")
     again = await world.install(name="other")
-    assert await sent(world, wire.INSTALL) == []
+    assert await sent(world, subjects.INSTALL) == []
     await says(world, intent, b'{"success":true,"address":"h:1"}')
     row = await row_of(world, view)
     assert row.status == "cancelled"
     assert isinstance(row.error, str)
     assert row.error.endswith("went on with it and has done it")
-    assert len(await sent(world, wire.INSTALL)) == 1
+    assert len(await sent(world, subjects.INSTALL)) == 1
     assert (await world.intent(again)).state == "running"
 
 
@@ -164,7 +164,7 @@ async def test_cancel_of_a_worker_of_ours_says_nothing_of_the_kind(world: World)
     await world.cancellation.cancel(view.jobID, None, "me")
     assert (await row_of(world, view)).error == "cancelled by me"
     await world.install(name="other")
-    assert len(await sent(world, wire.INSTALL)) == 1
+    assert len(await sent(world, subjects.INSTALL)) == 1
 
 
 async def test_what_was_never_sent_keeps_nobody_waiting(world: World) -> None:
@@ -173,8 +173,8 @@ async def test_what_was_never_sent_keeps_nobody_waiting(world: World) -> None:
     view = await world.install(name="other")
     await world.cancellation.cancel(view.jobID, None, "me")
     await world.request("delete", name="other")
-    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
-    assert len(await sent(world, wire.DELETE)) == 1
+    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    assert len(await sent(world, subjects.DELETE)) == 1
 
 
 @pytest.mark.parametrize("end", ["restart", "silence", "removal"])
@@ -184,7 +184,7 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
     await world.dispatcher.step()
     older = await world.intent(view)
     delete = await world.request("delete", name="other")
-    assert await sent(world, wire.DELETE) == []
+    assert await sent(world, subjects.DELETE) == []
     if end == "restart":
         await world.collector.restarted(node.id)
     elif end == "silence":
@@ -196,7 +196,7 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
         await world.cancellation.remove_node(node.id, "me")
         await joined(world)
         delete = await world.request("delete", name="other")
-    assert len(await sent(world, wire.DELETE)) == 1
+    assert len(await sent(world, subjects.DELETE)) == 1
     assert (await world.intent(delete)).state == "running"
     assert STILL not in (await world.intent_now(older)).message or end == "removal"
 
@@ -210,12 +210,12 @@ async def test_a_worker_that_was_frozen_may_begin_when_it_wakes_however_late_tha
     for _ in range(2):  # nobody answers
         await pass_time(world, node, LOST_AFTER_BUDGETS * PATIENCE.install_seconds + 1)
         await world.poller.step()
-    assert await sent(world, wire.DELETE) == [], "it may have the install in its buffers"
+    assert await sent(world, subjects.DELETE) == [], "it may have the install in its buffers"
     await answer_polls(world, listed())
-    assert await sent(world, wire.DELETE) == [], "it has just begun"
+    assert await sent(world, subjects.DELETE) == [], "it has just begun"
     await pass_time(world, node, LOST_AFTER_BUDGETS * PATIENCE.install_seconds / 2)
     await says(world, await world.intent(view), b'{"success":true,"address":"h:1"}')
-    assert len(await sent(world, wire.DELETE)) == 1
+    assert len(await sent(world, subjects.DELETE)) == 1
 
 
 async def test_what_ran_on_a_worker_that_went_away_goes_on_there(world: World) -> None:
@@ -228,10 +228,10 @@ async def test_what_ran_on_a_worker_that_went_away_goes_on_there(world: World) -
     await world.dispatcher.step()
     assert (await world.intent_now(older)).reason == "node_away"
     await world.request("delete", name="other")
-    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
-    assert await sent(world, wire.DELETE) == []
+    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    assert await sent(world, subjects.DELETE) == []
     await says(world, older, b'{"success":true,"address":"h:1"}')
-    assert len(await sent(world, wire.DELETE)) == 1
+    assert len(await sent(world, subjects.DELETE)) == 1
 
 
 async def test_the_same_intent_is_sent_again_to_a_worker_that_returns(world: World) -> None:
@@ -240,6 +240,6 @@ async def test_the_same_intent_is_sent_again_to_a_worker_that_returns(world: Wor
     await world.dispatcher.step()
     await world.set_health(node.id, "offline")
     await world.dispatcher.step()
-    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
+    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
     await world.dispatcher.step()
     assert (await world.intent(view)).attempt == 2

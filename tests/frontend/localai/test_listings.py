@@ -10,7 +10,7 @@ from tests.bus.memory import Published
 from tests.frontend.localai.go_workers import NOBODY, answer_polls, joined, listed, pointing
 from tests.frontend.world import World
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.operation import BackendRequest
@@ -38,11 +38,11 @@ def answering(world: World, monkeypatch: pytest.MonkeyPatch, says: Says, running
 
     async def publish_and_hear(subject: str, payload: bytes, reply: str = "") -> None:
         await publish(subject, payload, reply)
-        if not reply.startswith(wire.POLLS):
+        if not reply.startswith(subjects.POLLS):
             return
         listing = says(subject.split(".")[1])
         if listing is not None:
-            is_list = subject.endswith(wire.LIST)
+            is_list = subject.endswith(subjects.LIST)
             world.bus.deliver(Message(reply, wire.encode(listing) if is_list else running))
 
     monkeypatch.setattr(world.bus, "publish", publish_and_hear)
@@ -71,7 +71,7 @@ async def test_a_delete_takes_a_pointer_along_that_has_just_come(world: World, m
     answering(world, monkeypatch, lambda _: pointing("stranger", ("mine", "sha256:x")))
     view = await world.board.view(await asking(world).request(request("delete", "stranger"), ME))
     await world.dispatcher.step()
-    (sent,) = [one for one in world.bus.take() if one.subject.endswith(wire.DELETE)]
+    (sent,) = [one for one in world.bus.take() if one.subject.endswith(subjects.DELETE)]
     assert wire.decode(sent.payload, wire.BackendDeleteRequest, "it").backend == "stranger"
     assert view.status == "queued"
 
@@ -139,7 +139,7 @@ async def test_a_node_is_asked_as_soon_as_something_has_ended_there(world: World
     await world.reply(await world.intent(view), Outcome())
     assert woken
     await world.poller.answers_step()
-    assert [one.subject.split(".", 2)[2] for one in polls(world.bus.take())] == [wire.LIST, wire.RUNNING]
+    assert [one.subject.split(".", 2)[2] for one in polls(world.bus.take())] == [subjects.LIST, subjects.RUNNING]
 
 
 async def test_an_answer_to_an_older_question_does_not_replace_a_newer_one(world: World) -> None:
@@ -154,7 +154,7 @@ async def test_an_answer_to_an_older_question_does_not_replace_a_newer_one(world
 
 
 def polls(published: list[Published]) -> list[Published]:
-    return [one for one in published if one.reply.startswith(wire.POLLS)]
+    return [one for one in published if one.reply.startswith(subjects.POLLS)]
 
 
 # The idle process of an install ----------------------------------------------------------------------
@@ -169,10 +169,10 @@ async def stops(world: World, listing: wire.BackendListReply, processes: bytes) 
     """Which keys are stopped after a round of questions."""
     await world.poller.step()
     for one in polls(world.bus.take()):
-        is_list = one.subject.endswith(wire.LIST)
+        is_list = one.subject.endswith(subjects.LIST)
         world.bus.deliver(Message(one.reply, wire.encode(listing) if is_list else processes))
     await world.poller.answers_step()
-    found = [one for one in world.bus.take() if one.subject.endswith(wire.STOP)]
+    found = [one for one in world.bus.take() if one.subject.endswith(subjects.STOP)]
     return [wire.decode(one.payload, wire.BackendStopRequest, "it").backend for one in found]
 
 
@@ -198,7 +198,9 @@ async def test_a_drain_takes_it_along(world: World, monkeypatch: pytest.MonkeyPa
     await joined(world)
     answering(world, monkeypatch, lambda _: listed(("other", "")), running("other"))
     await asking(world).request_drain("go", Requester(author="me"))
-    assert [one.payload for one in world.bus.take() if one.subject.endswith(wire.STOP)] == [b'{"backend":"other#0"}']
+    assert [one.payload for one in world.bus.take() if one.subject.endswith(subjects.STOP)] == [
+        b'{"backend":"other#0"}'
+    ]
 
 
 async def test_an_answer_that_nobody_gives_is_not_waited_for_by_name(world: World) -> None:

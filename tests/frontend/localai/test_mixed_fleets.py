@@ -10,7 +10,7 @@ from msgspec import UNSET
 from tests.frontend.localai.go_workers import answer_polls, joined, listed, pointing
 from tests.frontend.world import World, registration
 
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.gallery import Gallery, GalleryEntry
 from enginehouse.core.intent import Intent, Outcome
@@ -137,7 +137,7 @@ async def test_one_that_is_known_and_one_that_is_not_are_told_apart(world: World
 
 
 async def says(world: World, intent: Intent, payload: bytes) -> None:
-    world.bus.deliver(Message(wire.reply_subject(intent.node_id, intent.id, intent.attempt), payload))
+    world.bus.deliver(Message(subjects.reply_subject(intent.node_id, intent.id, intent.attempt), payload))
     async with asyncio.timeout(5):  # what cannot be read is dropped, and waited for without an end
         await world.collector.replies_step()
 
@@ -170,7 +170,7 @@ async def test_what_is_sent_again_is_all_of_what_was_asked_for(world: World) -> 
     messages = []
     for _ in range(2):
         await world.dispatcher.step()
-        (sent,) = [one for one in world.bus.take() if one.subject.endswith(wire.INSTALL)]
+        (sent,) = [one for one in world.bus.take() if one.subject.endswith(subjects.INSTALL)]
         message = wire.decode(sent.payload, wire.BackendInstallRequest, "it")
         messages.append((message.backend, message.uri, message.name, message.alias, message.op_id))
         await says(world, await world.intent(view), b'{"success":false,"error":"no route"}')
@@ -186,7 +186,7 @@ async def test_workers_are_asked_all_at_once_and_one_that_does_not_answer_holds_
     assert {one.subject.split(".")[1] for one in asked} == {node.id for node in nodes}
     for one in asked:
         if nodes[0].id not in one.subject:
-            is_list = one.subject.endswith(wire.LIST)
+            is_list = one.subject.endswith(subjects.LIST)
             world.bus.deliver(Message(one.reply, wire.encode(listed(("x", "d"))) if is_list else b'{"models":[]}'))
     await world.poller.step()
     found = [len((await world.nodes.get(node.id))[0].report.backends) for node in nodes]
@@ -201,7 +201,7 @@ async def test_the_same_backend_on_another_node_is_another_request(world: World)
     await world.dispatcher.step()
     second = await world.install("b", name="other")
     await world.dispatcher.step()
-    assert len({one.subject for one in world.bus.take() if one.subject.endswith(wire.INSTALL)}) == 2
+    assert len({one.subject for one in world.bus.take() if one.subject.endswith(subjects.INSTALL)}) == 2
     await world.reply(await world.intent(first), Outcome())
     assert (await world.board.view(first.jobID)).status == "succeeded"
     assert (await world.board.view(second.jobID)).status == "running"
@@ -211,7 +211,7 @@ async def test_agents_are_never_asked_what_they_have_and_stay_healthy(world: Wor
     """S24: they do not listen, and each question would call them unhealthy."""
     agent = (await world.nodes.register(registration("agent", node_type="agent"))).node
     await world.nodes.approve(agent.id)
-    await world.nodes.heartbeat(agent.id, wire.HeartbeatRequest())
+    await world.nodes.heartbeat(agent.id, node_api.HeartbeatRequest())
     for _ in range(2):
         await world.poller.step()
     assert world.bus.take() == []

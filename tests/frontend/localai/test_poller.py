@@ -8,7 +8,7 @@ import pytest
 from tests.frontend.localai.go_workers import NOBODY, answer_polls, joined, listed
 from tests.frontend.world import PATIENCE, World
 
-from enginehouse.core import wire
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.progress import Progress
@@ -32,11 +32,11 @@ async def upgrade(world: World) -> tuple[Node, OperationView, Intent]:
 async def test_a_worker_that_knows_no_upgrades_gets_a_forced_install(world: World) -> None:
     node, view, intent = await upgrade(world)
     (sent,) = world.bus.take()
-    assert sent.subject == wire.node_subject(node.id, wire.UPGRADE)
+    assert sent.subject == subjects.node_subject(node.id, subjects.UPGRADE)
     world.bus.deliver(Message(sent.reply, NOBODY, no_responders=True))
     await world.collector.replies_step()
     (again,) = world.bus.take()
-    assert again.subject == wire.node_subject(node.id, wire.INSTALL)
+    assert again.subject == subjects.node_subject(node.id, subjects.INSTALL)
     message = wire.decode(again.payload, wire.BackendInstallRequest, "it")
     assert (message.force, message.backend, message.op_id) == (True, "image", view.jobID)
     after = await world.intent(view)
@@ -62,7 +62,7 @@ async def test_a_listing_that_shows_it_ends_an_install(world: World) -> None:
     view = await world.install(name="other")
     await world.dispatcher.step()
     asked = await answer_polls(world, listed())
-    assert sorted(asked) == sorted([wire.LIST, wire.RUNNING])
+    assert sorted(asked) == sorted([subjects.LIST, subjects.RUNNING])
     assert (await world.intent(view)).state == "running", "silence of a listing is no failure"
     action = (await world.intent(view)).action
     await answer_polls(world, listed(("other", action.resolved.digest)))  # type: ignore[union-attr]
@@ -82,7 +82,7 @@ async def test_a_first_word_counts_although_somebody_had_looked_before_it_was_se
     async def answered_at_once(subject: str, payload: bytes, reply: str = "") -> None:
         await publish(subject, payload, reply)
         world.board._keep(before)  # a look that took its time
-        world.bus.deliver(Message(wire.progress_subject(node.id, view.jobID), event))
+        world.bus.deliver(Message(subjects.progress_subject(node.id, view.jobID), event))
 
     monkeypatch.setattr(world.bus, "publish", answered_at_once)
     await world.dispatcher.step()
@@ -158,7 +158,7 @@ async def test_its_progress_counts_although_it_numbers_nothing(world: World) -> 
             percentage=0.0,
             phase="downloading",
         )
-        world.bus.deliver(Message(wire.progress_subject(node.id, view.jobID), wire.encode(event)))
+        world.bus.deliver(Message(subjects.progress_subject(node.id, view.jobID), wire.encode(event)))
 
     seen = []
     for file, current, total in (
@@ -185,7 +185,7 @@ async def test_a_silent_worker_is_shown_as_still_at_work_and_ends_green(world: W
     assert isinstance(shown.nodes, list)
     assert (shown.status, shown.nodes[0].status, shown.nodes[0].attempt) == ("running", "running_on_worker", 1)
     await world.dispatcher.step()
-    assert [one for one in world.bus.take() if one.subject.endswith(wire.INSTALL)][1:] == [], "no second command"
+    assert [one for one in world.bus.take() if one.subject.endswith(subjects.INSTALL)][1:] == [], "no second command"
     await world.reply(intent, Outcome())
     assert (await world.board.view(view.jobID)).status == "succeeded"
 
@@ -199,7 +199,7 @@ async def test_a_command_that_may_never_have_been_sent_goes_out_again_at_last(wo
     await world.set_health(node.id, "healthy")
     await world.poller.step()
     await world.dispatcher.step()
-    assert [one for one in world.bus.take() if one.subject.endswith(wire.INSTALL)]
+    assert [one for one in world.bus.take() if one.subject.endswith(subjects.INSTALL)]
     after = await world.intent(view)
     assert (after.attempt, after.failures) == (2, 0)
 
@@ -255,7 +255,7 @@ async def test_its_first_word_counts_although_it_comes_before_the_row_was_looked
             percentage=25.0,
             phase="downloading",
         )
-        world.bus.deliver(Message(wire.progress_subject(node.id, view.jobID), wire.encode(event)))
+        world.bus.deliver(Message(subjects.progress_subject(node.id, view.jobID), wire.encode(event)))
 
     monkeypatch.setattr(world.bus, "publish", publish_and_hear)
     await world.dispatcher.step()
@@ -270,7 +270,7 @@ async def test_null_in_an_answer_is_what_is_absent(world: World) -> None:
     await world.dispatcher.step()
     intent = await world.intent(view)
     answer = b'{"success":true,"error":null,"address":null,"stopped_process_keys":null}'
-    world.bus.deliver(Message(wire.reply_subject(intent.node_id, intent.id, intent.attempt), answer))
+    world.bus.deliver(Message(subjects.reply_subject(intent.node_id, intent.id, intent.attempt), answer))
     async with asyncio.timeout(5):  # what cannot be read is dropped, and waited for without an end
         await world.collector.replies_step()
     assert (await world.intent(view)).state == "succeeded"
@@ -286,7 +286,7 @@ async def unheard_polls(world: World) -> None:
     """A round of questions that nobody hears, and what follows."""
     await world.poller.step()
     for one in world.bus.take():
-        if one.reply.startswith(wire.POLLS):
+        if one.reply.startswith(subjects.POLLS):
             world.bus.deliver(Message(one.reply, NOBODY, no_responders=True))
     await world.poller.step()
 
@@ -304,7 +304,7 @@ async def test_a_worker_that_hears_no_question_is_away_and_what_it_did_waits(wor
     shown = await world.board.view(view.jobID)
     assert isinstance(shown.nodes, list)
     assert (shown.nodes[0].status, shown.isParked) == ("queued", True)
-    await world.nodes.heartbeat(node.id, wire.HeartbeatRequest())
+    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
     await world.dispatcher.step()
     assert (await world.intent(view)).attempt == 2
 

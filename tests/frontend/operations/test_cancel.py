@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 from tests.frontend.world import World, installed
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound
@@ -40,7 +40,7 @@ async def test_what_runs_is_cancelled_and_its_worker_told(world: World) -> None:
     assert {row.status for row in rows(after)} == {"cancelled"}
     assert rows(after)[0].error == "cancelled by me"
     told = world.bus.take()
-    assert {one.subject for one in told} == {wire.node_subject(row.node_id, wire.CANCEL) for row in rows(after)}
+    assert {one.subject for one in told} == {subjects.node_subject(row.node_id, subjects.CANCEL) for row in rows(after)}
     named = {wire.decode(one.payload, wire.CancelRequest, "it").intent for one in told}
     assert named == {row.intent for row in rows(after)}
     assert first.id in {row.node_id for row in rows(after)}
@@ -266,7 +266,7 @@ async def test_a_delete_of_a_model_goes_wherever_there_is_anything_of_it(world: 
     assert [row.node_name for row in rows(view)] == ["first", "second"]
     assert third.id not in view.targets
     await world.dispatcher.step()
-    sent = [one for one in world.bus.take() if one.subject.endswith(wire.DELETE_MODEL)]
+    sent = [one for one in world.bus.take() if one.subject.endswith(subjects.DELETE_MODEL)]
     assert {wire.decode(one.payload, wire.ModelDeleteRequest, "it").model_name for one in sent} == {"tiny"}
     await world.report(first.id, sequence=2)
     assert (await world.intent(view)).state == "succeeded", "a report without the files proves it"

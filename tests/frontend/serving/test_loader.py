@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.frontend.world import MODEL, UNREAD, Time, World, installed, running
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.action import InstallBackend, RemoveModel, StartReplica
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
 from enginehouse.core.intent import Change, Intent, Outcome
@@ -257,7 +257,7 @@ async def test_what_is_deleted_while_it_is_loaded_is_not_started_any_more(world:
     assert removal.generation > pulled
     await world.loader.step()
     await world.dispatcher.step()
-    assert [one.subject for one in world.bus.take()] == [wire.node_subject(node.id, wire.DELETE_MODEL)]
+    assert [one.subject for one in world.bus.take()] == [subjects.node_subject(node.id, subjects.DELETE_MODEL)]
     view = await world.board.view(operation_id)
     assert isinstance(view.nodes, list)
     assert (view.status, view.nodes[-1].reason) == ("failed", "model_deleted")
@@ -269,7 +269,7 @@ async def test_a_model_goes_to_none_of_localais_workers(world: World) -> None:
     await world.loader.step()
     (last,) = await world.store.transaction(lambda c: operations.recent(c, 9))
     assert (last.error_code, last.is_steered) == ("insufficient_capacity", False)
-    assert "go is one of LocalAI's workers" in last.error_message
+    assert "go has a LocalAI worker" in last.error_message
 
 
 def drain(watcher: Watcher) -> list[Event]:

@@ -10,7 +10,7 @@ import pytest
 from tests.frontend.serving.test_loader import add_model, put_replica
 from tests.frontend.world import Time, World
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.intent import Outcome
 from enginehouse.core.replica import Replica, RunningReplica
 from enginehouse.core.routing import Route
@@ -31,7 +31,7 @@ class Workers:
         self._receive: Callable[[Message], None] | None = None
 
     async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
-        assert subject == wire.all_polls("me-proofs")
+        assert subject == subjects.all_polls("me-proofs")
         self._receive = receive
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
@@ -133,8 +133,8 @@ async def test_answers_to_other_questions_and_nonsense_change_nothing(bus: Worke
     bus.nonces = {"a": ("one",)}
     assert await made.holds(route())
     for number, payload in ((0, b'{"models":[]}'), (1, b"{"), (1, b'{"models":null,"error":"no"}')):
-        bus.say(Message(wire.poll_subject("a", "me-proofs", wire.RUNNING, number), payload))
-    bus.say(Message(wire.poll_subject("b", "me-proofs", wire.RUNNING, 1), b'{"models":[]}'))
+        bus.say(Message(subjects.poll_subject("a", "me-proofs", subjects.RUNNING, number), payload))
+    bus.say(Message(subjects.poll_subject("b", "me-proofs", subjects.RUNNING, 1), b'{"models":[]}'))
     assert await made.holds(route())
 
 

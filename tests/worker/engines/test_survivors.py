@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.worker.world import KEY, World, is_reachable, link_tree, running_world, silent, tiny_chat, xllamacpp
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.action import Action, InstallBackend, RemoveBackend, RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.intent import Outcome
@@ -69,7 +69,7 @@ async def test_a_delete_fails_keeps_the_directory_and_tells_what_it_stopped(
     assert (outcome.code, outcome.can_heal, outcome.stopped) == ("process_survived", True, ("tiny-chat#0",))
     assert "second#0 did not end though killed" in outcome.message
     assert [backend.name for backend in world.trees.list_installed()] == ["xllamacpp"]
-    reply = wire.decode(encode_reply(wire.DELETE, outcome, None), wire.BackendDeleteReply, "the reply")
+    reply = wire.decode(encode_reply(subjects.DELETE, outcome, None), wire.BackendUpgradeReply, "the reply")
     assert (reply.success, reply.stopped_process_keys, reply.reports_stopped_processes) == (
         False,
         ("tiny-chat#0",),
@@ -107,7 +107,7 @@ async def test_a_stop_or_an_unload_says_so(world: World, make_immortal: Immortal
     address = world.supervisor._running["second#0"].address
     make_immortal("second#0")
     outcome = await perform(world, StopReplica(model="second", slot=0))
-    reply = wire.decode(encode_reply(wire.STOP_MODEL, outcome, None), wire.ModelStopReply, "the reply")
+    reply = wire.decode(encode_reply(subjects.STOP_MODEL, outcome, None), wire.ModelStopReply, "the reply")
     assert (reply.matched, reply.terminated) == (True, False)
     assert reply.error.startswith("cannot stop second#0: process ")
     unloaded = await unload(world.parts, wire.encode(wire.ModelUnloadRequest(model_name="second")))

@@ -17,7 +17,7 @@ from tests.worker.shelf import write_backend
 from tests.worker.world import World, until
 
 from enginehouse.bus.nats import BusOptions, NatsBus
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.wire import Command
 from enginehouse.ports import Bus, Message
@@ -37,7 +37,7 @@ async def flood(place, count):
 
 asyncio.run(flood(sys.argv[1], int(sys.argv[2])))
 """
-DELETES = wire.node_subject(NODE, wire.DELETE)
+DELETES = subjects.node_subject(NODE, subjects.DELETE)
 
 
 @contextlib.asynccontextmanager
@@ -75,8 +75,10 @@ async def test_two_hundred_commands_at_once_are_told_to_have_arrived_though_the_
     async with listening(world, bus):
         began = time.monotonic()
         for number in range(200):
-            await bus.publish(wire.node_subject(NODE, wire.DELETE), delete(number + 1, f"b{number}"), f"r{number}")
-        arrived = {wire.progress_subject(NODE, f"op{number + 1}") for number in range(200)}
+            await bus.publish(
+                subjects.node_subject(NODE, subjects.DELETE), delete(number + 1, f"b{number}"), f"r{number}"
+            )
+        arrived = {subjects.progress_subject(NODE, f"op{number + 1}") for number in range(200)}
         await until(lambda: arrived <= {subject for subject, _ in bus.said}, limit_seconds=1.0)
         assert time.monotonic() - began < 1.0
         assert not bus.replies("r0")
@@ -90,7 +92,7 @@ async def test_an_install_of_what_is_there_is_one_look(tmp_path: Path) -> None:
     async with listening(world, bus):
         began = time.monotonic()
         request = wire.encode(wire.BackendInstallRequest(backend="engine", backend_galleries='[{"url":"http://x"}]'))
-        answer = await bus.ask(wire.node_subject(NODE, wire.INSTALL), request, "r")
+        answer = await bus.ask(subjects.node_subject(NODE, subjects.INSTALL), request, "r")
         assert time.monotonic() - began < 1.0
     assert wire.decode(answer, wire.AnyReply, "the reply").success
 
@@ -116,7 +118,7 @@ async def test_a_burst_on_one_subject_is_bounded_answered_and_holds_up_no_other(
             async with asyncio.timeout(60):
                 while flooding.returncode is None or len(replies) + listener.dropped < count - MAX_MESSAGES:
                     began = time.monotonic()
-                    await other.publish(wire.node_subject(NODE, wire.RUNNING), b"{}", "other.replies")
+                    await other.publish(subjects.node_subject(NODE, subjects.RUNNING), b"{}", "other.replies")
                     await answers.get()
                     waits.append(time.monotonic() - began)
                     most = max(most, len(listener._tasks))
@@ -126,7 +128,7 @@ async def test_a_burst_on_one_subject_is_bounded_answered_and_holds_up_no_other(
         assert max(waits) <= 1.0
         assert most <= MAX_MESSAGES + 1
         assert listener.dropped < count / 2
-        refused = [wire.decode(reply, wire.BackendDeleteReply, "a reply") for reply in replies]
+        refused = [wire.decode(reply, wire.BackendUpgradeReply, "a reply") for reply in replies]
         codes = {(reply.outcome.code, reply.outcome.can_heal) for reply in refused if reply.outcome}
         assert ("resource_exhausted", True) in codes
         assert codes <= {("resource_exhausted", True), ("superseded", False), ("conflict", False)}
@@ -144,15 +146,15 @@ async def test_messages_that_nobody_could_have_meant_harm_nothing(tmp_path: Path
         b'{"backend": "' + b"x" * 300_000 + b'"}',
         msgspec.json.encode({"backend": "x" * 1000, "model_name": "x" * 1000, "uri": "x" * 3000, "name": "@"}),
     ]
-    verbs = [verb for verb in wire.WORKER_SUBJECTS if verb != wire.STOP_NODE]
+    verbs = [verb for verb in subjects.WORKER_SUBJECTS if verb != subjects.STOP_NODE]
     async with listening(world, bus) as listener:
         for _ in range(20):
             for verb in verbs:
                 for payload in payloads:
-                    await bus.publish(wire.node_subject(NODE, verb), payload, f"r.{verb}")
+                    await bus.publish(subjects.node_subject(NODE, verb), payload, f"r.{verb}")
             await until(lambda: len(listener._tasks) == 0)
         assert [backend.name for backend in world.trees.list_installed()] == ["engine"]
-    silent_verbs = {wire.STOP, wire.CANCEL}
+    silent_verbs = {subjects.STOP, subjects.CANCEL}
     for verb in verbs:
         answered = sum(1 for subject, _ in bus.said if subject == f"r.{verb}")
         assert answered == (0 if verb in silent_verbs else 20 * len(payloads))

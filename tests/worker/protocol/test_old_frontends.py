@@ -17,7 +17,7 @@ from tests.worker.whole_worker import WholeWorker, working
 from tests.worker.world import link_tree, until
 
 from enginehouse.build_worker import make_parts
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.errors import TooLarge
 from enginehouse.core.installation import PRIVATE
 from enginehouse.link.worker import WorkerLink
@@ -48,15 +48,15 @@ def external(one: Shelf, **fields: object) -> wire.BackendInstallRequest:
 async def test_an_external_install_with_its_name_beside_works_and_what_is_there_costs_no_traffic(
     worker: WholeWorker, one: Shelf
 ) -> None:
-    reply = await worker.tell(wire.INSTALL, external(one))
+    reply = await worker.tell(subjects.INSTALL, external(one))
     assert (reply.success, reply.error) == (True, "")
     assert names(worker) == {"engine"}
     asked, inode = len(one.proxy.requests), worker.place.backends.joinpath("engine").stat().st_ino
     for name in ("engine", "motor", "lab@engine"):
         began = time.monotonic()
-        assert (await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name))).success
+        assert (await worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend=name))).success
         assert time.monotonic() - began < 1.0
-    assert (await worker.tell(wire.INSTALL, external(one))).success
+    assert (await worker.tell(subjects.INSTALL, external(one))).success
     assert len(one.proxy.requests) == asked
     assert worker.place.backends.joinpath("engine").stat().st_ino == inode
     assert names(worker) == {"engine"}
@@ -65,19 +65,19 @@ async def test_an_external_install_with_its_name_beside_works_and_what_is_there_
 async def test_force_installs_again_and_an_upgrade_by_name_takes_what_the_source_has_now(
     worker: WholeWorker, one: Shelf
 ) -> None:
-    assert (await worker.tell(wire.INSTALL, external(one))).success
+    assert (await worker.tell(subjects.INSTALL, external(one))).success
     before = worker.place.backends.joinpath("engine").stat().st_ino
-    assert (await worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend="motor", force=True))).success
+    assert (await worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend="motor", force=True))).success
     again = worker.place.backends.joinpath("engine").stat().st_ino
     assert again != before
-    same = await worker.tell(wire.UPGRADE, wire.BackendUpgradeRequest(backend="engine"))
+    same = await worker.tell(subjects.UPGRADE, wire.BackendUpgradeRequest(backend="engine"))
     assert same.success
     assert worker.place.backends.joinpath("engine").stat().st_ino == again
     await one.publish("engine:1", [{"run.sh": launcher("two")}])
-    assert (await worker.tell(wire.UPGRADE, wire.BackendUpgradeRequest(backend="engine"))).success
+    assert (await worker.tell(subjects.UPGRADE, wire.BackendUpgradeRequest(backend="engine"))).success
     assert said_by(worker.place.backends / "engine") == "two"
     # The alias is kept, though no gallery and no request named it.
-    assert (await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="motor"))).success
+    assert (await worker.tell(subjects.DELETE, wire.BackendDeleteRequest(backend="motor"))).success
     assert names(worker) == set()
 
 
@@ -93,7 +93,7 @@ async def test_force_installs_again_and_an_upgrade_by_name_takes_what_the_source
 async def test_what_cannot_be_installed_is_refused_in_plain_words(
     worker: WholeWorker, one: Shelf, fields: dict[str, object], said: str
 ) -> None:
-    reply = await worker.tell(wire.INSTALL, external(one, **fields))
+    reply = await worker.tell(subjects.INSTALL, external(one, **fields))
     assert reply.success is False
     assert reply.error.startswith("cannot ")
     assert said in reply.error
@@ -104,16 +104,16 @@ async def test_deletes_go_by_directory_meta_name_or_alias_and_an_unknown_one_is_
     worker: WholeWorker, one: Shelf
 ) -> None:
     for name in ("engine", "motor", "pointer", "lab@pointer", "lab@engine"):
-        assert (await worker.tell(wire.INSTALL, external(one))).success
+        assert (await worker.tell(subjects.INSTALL, external(one))).success
         write_metadata(worker.place.backends / "pointer", meta_backend_for="engine")
-        reply = await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend=name))
+        reply = await worker.tell(subjects.DELETE, wire.BackendDeleteRequest(backend=name))
         assert (name, reply.success, reply.error) == (name, True, "")
         assert names(worker) == set()
     for name in ("engine", "motor", "../engine", ""):
         answer = await worker.bus.ask(
-            wire.node_subject(NODE, wire.DELETE), wire.encode(wire.BackendDeleteRequest(backend=name)), "r"
+            subjects.node_subject(NODE, subjects.DELETE), wire.encode(wire.BackendDeleteRequest(backend=name)), "r"
         )
-        unknown = wire.decode(answer, wire.BackendDeleteReply, "the reply")
+        unknown = wire.decode(answer, wire.BackendUpgradeReply, "the reply")
         assert not unknown.success
         assert unknown.error.startswith("cannot find a backend named ")
         assert unknown.reports_stopped_processes
@@ -122,7 +122,7 @@ async def test_deletes_go_by_directory_meta_name_or_alias_and_an_unknown_one_is_
 async def test_pointers_that_lead_nowhere_and_those_that_go_workers_made_disappear(worker: WholeWorker) -> None:
     for name in ("pointer", "lab@pointer"):
         write_metadata(worker.place.backends / name, meta_backend_for="gone")
-    assert (await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="lab@pointer"))).success
+    assert (await worker.tell(subjects.DELETE, wire.BackendDeleteRequest(backend="lab@pointer"))).success
     assert names(worker) == set()
 
 
@@ -138,15 +138,15 @@ async def test_an_answer_that_the_bus_does_not_take_harms_no_other(
         await publish(subject, payload, reply)
 
     monkeypatch.setattr(worker.bus, "publish", bounded)
-    await worker.bus.publish(wire.node_subject(NODE, wire.LIST), b"{}", "long")
+    await worker.bus.publish(subjects.node_subject(NODE, subjects.LIST), b"{}", "long")
     await until(lambda: bool(refused))
-    assert (await worker.bus.ask(wire.node_subject(NODE, wire.LIST), b"{}", "r")) == b'{"backends":[]}'
+    assert (await worker.bus.ask(subjects.node_subject(NODE, subjects.LIST), b"{}", "r")) == b'{"backends":[]}'
 
 
 async def test_an_alias_of_two_backends_means_neither(worker: WholeWorker) -> None:
     for name in ("left", "right"):
         write_backend(worker.place.backends / name, name, alias="motor")
-    reply = await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="motor"))
+    reply = await worker.tell(subjects.DELETE, wire.BackendDeleteRequest(backend="motor"))
     assert "left, right have that alias" in reply.error
     assert names(worker) == {"left", "right"}
 
@@ -157,27 +157,27 @@ async def test_a_name_of_a_gallery_never_becomes_a_directory(tmp_path: Path, ins
     link_tree(installed_tree, worker.place.backends / "xllamacpp")
     async with working(worker):
         for verb, message in (
-            (wire.INSTALL, wire.BackendInstallRequest(backend="lab@llama-cpp", force=True)),
-            (wire.UPGRADE, wire.BackendUpgradeRequest(backend="lab@llama-cpp")),
+            (subjects.INSTALL, wire.BackendInstallRequest(backend="lab@llama-cpp", force=True)),
+            (subjects.UPGRADE, wire.BackendUpgradeRequest(backend="lab@llama-cpp")),
         ):
             assert (await worker.tell(verb, message)).success
             assert names(worker) == {"llama-cpp", "xllamacpp"}
-        assert (await worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="lab@llama-cpp"))).success
+        assert (await worker.tell(subjects.DELETE, wire.BackendDeleteRequest(backend="lab@llama-cpp"))).success
         assert names(worker) == set()
 
 
 async def test_alias_meta_name_and_directory_share_one_lock_and_what_vanished_meanwhile_is_looked_up_again(
     worker: WholeWorker, one: Shelf
 ) -> None:
-    assert (await worker.tell(wire.INSTALL, external(one))).success
+    assert (await worker.tell(subjects.INSTALL, external(one))).success
     write_metadata(worker.place.backends / "pointer", meta_backend_for="engine")
     locks = worker.agent._parts.executor._locks
     async with asyncio.TaskGroup() as group:
         async with locks.hold("backend:engine"):
-            deleting = group.create_task(worker.tell(wire.DELETE, wire.BackendDeleteRequest(backend="engine"), "d"))
+            deleting = group.create_task(worker.tell(subjects.DELETE, wire.BackendDeleteRequest(backend="engine"), "d"))
             await until(lambda: len(locks._locks["backend:engine"].waiting) == 1)
             asking = [
-                group.create_task(worker.tell(wire.INSTALL, wire.BackendInstallRequest(backend=name), name))
+                group.create_task(worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend=name), name))
                 for name in ("motor", "pointer", "engine")
             ]
             await until(lambda: len(locks._locks["backend:engine"].waiting) == 4)

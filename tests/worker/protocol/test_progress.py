@@ -7,7 +7,7 @@ import asyncio
 from tests.bus.memory import MemoryBus
 from tests.worker.world import until
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.progress import Progress
 from enginehouse.worker.protocol.progress import Told, publishing
 
@@ -15,7 +15,7 @@ TOLD = Told(node_id="n", op_id="op", about="llama-cpp", intent="i", attempt=2)
 
 
 def events(bus: MemoryBus) -> list[Progress]:
-    subject = wire.progress_subject("n", "op")
+    subject = subjects.progress_subject("n", "op")
     said = [wire.decode(payload, wire.ProgressEvent, "progress") for to, payload in bus.said if to == subject]
     return [wire.progress_of(event) for event in said]
 

@@ -12,7 +12,7 @@ from tests.worker.shelf import Shelf, launcher, noise, write_metadata
 from tests.worker.whole_worker import WholeWorker, command, start, working
 from tests.worker.world import KEY, World, link_tree, silent, tiny_chat, until
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.action import PullModel, RemoveModel, StartReplica
 from enginehouse.core.installation import METADATA_FILE
 from enginehouse.core.intent import Outcome
@@ -73,9 +73,11 @@ async def test_a_stop_that_says_nothing_is_dropped_and_counted(
     tmp_path: Path, payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
-        await worker.bus.publish(wire.node_subject("node-1", wire.STOP), payload, "r")
+        await worker.bus.publish(subjects.node_subject("node-1", subjects.STOP), payload, "r")
         await until(lambda: "worker.dropped verb=backend.stop" in caplog.text)
-        assert (await worker.bus.ask(wire.node_subject("node-1", wire.LIST), b"{}", "list")) == b'{"backends":[]}'
+        assert (
+            await worker.bus.ask(subjects.node_subject("node-1", subjects.LIST), b"{}", "list")
+        ) == b'{"backends":[]}'
         assert worker.bus.replies("r") == []
 
 
@@ -166,25 +168,25 @@ def test_what_a_killed_worker_was_removing_is_gone_after_its_restart(tmp_path: P
 async def test_a_go_frontend_deletes_a_model_and_names_that_lead_out_are_refused(tmp_path: Path) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        assert (await worker.tell(wire.PULL_MODEL, pull)).success
+        assert (await worker.tell(subjects.PULL_MODEL, pull)).success
         for name in ("../models/tiny-chat", "/tiny-chat", "a/../../x", "..", "", "a\\..\\..\\b"):
-            refused = await worker.tell(wire.DELETE_MODEL, wire.ModelDeleteRequest(model_name=name))
+            refused = await worker.tell(subjects.DELETE_MODEL, wire.ModelDeleteRequest(model_name=name))
             assert refused.success is False
             assert refused.error.startswith("cannot use ")
         assert os.listdir(worker.place.models) == ["tiny-chat"]
         for _ in range(2):
-            done = await worker.tell(wire.DELETE_MODEL, wire.ModelDeleteRequest(model_name="tiny-chat"))
+            done = await worker.tell(subjects.DELETE_MODEL, wire.ModelDeleteRequest(model_name="tiny-chat"))
             assert done.success
             assert os.listdir(worker.place.models) == []
 
 
-@pytest.mark.parametrize("verb", [wire.UNLOAD, wire.DELETE_MODEL])
+@pytest.mark.parametrize("verb", [subjects.UNLOAD, subjects.DELETE_MODEL])
 @pytest.mark.parametrize("payload", [b"", b"{", b"null", b'{"model_name": 3}', b"\xff"])
 async def test_a_malformed_message_is_answered_in_the_shape_of_its_verb(
     tmp_path: Path, verb: str, payload: bytes
 ) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
-        answer = await worker.bus.ask(wire.node_subject("node-1", verb), payload, "r")
+        answer = await worker.bus.ask(subjects.node_subject("node-1", verb), payload, "r")
         reply = msgspec.json.decode(answer)
         assert reply["success"] is False
         assert reply["error"].startswith("cannot read ")
@@ -199,9 +201,9 @@ async def test_the_nodes_own_stop_leaves_in_order(tmp_path: Path, installed_tree
         task = group.create_task(worker.agent.run())
         await until(lambda: bool(worker.link.heartbeats))
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
-        await worker.tell(wire.PULL_MODEL, pull)
-        assert (await worker.tell(wire.INSTALL, start())).success
-        await worker.bus.publish(wire.node_subject("node-1", wire.STOP_NODE), payload)
+        await worker.tell(subjects.PULL_MODEL, pull)
+        assert (await worker.tell(subjects.INSTALL, start())).success
+        await worker.bus.publish(subjects.node_subject("node-1", subjects.STOP_NODE), payload)
         await until(task.done)
     assert worker.link.deregistered == ["node-1"]
     assert os.listdir(worker.place.processes) == []
@@ -218,12 +220,12 @@ async def test_an_intent_is_cancelled_over_the_bus_or_by_the_answer_to_a_heartbe
         install = wire.BackendInstallRequest(
             backend="engine", command=command("install"), resolved=one.resolved("engine:1")
         )
-        await worker.bus.publish(wire.node_subject("node-1", wire.CANCEL), b'{"intent": 1}')
-        await worker.bus.publish(wire.node_subject("node-1", wire.INSTALL), wire.encode(install), "r")
+        await worker.bus.publish(subjects.node_subject("node-1", subjects.CANCEL), b'{"intent": 1}')
+        await worker.bus.publish(subjects.node_subject("node-1", subjects.INSTALL), wire.encode(install), "r")
         await until(lambda: (worker.place.backends / ".enginehouse" / "staging" / "engine").exists())
         if way == "bus":
             cancel = wire.CancelRequest(intent="install")
-            await worker.bus.publish(wire.node_subject("node-1", wire.CANCEL), wire.encode(cancel))
+            await worker.bus.publish(subjects.node_subject("node-1", subjects.CANCEL), wire.encode(cancel))
         else:
             worker.link.cancels = ("install", "unknown")
         await until(lambda: bool(worker.bus.replies("r")))

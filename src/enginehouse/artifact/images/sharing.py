@@ -30,6 +30,7 @@ SMALLEST_BYTES = 512  # every file takes a whole block, and smaller files are of
 HELD_BYTES = 1024 * 1024  # files up to this size are compared in memory, larger ones while they stream
 MAX_RECORDS = 200_000  # of all trees together; limits the memory of the index
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_IS_LINUX: bool = sys.platform == "linux"  # a value, so that the type checker reads both branches
 _COMPARED = 4  # candidates read in parallel for a large file; a model may have many shards of one size
 _MOST_LINKS = 1000  # far below the 65,000 of ext4, so that an image can still link to the file
 _FICLONE = 0x40049409
@@ -117,7 +118,7 @@ class Sharing:
         self._small: dict[tuple[int, int, int], Candidate] = {}
         self._large: dict[tuple[int, int], list[Candidate]] = {}
         self._records = 0
-        self._can_clone = sys.platform == "linux"
+        self._can_clone = _IS_LINUX
         self.shared_bytes = 0
         self.how: How = "copy"  # the method used for the last shared file
 
@@ -225,7 +226,7 @@ def _link(source: Opened, status: os.stat_result, name: str, directory: int) -> 
     if not 0 < status.st_nlink < _MOST_LINKS:
         return False
     try:
-        if sys.platform == "linux":
+        if _IS_LINUX:
             # Linked by descriptor, so that it is the compared file even if its path was replaced.
             os.link(f"/proc/self/fd/{source.descriptor}", name, dst_dir_fd=directory, follow_symlinks=True)
             return True

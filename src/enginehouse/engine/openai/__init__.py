@@ -1,1 +1,1 @@
-"""Engines that speak OpenAI's HTTP: bytes are passed through."""
+"""Engines that speak OpenAI's HTTP API: bytes are passed through."""

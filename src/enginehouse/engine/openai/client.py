@@ -1,9 +1,8 @@
-"""Engines that speak OpenAI's HTTP themselves (llama-server, xllamacpp, vLLM, SGLang): `ports.Engine` on our own small
-client.
+"""`ports.Engine` for engines that speak OpenAI's HTTP API themselves (llama-server, xllamacpp, vLLM, SGLang).
 
-It passes bytes and never looks into them. It must not send a request twice once the engine may have begun to work on
-it: only a kept connection that turns out to be closed before the first byte of an answer is replaced, once. Closing an
-answer in the middle cuts the connection, because that is the only way an engine learns that nobody is listening.
+A small client that passes bytes without parsing them. It must not send a request twice once the engine may have started
+on it: only a kept connection that was closed before the first byte of a response is replaced, once. Closing a response
+early aborts the connection, because that is the only way to tell an engine to stop.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable, Upst
 from enginehouse.engine.openai.connection import Connection
 from enginehouse.ports import EngineCall, EngineResponse, Headers
 
-# Engines close a quiet connection after 5 s (cpp-httplib, uvicorn): be first, or requests race with their closing.
+# Engines close an idle connection after 5 s (cpp-httplib, uvicorn). Close first, or requests race with that.
 IDLE_SECONDS = 3.0
-# llama.cpp's server has a fixed number of threads and gives one to every open connection, busy or not: each that we
-# keep is one less for requests that wait. These few save the connecting for whoever asks one thing after another.
+# llama.cpp's server assigns one of a fixed number of threads to every open connection, idle or not, so each kept one
+# takes a thread from waiting requests. These few save reconnects for sequential requests.
 IDLE_PER_ENGINE = 4
 READY_SECONDS = 1.0
-KEY_SECONDS = 2.0  # a refusal costs an engine nothing; one that works on such a request has not refused it
+KEY_SECONDS = 2.0  # a refusal is immediate; an engine that is still working has accepted the request
 WRONG_KEY = "not-the-key-of-any-replica"
-# Our own limits, not the engine's fault: another replica would fare no better, and this one must not be called dead.
+# Our own limits, not the engine's fault: another replica would fail too, and this one must not be marked dead.
 _OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 
 class _Response:
-    """The answer on one connection; it is its own iterator, so that nothing is left behind when it is given up."""
+    """The response on one connection. It is its own iterator, so that abandoning it leaves nothing behind."""
 
     def __init__(self, engine: HttpEngine, connection: Connection) -> None:
         self._engine = engine
@@ -47,7 +46,7 @@ class _Response:
 
     async def __anext__(self) -> bytes:
         if self._is_closed:
-            raise Upstream(f"cannot read on from the engine at {self._connection.address}: the answer was closed")
+            raise Upstream(f"cannot read from the engine at {self._connection.address}: the response was closed")
         chunk = await self._connection.next_chunk()
         if not chunk:
             raise StopAsyncIteration
@@ -60,7 +59,7 @@ class _Response:
 
 
 class HttpEngine:
-    """A client with kept connections per address. Belongs to one event loop."""
+    """A client that keeps connections per address. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._idle: dict[str, list[Connection]] = {}
@@ -75,8 +74,8 @@ class HttpEngine:
             except Upstream as error:
                 if kept.has_bytes or error.code == "upstream_timeout":
                     raise
-                # It was closed while it lay idle. From here on the request counts as sent, so a refused connection
-                # is the engine's end and not a reason to try the same request on another replica.
+                # It was closed while idle. From here on the request counts as sent, so a refused connection means that
+                # the engine ended and not that another replica may be tried.
                 try:
                     fresh = await _connect(call.address, connect_seconds)
                 except EnginehouseError:
@@ -102,7 +101,7 @@ class HttpEngine:
         return await self._refuses(address, "") and await self._refuses(address, WRONG_KEY)
 
     async def _refuses(self, address: str, key: str) -> bool:
-        # Not the health or the list of models, which engines tell without a key. The body asks for nothing.
+        # Not `/health` or `/v1/models`, which engines answer without a key. The empty body causes no work.
         call = EngineCall(address=address, key=key, method="POST", path="/v1/chat/completions", body=b"{}")
         try:
             async with asyncio.timeout(KEY_SECONDS):
@@ -121,7 +120,7 @@ class HttpEngine:
         self._idle.clear()
 
     def give_back(self, connection: Connection) -> None:
-        """Keep it for the next request, or cut it when its answer was not read to its end."""
+        """Keep the connection for the next request, or abort it if its response was not read to the end."""
         if not connection.is_reusable:
             connection.cut()
             return
@@ -137,7 +136,7 @@ class HttpEngine:
     async def _exchange(self, connection: Connection, head: bytes, body: bytes, head_seconds: float) -> EngineResponse:
         connection.send(head, body)
         with ExitStack() as unless_answered:
-            # Whoever asked has gone or the answer is broken: either way nobody may use this connection again.
+            # After a cancelled request or a broken response, the connection must not be reused.
             unless_answered.callback(connection.cut)
             try:
                 async with asyncio.timeout(head_seconds):
@@ -161,7 +160,7 @@ class HttpEngine:
         return None
 
     def _close_idle(self) -> None:
-        """Without this the connections of an engine that nobody asks any more would stay until the engine's end."""
+        """Close connections of engines without further requests; otherwise they would stay until the engine ends."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
         for address in list(self._idle):
@@ -212,7 +211,7 @@ def _head(call: EngineCall) -> bytes:
         f"{call.method} {call.path} HTTP/1.1",
         f"host: {call.address}",
         "user-agent: enginehouse",
-        "accept-encoding: identity",  # the bytes are passed on as they are, to a client that may know no other coding
+        "accept-encoding: identity",  # the bytes are passed on unchanged, to a client that may support no other coding
     ]
     if call.key:
         lines.append(f"authorization: Bearer {call.key}")
@@ -220,5 +219,5 @@ def _head(call: EngineCall) -> bytes:
         lines += [f"content-type: {call.content_type}", f"content-length: {len(call.body)}"]
     head = "\r\n".join(lines)
     if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
-        raise Invalid(f"cannot send a request to the engine at {call.address}: a line break inside its head")
+        raise Invalid(f"cannot send a request to the engine at {call.address}: its head contains a line break")
     return f"{head}\r\n\r\n".encode("latin-1")

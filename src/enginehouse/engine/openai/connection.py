@@ -1,8 +1,8 @@
-"""One connection to an engine: HTTP/1.1 over an asyncio transport, one answer at a time, bytes as they come.
+"""One connection to an engine: HTTP/1.1 over an asyncio transport, one response at a time, bytes as they arrive.
 
-All pieces of one socket read are handed on together, which is what makes thousands of tokens a second cheap. A body
-that nobody takes stops the reading, so a slow client slows its engine and not our memory. An answer is complete only
-when its own framing says so: an end of the connection before that is an error, never an end.
+All pieces of one socket read are delivered together, which makes thousands of tokens per second cheap. Reading pauses
+while the body is not consumed, so a slow client slows down its engine instead of filling our memory. A response is
+complete only if its framing says so: an earlier end of the connection is an error.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import httptools
 
 from enginehouse.core.errors import Upstream
 
-HIGH_WATER_BYTES = 256 * 1024  # held for a client that does not read: 500 stalled streams stay below 128 MiB
+HIGH_WATER_BYTES = 256 * 1024  # buffered for a client that does not read: 500 stalled streams stay below 128 MiB
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 * 1024
-# A machine that vanished (power, cable) sends no end. These notice it within about 25 s without any traffic of our own.
+# A lost machine (power, cable) sends no FIN. Keepalive detects it within about 25 s without traffic.
 KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_PROBES = 10, 5, 3
 
 
 class Connection(asyncio.Protocol):
-    """Owned by whoever took it from the pool, from `send` until the answer is complete or the connection is cut."""
+    """Owned by one caller from `send` until the response is complete or the connection is aborted."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.has_head = False
-        self.has_bytes = False  # of this answer: decides whether a lost request may be sent again
+        self.has_bytes = False  # of this response: decides whether a lost request may be sent again
         self.is_complete = False
         self._keeps_alive = False
         self._pieces: list[bytes] = []
@@ -48,12 +48,12 @@ class Connection(asyncio.Protocol):
         self._header_bytes = 0
         self._error: Upstream | None = None
 
-    # What the owner does --------------------------------------------------------------------------------------------
+    # Used by the owner ----------------------------------------------------------------------------------------------
 
     def send(self, head: bytes, body: bytes) -> None:
         assert self._transport is not None
         self._reset()
-        # A parser per answer: one that has seen a truncated or an unusual answer carries its state along.
+        # One parser per response: after a truncated or unusual one it would carry state along.
         self._parser = httptools.HttpResponseParser(self)
         if len(body) <= 65536:
             self._transport.write(head + body)
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
             await self._wait()
 
     async def next_chunk(self) -> bytes:
-        """What has arrived since the last call; empty at the end of the answer."""
+        """The bytes that arrived since the last call; empty at the end of the response."""
         while not self._pieces:
             if self.is_complete:
                 return b""
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """The answer was read to its end, both sides want to go on and nothing is left to write."""
+        """The response was read to its end, both sides keep the connection alive and nothing is left to write."""
         return (
             self.is_complete
             and not self.is_lost
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         )
 
     def cut(self) -> None:
-        """End it now; whoever waits for it is told."""
+        """Abort the connection; waiting callers get an error."""
         if self._transport is not None:
             self._transport.abort()
         self._fail("the connection was closed on our side")
@@ -116,13 +116,13 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, cause: str) -> None:
         if self._error is None and not self.is_complete:
-            self._error = Upstream(f"cannot get the answer of the engine at {self.address}: {cause}")
+            self._error = Upstream(f"cannot read the response of the engine at {self.address}: {cause}")
         self._wake()
 
-    # What the transport does ----------------------------------------------------------------------------------------
+    # Called by the transport ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's without being one.
+        # uvloop's transports have asyncio's methods but do not inherit from it.
         self._transport = cast(asyncio.Transport, transport)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
@@ -134,14 +134,14 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.is_complete or self._parser is None:
-            # Bytes that nobody asked for: whatever they are, they would be read as the next answer.
+            # Unsolicited bytes would be read as the next response.
             self.cut()
             return
         self.has_bytes = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._fail("it is not HTTP, or its head is too large")
+            self._fail("it is not valid HTTP, or its head is too large")
             self.cut()
             return
         if self._held_bytes > HIGH_WATER_BYTES and not self._is_paused and self._transport is not None:
@@ -151,10 +151,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
-        self._parser = None  # the two hold each other
-        self._fail("the connection ended before the answer did")
+        self._parser = None  # breaks a reference cycle
+        self._fail("the connection ended before the response was complete")
 
-    # What the parser does -------------------------------------------------------------------------------------------
+    # Called by the parser -------------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
         if self.status < 200:
             return
         if not self._announces_its_end():
-            self._fail("it does not say where its body ends, so a cut would look like an end")
+            self._fail("its length is unknown, so a lost connection would look like its end")
             raise ValueError("no framing")
         self.has_head = True
 
@@ -177,12 +177,12 @@ class Connection(asyncio.Protocol):
         self._held_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        if self.status < 200:  # 100 Continue and the like come before the answer
+        if self.status < 200:  # 100 Continue and the like precede the response
             self.headers = []
             return
         assert self._parser is not None
         self.is_complete = True
-        # Asked here, because the parser forgets the flags of an answer right after this callback.
+        # Read here, because the parser forgets the flags of a response right after this callback.
         self._keeps_alive = bool(self._parser.should_keep_alive())
 
     def _announces_its_end(self) -> bool:

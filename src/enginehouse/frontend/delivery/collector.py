@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from enginehouse.core import intent as intents_core
 from enginehouse.core import report as reports
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend, StartReplica, UnknownAction, phrase
 from enginehouse.core.errors import Conflict, Malformed, Unavailable
 from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
@@ -112,8 +112,8 @@ class Collector:
         self._send_forced = send_forced
 
     async def listen(self, bus: Bus) -> None:
-        await bus.subscribe(wire.ALL_REPLIES, self._take_reply)
-        await bus.subscribe(wire.ALL_PROGRESS, self._take_progress)
+        await bus.subscribe(subjects.ALL_REPLIES, self._take_reply)
+        await bus.subscribe(subjects.ALL_PROGRESS, self._take_progress)
 
     def silence_of(self, intent: Intent) -> float | None:
         return self._board.silence_of(intent)
@@ -122,7 +122,7 @@ class Collector:
 
     def _take_reply(self, message: Message) -> None:
         try:
-            to = wire.parse_reply_subject(message.subject)
+            to = subjects.parse_reply_subject(message.subject)
             outcome = None
             if not message.no_responders:
                 reply = wire.decode(message.payload, wire.AnyReply, "a reply", limit_bytes=wire.MAX_REPLY_BYTES)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.action import phrase
 from enginehouse.core.errors import Conflict, EnginehouseError, can_heal
 from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
@@ -61,7 +61,7 @@ class Dispatcher:
         self._board.expect(intent, operation_id)
         try:
             sent = encode_command(intent, operation_id)
-            reply = wire.reply_subject(intent.node_id, intent.id, intent.attempt)
+            reply = subjects.reply_subject(intent.node_id, intent.id, intent.attempt)
             await self._bus.publish(sent.subject, sent.payload, reply)
         except EnginehouseError as error:
             return error
@@ -80,7 +80,7 @@ class Dispatcher:
         first = await self._store.transaction(lambda connection: operations.first_of_intents(connection, ids))
         unsent: list[tuple[Intent, EnginehouseError]] = []
         for intent in intents:
-            reply = wire.reply_subject(intent.node_id, intent.id, intent.attempt, is_forced=True)
+            reply = subjects.reply_subject(intent.node_id, intent.id, intent.attempt, is_forced=True)
             try:
                 sent = encode_forced(intent, first.get(intent.id, intent.id))
                 await self._bus.publish(sent.subject, sent.payload, reply)

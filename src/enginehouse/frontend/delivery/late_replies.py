@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from enginehouse.core import wire
+from enginehouse.core import subjects
 from enginehouse.core.intent import Outcome
 from enginehouse.ports import Clock
 
@@ -21,7 +21,7 @@ MARGIN_SECONDS = 0.5  # the database's clock and this one are read at different 
 class Reply(Struct, frozen=True):
     """A worker's last word on one attempt; no outcome means that nobody listens on that node."""
 
-    to: wire.ReplySubject
+    to: subjects.ReplySubject
     outcome: Outcome | None
 
 

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from msgspec import Struct
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.action import (
     InstallBackend,
     PullModel,
@@ -36,26 +36,26 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
     action = intent.action
     match action:
         case InstallBackend():
-            verb = wire.UPGRADE if action.upgrade else wire.INSTALL
+            verb = subjects.UPGRADE if action.upgrade else subjects.INSTALL
             message: Struct = (
                 _upgrade(action, operation_id, command)
                 if action.upgrade
                 else (_install(action, operation_id, command, force=action.force))
             )
         case RemoveBackend():
-            verb = wire.DELETE
+            verb = subjects.DELETE
             # The directory, because that is what a delete means on every worker; with its pointer only where a worker
             # would leave that behind.
             name = action.called or action.directory
             message = wire.BackendDeleteRequest(backend=name, op_id=operation_id, command=command)
         case PullModel():
-            verb = wire.PULL_MODEL
+            verb = subjects.PULL_MODEL
             message = wire.ModelPullRequest(model=action.model, op_id=operation_id, command=command)
         case RemoveModel():
-            verb = wire.DELETE_MODEL
+            verb = subjects.DELETE_MODEL
             message = wire.ModelDeleteRequest(model_name=action.model, op_id=operation_id, command=command)
         case StartReplica():
-            verb = wire.INSTALL
+            verb = subjects.INSTALL
             message = wire.BackendInstallRequest(
                 backend=action.directory,
                 model_id=action.model.name,
@@ -65,7 +65,7 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
                 model=wire.ModelStart(model=action.model, key=action.key, files=action.files),
             )
         case StopReplica():
-            verb = wire.STOP_MODEL
+            verb = subjects.STOP_MODEL
             message = wire.ModelStopRequest(
                 model_name=action.model,
                 process_key=process_key(action.model, action.slot),
@@ -78,7 +78,7 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
             raise Hopeless(f"cannot send intent {intent.id}: a newer version wrote it", code="unsupported")
         case _:
             assert_never(action)
-    return Sent(wire.node_subject(intent.node_id, verb), wire.encode(message))
+    return Sent(subjects.node_subject(intent.node_id, verb), wire.encode(message))
 
 
 def encode_forced(intent: Intent, operation_id: str) -> Sent:
@@ -86,11 +86,13 @@ def encode_forced(intent: Intent, operation_id: str) -> Sent:
     if not isinstance(intent.action, InstallBackend):
         raise Hopeless(f"cannot force intent {intent.id}: it installs nothing", code="unsupported")
     message = _install(intent.action, operation_id, command_of(intent), force=True)
-    return Sent(wire.node_subject(intent.node_id, wire.INSTALL), wire.encode(message))
+    return Sent(subjects.node_subject(intent.node_id, subjects.INSTALL), wire.encode(message))
 
 
 def encode_cancel(intent: Intent) -> Sent:
-    return Sent(wire.node_subject(intent.node_id, wire.CANCEL), wire.encode(wire.CancelRequest(intent=intent.id)))
+    return Sent(
+        subjects.node_subject(intent.node_id, subjects.CANCEL), wire.encode(wire.CancelRequest(intent=intent.id))
+    )
 
 
 def command_of(intent: Intent) -> wire.Command:

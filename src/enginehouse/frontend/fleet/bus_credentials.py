@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec import Struct
 
 from enginehouse.core.node import Node
-from enginehouse.core.wire import BusCredential
+from enginehouse.core.node_api import BusCredential
 from enginehouse.store import bus_credentials, db
 from enginehouse.store.db import Connection, Store
 

@@ -26,8 +26,8 @@ from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
 from enginehouse.core.joining import JoinOrigin, approval_lost, claim_of, find_known
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
+from enginehouse.core.node_api import BUS_AWAY, HeartbeatRequest, RegisterRequest
 from enginehouse.core.report import Report
-from enginehouse.core.wire import BUS_AWAY, HeartbeatRequest, RegisterRequest
 from enginehouse.frontend.fleet.registration import (
     MAX_LABELS,
     capacity_after,

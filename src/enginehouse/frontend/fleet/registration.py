@@ -14,7 +14,7 @@ import msgspec
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name, shown
 from enginehouse.core.node import Capacity, NodeType
-from enginehouse.core.wire import HeartbeatRequest, RegisterRequest
+from enginehouse.core.node_api import HeartbeatRequest, RegisterRequest
 
 MAX_LABELS = 64
 MAX_LABELS_BYTES = 16 * 1024  # in all: rows of machines that nobody approved stay small

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import EnginehouseError, Malformed
@@ -78,7 +78,7 @@ class Listings:
 
     async def listen(self, bus: Bus) -> None:
         self._bus = bus
-        await bus.subscribe(wire.all_polls(self._owner), self._take)
+        await bus.subscribe(subjects.all_polls(self._owner), self._take)
 
     async def ask(self, node_ids: Iterable[str], asked_at: float) -> list[Question]:
         """Ask all of them at once. Whoever asks drops the questions in the end."""
@@ -88,8 +88,8 @@ class Listings:
             question = Question(node_id, self._number, asked_at, asyncio.Event())
             self._open[node_id, question.number] = question
             asked.append(question)
-            for verb in (wire.LIST, wire.RUNNING):
-                reply = wire.poll_subject(node_id, self._owner, verb, question.number)
+            for verb in (subjects.LIST, subjects.RUNNING):
+                reply = subjects.poll_subject(node_id, self._owner, verb, question.number)
                 await self._publish(node_id, verb, b"{}", reply)
         return asked
 
@@ -140,23 +140,23 @@ class Listings:
         for one in idle:
             if one.model_id not in busy:
                 stop = wire.BackendStopRequest(backend=process_key(one.model_id, one.replica_index))
-                await self._publish(node_id, wire.STOP, wire.encode(stop))
+                await self._publish(node_id, subjects.STOP, wire.encode(stop))
                 log.info("process.stopped node=%s process=%s#%d", node_id, one.model_id, one.replica_index)
 
     async def _publish(self, node_id: str, verb: str, payload: bytes, reply: str = "") -> None:
         assert self._bus is not None
         try:
-            await self._bus.publish(wire.node_subject(node_id, verb), payload, reply)
+            await self._bus.publish(subjects.node_subject(node_id, verb), payload, reply)
         except EnginehouseError as error:
             log.warning("poll.not_sent node=%s error=%s", node_id, error)
 
     def _take(self, message: Message) -> None:
         try:
-            answer = wire.parse_poll_subject(message.subject)
+            answer = subjects.parse_poll_subject(message.subject)
             question = self._open.get((answer.node_id, answer.number))
             if question is None:
                 return  # an answer to an older question
-            if answer.verb == wire.token(wire.LIST):
+            if answer.verb == subjects.token(subjects.LIST):
                 if message.no_responders:
                     question.is_deaf = True
                 else:

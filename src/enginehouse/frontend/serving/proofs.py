@@ -13,7 +13,7 @@ import logging
 
 from msgspec import Struct, field
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.errors import EnginehouseError, Malformed
 from enginehouse.core.routing import Route
 from enginehouse.ports import Bus, Clock, Message
@@ -46,7 +46,7 @@ class Proofs:
         self._questions: dict[str, _Question] = {}
 
     async def listen(self) -> None:
-        await self._bus.subscribe(wire.all_polls(self._name), self._take)
+        await self._bus.subscribe(subjects.all_polls(self._name), self._take)
 
     async def holds(self, route: Route) -> bool:
         """Whether requests may be sent there now."""
@@ -67,11 +67,11 @@ class Proofs:
         question.number = (question.number + 1) % 10**9
         question.nonces = None
         question.answered.clear()
-        reply = wire.poll_subject(node_id, self._name, wire.RUNNING, question.number)
+        reply = subjects.poll_subject(node_id, self._name, subjects.RUNNING, question.number)
         lasts = HOLDS_SECONDS
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await self._bus.publish(wire.node_subject(node_id, wire.RUNNING), b"{}", reply)
+                await self._bus.publish(subjects.node_subject(node_id, subjects.RUNNING), b"{}", reply)
                 await question.answered.wait()
         except (TimeoutError, EnginehouseError) as error:
             log.warning("route.unproven node=%s error=%r", node_id, error)
@@ -80,7 +80,7 @@ class Proofs:
 
     def _take(self, message: Message) -> None:
         try:
-            answer = wire.parse_poll_subject(message.subject)
+            answer = subjects.parse_poll_subject(message.subject)
             question = self._questions.get(answer.node_id)
             if question is None or answer.number != question.number:
                 return  # an answer to an older question

@@ -1,4 +1,4 @@
-"""Alembic's entry: migrations run on the connection that `Store` hands over, inside its lock."""
+"""Alembic's entry point: runs migrations on the connection that `Store` passes, inside its lock."""
 
 from __future__ import annotations
 

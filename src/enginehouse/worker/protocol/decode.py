@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.action import (
     Action,
     InstallBackend,
@@ -65,17 +65,17 @@ class LookUps(Struct, frozen=True, kw_only=True):
 def read(verb: str, payload: bytes) -> WorkRequest:
     """The request in a message; `Malformed` or `Invalid` where there is none."""
     match verb:
-        case wire.INSTALL:
+        case subjects.INSTALL:
             return wire.decode(payload, wire.BackendInstallRequest, "the install request")
-        case wire.UPGRADE:
+        case subjects.UPGRADE:
             return wire.decode(payload, wire.BackendUpgradeRequest, "the upgrade request")
-        case wire.DELETE:
+        case subjects.DELETE:
             return wire.decode(payload, wire.BackendDeleteRequest, "the delete request")
-        case wire.STOP_MODEL:
+        case subjects.STOP_MODEL:
             return wire.decode(payload, wire.ModelStopRequest, "the stop request")
-        case wire.PULL_MODEL:
+        case subjects.PULL_MODEL:
             return wire.decode(payload, wire.ModelPullRequest, "the pull request")
-        case wire.DELETE_MODEL:
+        case subjects.DELETE_MODEL:
             return wire.decode(payload, wire.ModelDeleteRequest, "the request to delete a model")
         case _:
             raise Invalid(f"cannot do {verb!r}: this worker does not know it", code="unsupported")
@@ -206,11 +206,11 @@ def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:
     """The reply for an outcome, in the shape of its verb; `work` is None when the message could not be read."""
     error = outcome.message if outcome.code else ""
     match verb:
-        case wire.INSTALL:
+        case subjects.INSTALL:
             reply: Struct = wire.BackendInstallReply(
                 success=outcome.succeeded, address=outcome.address, error=error, outcome=outcome
             )
-        case wire.UPGRADE | wire.DELETE:
+        case subjects.UPGRADE | subjects.DELETE:
             reply = wire.BackendUpgradeReply(
                 success=outcome.succeeded,
                 error=error,
@@ -218,7 +218,7 @@ def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:
                 reports_stopped_processes=True,
                 outcome=outcome,
             )
-        case wire.STOP_MODEL:
+        case subjects.STOP_MODEL:
             stopped = work.action if work is not None and isinstance(work.action, StopReplica) else None
             reply = wire.ModelStopReply(
                 matched=bool(outcome.stopped) or outcome.code in ("conflict", "process_survived"),
@@ -229,11 +229,11 @@ def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:
                 error=error,
                 outcome=outcome,
             )
-        case wire.UNLOAD:
+        case subjects.UNLOAD:
             reply = wire.ModelUnloadReply(success=outcome.succeeded, error=error)
-        case wire.LIST:
+        case subjects.LIST:
             reply = wire.BackendListReply(backends=None, error=error)
-        case wire.RUNNING:
+        case subjects.RUNNING:
             reply = wire.ModelsRunningReply(models=(), error=error)
         case _:
             reply = wire.ModelPullReply(success=outcome.succeeded, error=error, outcome=outcome)

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.errors import EnginehouseError, Malformed, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.progress import ReportProgress
@@ -60,8 +60,8 @@ class Listener:
         async with asyncio.TaskGroup() as self._group:
             refusing = self._group.create_task(self._refuse())
             try:
-                for verb in wire.WORKER_SUBJECTS:
-                    await self._bus.subscribe(wire.node_subject(self._node_id, verb), partial(self._receive, verb))
+                for verb in subjects.WORKER_SUBJECTS:
+                    await self._bus.subscribe(subjects.node_subject(self._node_id, verb), partial(self._receive, verb))
                 listening.set()
                 await until.wait()
             except Unavailable as error:
@@ -121,11 +121,11 @@ class Listener:
     async def _take(self, verb: str, message: Message) -> None:
         try:
             match verb:
-                case wire.STOP:
+                case subjects.STOP:
                     await stop_backend(self._parts, message.payload)
-                case wire.CANCEL:
+                case subjects.CANCEL:
                     self._actions.cancel(wire.decode(message.payload, wire.CancelRequest, "the cancellation").intent)
-                case wire.STOP_NODE:
+                case subjects.STOP_NODE:
                     log.info("worker.told_to_stop")
                     self._leave()
                 case _:
@@ -137,11 +137,11 @@ class Listener:
 
     async def _answer(self, verb: str, payload: bytes) -> bytes:
         match verb:
-            case wire.RUNNING:
+            case subjects.RUNNING:
                 return wire.encode(wire.ModelsRunningReply(models=self._parts.supervisor.running()))
-            case wire.UNLOAD:
+            case subjects.UNLOAD:
                 return encode_reply(verb, await unload(self._parts, payload), None)
-            case wire.LIST:
+            case subjects.LIST:
                 try:
                     return wire.encode(wire.BackendListReply(backends=await self._parts.trees.list_installed()))
                 except OSError as error:

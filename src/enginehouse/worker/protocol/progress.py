@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 from msgspec import Struct
 
-from enginehouse.core import wire
+from enginehouse.core import subjects, wire
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.progress import Phase, Progress
 from enginehouse.ports import Bus
@@ -38,7 +38,7 @@ class Publisher:
         self._changed = asyncio.Event()
         self._sequence = 0
         # A frontend that names no operation, or one that no subject can hold, is told the end alone.
-        self._is_told = wire.can_be_token(told.op_id)
+        self._is_told = subjects.can_be_token(told.op_id)
 
     def report(self, phase: Phase, file: str, done_bytes: int, total_bytes: int) -> None:
         """Called by the work, on the loop's thread, as often as it likes."""
@@ -69,7 +69,7 @@ class Publisher:
         told = self._told
         event = wire.progress_event(told.op_id, told.node_id, told.about, told.intent, progress)
         with contextlib.suppress(Unavailable):
-            await self._bus.publish(wire.progress_subject(told.node_id, told.op_id), wire.encode(event))
+            await self._bus.publish(subjects.progress_subject(told.node_id, told.op_id), wire.encode(event))
 
     async def pump(self) -> None:
         while True:

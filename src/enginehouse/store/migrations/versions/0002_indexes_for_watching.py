@@ -1,4 +1,4 @@
-"""Indexes for what every frontend asks all the time: which loads are under way, what changed since a moment"""
+"""Indexes for frequent queries of every frontend: loads under way, changes since a time"""
 
 from __future__ import annotations
 

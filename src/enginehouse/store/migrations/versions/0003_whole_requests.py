@@ -1,6 +1,6 @@
-"""The whole request with its operation, lanes, retries, cancelled shares of an intent, idempotency keys
+"""Request options of operations, lanes, retries, detached intents, idempotency keys
 
-Everything new has a default in the database, so that a frontend of the version before goes on beside this one.
+All new columns have server defaults, so that frontends of the previous version keep working.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double, nullable=False),
     )
     op.create_index("idempotency_keys_created", "idempotency_keys", ["created_at"])
-    # What a load that went to a second node became is found out when it is looked at: this is only for finding.
+    # Approximate for loads that moved to a second node: this column is only for searching, and the status is computed.
     op.execute(_ENDED)
 
 

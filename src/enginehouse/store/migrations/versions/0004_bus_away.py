@@ -1,6 +1,6 @@
-"""Whether a node's worker says that it has no connection to the bus
+"""Whether a node's worker reports that it has no connection to the bus
 
-With a default in the database, so that a frontend of the version before goes on beside this one.
+The column has a server default, so that frontends of the previous version keep working.
 """
 
 from __future__ import annotations

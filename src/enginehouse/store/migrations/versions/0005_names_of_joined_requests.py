@@ -1,6 +1,6 @@
 """The meta name under which an operation joined an intent
 
-It has a default in the database, so that a frontend of the version before goes on beside this one.
+The column has a server default, so that frontends of the previous version keep working.
 """
 
 from __future__ import annotations

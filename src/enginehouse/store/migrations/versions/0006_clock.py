@@ -1,4 +1,4 @@
-"""The clock of a store on SQLite, which runs with the machine instead of the wall clock"""
+"""The clock of a store on SQLite, which follows the machine's boot clock instead of the wall clock"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who a node is: claims, ordered registrations, rotating tokens, credentials of the bus, tokens that can be revoked
+"""Identity of nodes: claims, ordered registrations, rotating tokens, bus credentials, revocable tokens
 
-Everything new has a default in the database, so that a frontend of the version before goes on beside this one.
+All new columns have server defaults, so that frontends of the previous version keep working.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def downgrade() -> None:
         op.drop_table(table)
     for name in ("revoked_at", "node"):
         op.drop_column("tokens", name)
-    # Nodes that only their claim told apart are requests of machines without a key; they ask again.
+    # Nodes that differ only in their claim are unapproved machines without a key; they register again.
     op.execute("delete from nodes where claim <> '' and not approved")
     with op.batch_alter_table("nodes") as nodes:
         nodes.drop_constraint("nodes_identity", type_="unique")

@@ -1,4 +1,4 @@
-"""Commands that a worker of LocalAI's may still carry out although nobody waits for them"""
+"""Abandoned commands that a LocalAI worker may still carry out"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Since when a worker of LocalAI's is known to have a command that nobody waits for"""
+"""Since when a LocalAI worker is known to have an abandoned command"""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""Bodies of the HTTP requests and replies between a worker and a frontend: challenge, registration, heartbeat.
+
+They are LocalAI's, plus additive fields that an old peer ignores. The same rules as for messages on the bus apply: see
+`core.wire`, which also encodes and decodes them.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from enginehouse.core.report import Report
+
+
+class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    name: str
+    node_type: str = ""
+    address: str = ""
+    http_address: str = ""
+    token: str = ""
+    total_vram: int = 0
+    available_vram: int = 0
+    total_ram: int = 0
+    available_ram: int = 0
+    total_disk: int = 0
+    available_disk: int = 0
+    gpu_vendor: str = ""
+    gpu_compute_capability: str = ""
+    capability: str = ""
+    labels: dict[str, str] = {}
+    max_replicas_per_model: int = 0
+    vram_budget: str = ""
+    # Additive.
+    public_key: str = ""
+    signature: str = ""
+    platform: str = ""
+    cores: int = 0
+    challenge: str = ""  # from `ChallengeReply`; covered by the signature
+
+
+class ChallengeReply(Struct, frozen=True, kw_only=True):
+    """Additive: requested by a worker with a key before it registers."""
+
+    challenge: str = ""
+
+
+class BusCredential(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The bus credential that a worker gets when it joins or renews. Its lifetime is relative, because clocks may
+    differ.
+    """
+
+    nats_jwt: str = ""
+    nats_user_seed: str = ""
+    nats_url: str = ""
+    nats_life_seconds: float = 0.0  # 0: it does not expire
+
+
+class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    id: str
+    name: str
+    node_type: str
+    status: str
+    created_at: str
+    api_token: str = ""
+    nats_jwt: str = ""
+    nats_user_seed: str = ""
+    # Additive.
+    nats_url: str = ""
+    nats_life_seconds: float = 0.0
+    node_token: str = ""
+    heartbeat_seconds: float = 0.0
+    mark: float = 0.0  # the store's time; returned as `boot_mark` in every report of this run
+
+
+BUS_AWAY = "away"
+
+
+class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Every key is optional; an absent one keeps the stored value, an explicit 0 is stored."""
+
+    available_vram: int | None = None
+    total_vram: int | None = None
+    available_ram: int | None = None
+    available_disk: int | None = None
+    total_disk: int | None = None
+    gpu_vendor: str | None = None
+    # Additive.
+    report: Report | None = None
+    renew: bool = False  # the bus credential and the node's token expire soon
+    bus: str = ""  # `BUS_AWAY`: commands do not reach this worker; any other value: they do
+
+
+class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    message: str
+    # Additive.
+    mark: float = 0.0
+    credential: BusCredential | None = None
+    node_token: str = ""  # replaces the presented one, which stays valid until this one is used
+    # Intents that the report lists as running but that have ended: stop working on them.
+    cancelled: tuple[str, ...] = ()
