@@ -70,6 +70,7 @@ from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, SilenceLimits
 from enginehouse.frontend.watching.events import Events
+from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus
@@ -251,7 +252,7 @@ def make_frontend(
         proofs=proofs,
         collector=collector,
         dispatcher=dispatcher,
-        metrics=Metrics(store, router, (collector.violations, violation_log.counts)),
+        metrics=Metrics(Statistics(store), router, (collector.violations, violation_log.counts)),
         violation_log=violation_log,
         bus_credentials=_bus_credentials(settings, store, bus_accounts(settings)),
         galleries=galleries,
