@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, json_response, read_body, request_of
+from enginehouse.api.requests import json_response, read_body, requester_of
 from enginehouse.core.errors import Conflict
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.core.progress import format_bytes
@@ -51,39 +51,6 @@ class BackendJobRoutes:
         self._galleries = galleries
         self._board = board
 
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="POST",
-                path="/backends/apply",
-                role="admin",
-                summary="Install a backend on every node that can take it.",
-                call=self.apply,
-                body=Apply,
-            ),
-            Entry(
-                method="POST",
-                path="/backends/upgrade/{name}",
-                role="admin",
-                summary="Upgrade a backend wherever it is installed.",
-                call=self.upgrade,
-            ),
-            Entry(
-                method="POST",
-                path="/backends/delete/{name}",
-                role="admin",
-                summary="Delete a backend wherever it is installed.",
-                call=self.delete,
-            ),
-            Entry(
-                method="GET",
-                path="/backends/jobs/{id}",
-                role="admin",
-                summary="How far such a request is, in LocalAI's words.",
-                call=self.job,
-            ),
-        ]
-
     async def apply(self, request: Request) -> Response:
         asked = await read_body(request, Apply)
         metas = self._galleries.metas_of(asked.id)
@@ -105,7 +72,7 @@ class BackendJobRoutes:
         return await self._request(request, "delete", str(request.path_params["name"]))
 
     async def _request(self, request: Request, kind: BackendKind, name: str, *, force: bool = False) -> Response:
-        by = request_of(request)
+        by = requester_of(request)
         wanted = BackendRequest(kind=kind, name=name, force=force)
         operation_id = await self._operations.request(wanted, by)
         address = f"{request.url.scheme}://{request.url.netloc}/backends/jobs/{operation_id}"

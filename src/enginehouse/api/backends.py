@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, json_response
+from enginehouse.api.requests import json_response
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.node import Node
 from enginehouse.frontend.fleet.nodes import Nodes
@@ -18,45 +18,6 @@ class BackendRoutes:
         self._nodes = nodes
         self._galleries = galleries
         self._upgrades = upgrades
-
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="GET",
-                path="/backends",
-                role="admin",
-                summary="Installed backends, over all nodes.",
-                call=self.installed,
-            ),
-            Entry(
-                method="GET",
-                path="/backends/available",
-                role="admin",
-                summary="Backends that a gallery offers.",
-                call=self.available,
-            ),
-            Entry(
-                method="GET",
-                path="/backends/galleries",
-                role="admin",
-                summary="The galleries: how fresh each is, and which of its entries cannot be used.",
-                call=self.galleries,
-            ),
-            Entry(
-                method="GET",
-                path="/backends/upgrades",
-                role="admin",
-                summary="What could be upgraded, as of the last check.",
-                call=self.upgrades,
-            ),
-            Entry(
-                method="POST",
-                path="/backends/upgrades/check",
-                role="admin",
-                summary="Ask the registries now what could be upgraded.",
-                call=self.check_upgrades,
-            ),
-        ]
 
     async def installed(self, _request: Request) -> Response:
         nodes, now = await self._nodes.every()

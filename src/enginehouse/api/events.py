@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from enginehouse.api.app import ABORT, ROOM, Entry
+from enginehouse.api.requests import ABORT, SEND_BUFFER
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.operation import unknown_operation
 from enginehouse.frontend.serving.models import ModelViews
@@ -40,17 +40,6 @@ class EventRoutes:
         self._models = models
         self._events = events
 
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="GET",
-                path="/api/events",
-                role="admin",
-                summary="Every change, as server-sent events; `operation=ID` for those of one operation.",
-                raw=self.events,
-            ),
-        ]
-
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Until the client leaves, this frontend stops, or the client does not read."""
         request = Request(scope)
@@ -60,7 +49,7 @@ class EventRoutes:
         if only:
             await self._board.view(only)  # an unknown id is an error now, not a stream that never speaks
         since = _position(request.headers.get("last-event-id", ""))
-        if bound := scope.get("state", {}).get(ROOM):
+        if bound := scope.get("state", {}).get(SEND_BUFFER):
             bound(ROOM_BYTES)
         try:
             async with asyncio.TaskGroup() as group:

@@ -7,8 +7,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
 from enginehouse.api.operations import check_sha256
+from enginehouse.api.requests import caller_of, json_response, read_body, requester_of
 from enginehouse.core.errors import Invalid
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.frontend.fleet.nodes import Nodes
@@ -36,62 +36,6 @@ class NodeRoutes:
         self._cancellation = cancellation
         self._board = board
 
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(method="GET", path="/api/nodes", role="admin", summary="All nodes, by name.", call=self.every),
-            Entry(
-                method="GET", path="/api/nodes/{id}", role="admin", summary="One node, by id or name.", call=self.one
-            ),
-            Entry(
-                method="DELETE",
-                path="/api/nodes/{id}",
-                role="admin",
-                summary="Forget a node; what waits for it is cancelled.",
-                call=self.remove,
-            ),
-            Entry(
-                method="POST",
-                path="/api/nodes/{id}/approve",
-                role="admin",
-                summary="Let a pending node in.",
-                call=self.approve,
-            ),
-            Entry(
-                method="POST",
-                path="/api/nodes/{id}/drain",
-                role="admin",
-                summary="Give a node no more work and stop what serves there.",
-                call=self.drain,
-                status=202,
-            ),
-            Entry(
-                method="POST",
-                path="/api/nodes/{id}/resume",
-                role="admin",
-                summary="Give a drained node work again.",
-                call=self.resume,
-            ),
-            Entry(
-                method="GET",
-                path="/api/nodes/{id}/backends",
-                role="admin",
-                summary="What a node has installed, as it reported it.",
-                call=self.backends,
-            ),
-            *(
-                Entry(
-                    method="POST",
-                    path=f"/api/nodes/{{id}}/backends/{kind}",
-                    role="admin",
-                    summary=f"{kind.capitalize()} a backend on one node.",
-                    call=call,
-                    body=NodeBackend,
-                    status=202,
-                )
-                for kind, call in (("install", self.install), ("upgrade", self.upgrade), ("delete", self.delete))
-            ),
-        ]
-
     async def every(self, _request: Request) -> Response:
         nodes, now = await self._nodes.every()
         return json_response([render_node(node, now) for node in nodes])
@@ -110,7 +54,7 @@ class NodeRoutes:
         return json_response({"message": "node deregistered"})
 
     async def drain(self, request: Request) -> Response:
-        operation_id = await self._operations.request_drain(_name(request), request_of(request))
+        operation_id = await self._operations.request_drain(_name(request), requester_of(request))
         view = await self._board.view(operation_id)
         # LocalAI's sentence; the message of the operation itself is its status.
         return json_response({**msgspec.to_builtins(view), "message": "node set to draining"}, 202)
@@ -146,7 +90,7 @@ class NodeRoutes:
             )
         if kind == "install" and asked.uri:
             check_sha256(asked.uri, "")  # LocalAI's body has none
-        by = request_of(request)
+        by = requester_of(request)
         wanted = BackendRequest(
             kind=kind,
             name=(asked.name if asked.uri else "") or asked.backend,

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
+from enginehouse.api.requests import caller_of, json_response, read_body, requester_of
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import shown
 from enginehouse.core.operation import BackendRequest
@@ -24,7 +24,7 @@ _MAX_ID = 64  # longer than any id of an operation
 _OUTCOMES = {"succeeded": "completed", "partial": "failed", "superseded": "cancelled"}
 
 
-class OnNode(Struct, frozen=True, forbid_unknown_fields=True):
+class OperationTarget(Struct, frozen=True, forbid_unknown_fields=True):
     """One node of an operation; absent means all of them."""
 
     node: str | None = None
@@ -58,69 +58,9 @@ class OperationRoutes:
         self._planner = planner
         self._board = board
 
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="POST",
-                path="/api/operations",
-                role="admin",
-                summary="Install, upgrade or delete a backend on nodes.",
-                call=self.request,
-                body=BackendRequest,
-                status=202,
-            ),
-            Entry(
-                method="POST",
-                path="/api/operations/plan",
-                role="admin",
-                summary="What such a request would do on each node; nothing is done.",
-                call=self.plan,
-                body=BackendRequest,
-            ),
-            Entry(
-                method="GET",
-                path="/api/operations",
-                role="admin",
-                summary="Operations, newest first: open and failed ones, or `all=true`; `before`: the page's `next`.",
-                call=self.every,
-            ),
-            Entry(
-                method="GET",
-                path="/api/operations/history",
-                role="admin",
-                summary="Operations that have ended, newest first; `before`: the page's `next`.",
-                call=self.history,
-            ),
-            Entry(method="GET", path="/api/operations/{id}", role="admin", summary="One operation.", call=self.one),
-            Entry(
-                method="POST",
-                path="/api/operations/{id}/cancel",
-                role="admin",
-                summary="End what is open of an operation, everywhere or on one node.",
-                call=self.cancel,
-                body=OnNode,
-            ),
-            Entry(
-                method="POST",
-                path="/api/operations/{id}/retry",
-                role="admin",
-                summary="Do again what failed or was cancelled, everywhere or on one node.",
-                call=self.retry,
-                body=OnNode,
-                status=202,
-            ),
-            Entry(
-                method="POST",
-                path="/api/operations/{id}/dismiss",
-                role="admin",
-                summary="A failure has been seen; it stays in the history.",
-                call=self.dismiss,
-            ),
-        ]
-
     async def request(self, request: Request) -> Response:
         asked = await _requested(request)
-        operation_id = await self._operations.request(asked, request_of(request))
+        operation_id = await self._operations.request(asked, requester_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def plan(self, request: Request) -> Response:
@@ -151,14 +91,14 @@ class OperationRoutes:
         return json_response({"operations": [_record(view) for view in views], **_next(views, limit)})
 
     async def cancel(self, request: Request) -> Response:
-        where = await read_body(request, OnNode)
+        where = await read_body(request, OperationTarget)
         await self._cancellation.cancel(_id(request), where.node, caller_of(request).name)
         view = await self._board.view(_id(request))
         return json_response({"success": True, "message": "Operation cancelled", "operation": view})
 
     async def retry(self, request: Request) -> Response:
-        where = await read_body(request, OnNode)
-        operation_id = await self._cancellation.retry(_id(request), where.node, request_of(request))
+        where = await read_body(request, OperationTarget)
+        operation_id = await self._cancellation.retry(_id(request), where.node, requester_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def dismiss(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from enginehouse.api.app import ABORT, ROOM
+from enginehouse.api.requests import ABORT, SEND_BUFFER
 from enginehouse.host import processes
 from enginehouse.loop import Loop
 
@@ -106,6 +106,6 @@ def _connection(**given: Any) -> asyncio.Protocol:
     def bound(size_bytes: int) -> None:
         made.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
 
-    made = AutoHTTPProtocol(**{**given, "app_state": {**given["app_state"], ABORT: abort, ROOM: bound}})
+    made = AutoHTTPProtocol(**{**given, "app_state": {**given["app_state"], ABORT: abort, SEND_BUFFER: bound}})
     connection: asyncio.Protocol = made
     return connection

@@ -6,8 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body
 from enginehouse.api.auth import bearer, host_of
+from enginehouse.api.requests import caller_of, json_response, read_body
 from enginehouse.core.errors import Denied
 from enginehouse.core.joining import JoinOrigin, may_speak_for
 from enginehouse.core.wire import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
@@ -33,69 +33,6 @@ class WorkerRoutes:
         self._keys = keys
         self._credentials = credentials
         self._heartbeat_seconds = heartbeat_seconds
-
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="POST",
-                path="/api/node/challenge",
-                role="join",
-                summary="What a worker with a key signs in its next registration; it counts once.",
-                call=self.challenge,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/register",
-                role="join",
-                summary="A worker asks to be a node.",
-                call=self.register,
-                body=RegisterRequest,
-                status=201,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/heartbeat",
-                role="node",
-                summary="A worker says that it is there, and what it has.",
-                call=self.heartbeat,
-                body=HeartbeatRequest,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/deregister",
-                role="node",
-                summary="A worker says goodbye; its node is offline from then on.",
-                call=self.deregister,
-            ),
-            Entry(
-                method="DELETE",
-                path="/api/node/{id}",
-                role="node",
-                summary="The same goodbye, by LocalAI's other name for it.",
-                call=self.deregister,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/drain",
-                role="node",
-                summary="A worker is about to leave: no new work for it.",
-                call=self.leaving,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/resume",
-                role="node",
-                summary="A worker stays after all.",
-                call=self.staying,
-            ),
-            Entry(
-                method="GET",
-                path="/api/node/{id}/models",
-                role="node",
-                summary="The replicas of a worker's own node.",
-                call=self.models,
-            ),
-        ]
 
     async def challenge(self, _request: Request) -> Response:
         return json_response(ChallengeReply(challenge=await self._nodes.challenge()))
