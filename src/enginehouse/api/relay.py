@@ -60,18 +60,18 @@ class EventPasser:
         return self._held + rest
 
 
-class _Described(Struct):
+class _EngineError(Struct):
     message: str
     type: str | None = None
     code: object = None
     param: str | None = None
 
 
-class _Nested(Struct):
-    error: _Described
+class _NestedError(Struct):
+    error: _EngineError
 
 
-class _Flat(Struct):
+class _FlatError(Struct):
     message: str = ""
     detail: object = None
     error: object = None
@@ -101,18 +101,18 @@ def engine_error(status: int, headers: list[tuple[bytes, bytes]], body: bytes, r
     return status, kept, told
 
 
-def _described(body: bytes) -> _Described:
+def _described(body: bytes) -> _EngineError:
     """OpenAI's nested object, FastAPI's `detail`, a flat `message` or `error`, or plain text."""
     try:
-        return msgspec.json.decode(body, type=_Nested).error
+        return msgspec.json.decode(body, type=_NestedError).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        flat = msgspec.json.decode(body, type=_Flat)
+        flat = msgspec.json.decode(body, type=_FlatError)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Described(message=body[:MAX_MESSAGE].decode(errors="replace").strip())
+        return _EngineError(message=body[:MAX_MESSAGE].decode(errors="replace").strip())
     for said in (flat.message, flat.error, flat.detail):
         if said:
             text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
-            return _Described(message=text[:MAX_MESSAGE])
-    return _Described(message="")
+            return _EngineError(message=text[:MAX_MESSAGE])
+    return _EngineError(message="")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from enginehouse.cli.client.connect import Frontend, waiting
+from enginehouse.cli.client.connect import FrontendApi, waiting
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
 
@@ -52,7 +52,7 @@ class ChatAnswer(Struct):
 
 
 class Conversation:
-    def __init__(self, frontend: Frontend, model: str, system_prompt: str, *, is_streaming: bool) -> None:
+    def __init__(self, frontend: FrontendApi, model: str, system_prompt: str, *, is_streaming: bool) -> None:
         self.model = model
         self._frontend = frontend
         self._is_streaming = is_streaming

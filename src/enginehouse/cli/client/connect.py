@@ -36,7 +36,7 @@ _MAY_HAVE_BEEN_ACCEPTED = frozenset({"store_unavailable", "frontend_unreachable"
 QUIET_SECONDS = 0.6  # most answers come sooner; a sign that only flickers is noise
 
 
-class Frontend:
+class FrontendApi:
     """The frontend of this command."""
 
     def __init__(self, client: FrontendClient) -> None:
@@ -78,7 +78,7 @@ class Frontend:
             return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds)
 
 
-def connect() -> Frontend:
+def connect() -> FrontendApi:
     """The frontend that the running command is about."""
     shared = given()
     flags = {"data": shared.data, "url": shared.url, "token": shared.token}
@@ -87,7 +87,7 @@ def connect() -> Frontend:
         raise Invalid("cannot ask several frontends: give the address of one", code="invalid_setting", param="url")
     client = FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}")
     click.get_current_context().call_on_close(client.close)
-    return Frontend(client)
+    return FrontendApi(client)
 
 
 def has_server() -> bool:

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from enginehouse.cli.client.connect import Frontend, read, segment
-from enginehouse.cli.client.shapes import Operation
+from enginehouse.cli.answers import ListedOperation
+from enginehouse.cli.client.connect import FrontendApi, read, segment
 from enginehouse.cli.options.shared import wants_json
 from enginehouse.cli.terminal.output import remark
 from enginehouse.cli.terminal.progress import View, choose_view, ending_lines
@@ -29,7 +29,7 @@ LOOK_SECONDS = 5.0  # the limit of one look at the operation while the frontend 
 _EXIT_CODES = {"succeeded": 0, "partial": 3, "failed": 1, "cancelled": 1, "superseded": 1}
 
 
-def exit_code_of(operation: Operation) -> int:
+def exit_code_of(operation: ListedOperation) -> int:
     if operation.is_parked:
         code = 3 if any(row.status == "error" for row in operation.rows) else 0
     else:
@@ -38,18 +38,20 @@ def exit_code_of(operation: Operation) -> int:
     return 3 if code == 0 and operation.leaves_out else code
 
 
-def follow(frontend: Frontend, answer: object, *, outcome_to: Literal["stdout", "stderr"] = "stdout") -> Operation:
+def follow(
+    frontend: FrontendApi, answer: object, *, outcome_to: Literal["stdout", "stderr"] = "stdout"
+) -> ListedOperation:
     """Show the operation in `answer` until it is over, and how it ended; gives its last state.
 
     Ctrl-C ends the watching, not the operation, and says so before it is passed on.
     """
-    operation = read(answer, Operation)
+    operation = read(answer, ListedOperation)
     view = choose_view(as_json=wants_json() and outcome_to == "stdout")
     try:
         with view:
             view.show(operation, answer)
             for answer in _changes(frontend, operation, view):
-                operation = read(answer, Operation)
+                operation = read(answer, ListedOperation)
                 view.show(operation, answer)
                 if operation.is_over:
                     break
@@ -67,7 +69,7 @@ def follow(frontend: Frontend, answer: object, *, outcome_to: Literal["stdout", 
     return operation
 
 
-def parked_sentence(operation: Operation) -> str:
+def parked_sentence(operation: ListedOperation) -> str:
     waiting = [row for row in operation.rows if row.status == "queued"]
     names = list(dict.fromkeys(row.node_name for row in waiting))
     who = ", ".join(names) or "a node"
@@ -80,13 +82,13 @@ def parked_sentence(operation: Operation) -> str:
     return f"queued: {who} {'are' if len(names) > 1 else 'is'} {state}; {then}"
 
 
-def _changes(frontend: Frontend, operation: Operation, view: View) -> Iterator[object]:
+def _changes(frontend: FrontendApi, operation: ListedOperation, view: View) -> Iterator[object]:
     if not operation.is_over:
         yield from watch(frontend, operation.id, view.trouble)
 
 
 def watch(
-    frontend: Frontend,
+    frontend: FrontendApi,
     operation_id: str,
     trouble: Callable[[str], None],
     *,
@@ -123,7 +125,7 @@ def watch(
         pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
 
-def _events(frontend: Frontend, operation_id: str) -> Iterator[object]:
+def _events(frontend: FrontendApi, operation_id: str) -> Iterator[object]:
     with frontend.client.stream_events(f"/api/events?operation={segment(operation_id)}") as events:
         for event in events:
             if event.event == "overflow":

@@ -28,8 +28,8 @@ def entry() -> None:
 @command("list", examples=("enginehouse backends list",))
 def list_backends() -> None:
     """What is installed, one line per backend and node."""
+    from enginehouse.cli.answers import ListedBackend
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Backend
 
     answer = connect().get("/backends")
     if wants_json():
@@ -46,12 +46,12 @@ def list_backends() -> None:
             f"{output.age_of(node.installed_at)} ago" if node.installed_at else "",
             "" if node.report_age_seconds is None else f"{output.age(node.report_age_seconds)} ago",
         )
-        for backend in read(answer, tuple[Backend, ...])
+        for backend in read(answer, tuple[ListedBackend, ...])
         for node in backend.nodes or ()
     ]
     columns = ("NAME", "NODE", "STATUS", "VERSION", "DIGEST", "INSTALLED", "SEEN")
     output.emit_table(columns, rows, "no backends yet; see `enginehouse backends available`")
-    for backend in read(answer, tuple[Backend, ...]):
+    for backend in read(answer, tuple[ListedBackend, ...]):
         differs = ", ".join(one.node_name for one in backend.drift or () if not one.unknown)
         if differs:
             output.remark(f"{backend.name} differs on {differs}")
@@ -67,8 +67,8 @@ def list_backends() -> None:
 @click.option("--all", "everything", is_flag=True, help="Also what fits no node, single builds, builds for developers.")
 def available(everything: bool) -> None:
     """What the galleries offer to the nodes there are, what is installed first."""
+    from enginehouse.cli.answers import AvailableBackend
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import AvailableBackend
 
     answer = connect().get("/backends/available")
     if wants_json():
@@ -164,12 +164,12 @@ def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follo
 
 def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
     """Everything is asked for before anything is watched: whoever stops watching has asked for all of it."""
+    from enginehouse.cli.answers import UpgradableBackend
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Upgrade
     from enginehouse.cli.commands.ops import finish
 
     frontend = connect()
-    found = read(frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, Upgrade])
+    found = read(frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, UpgradableBackend])
     if not found:
         output.remark("everything is at the version of its gallery")
         return 0
@@ -193,8 +193,8 @@ def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
 @click.option("--cached", is_flag=True, help="As of the last check, without asking the registries now.")
 def upgrades(cached: bool) -> None:
     """What could be upgraded, one line per backend and node."""
+    from enginehouse.cli.answers import UpgradableBackend
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Upgrade
 
     frontend = connect()
     answer = (
@@ -214,7 +214,7 @@ def upgrades(cached: bool) -> None:
                 (node.available_version, node.available_digest),
             ),
         )
-        for name, upgrade in read(answer, dict[str, Upgrade]).items()
+        for name, upgrade in read(answer, dict[str, UpgradableBackend]).items()
         for node in upgrade.nodes
     ]
     output.emit_table(("NAME", "NODE", "INSTALLED", "AVAILABLE"), rows, "everything is at the version of its gallery")

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from enginehouse.cli.client.shapes import Operation, Row
+from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.options.galleries import load_galleries, local_settings
 from enginehouse.cli.options.names import checked_backend
 from enginehouse.cli.options.shared import wants_json
@@ -160,12 +160,12 @@ async def _shown(
     if view is None:
         return await work(lambda *_: None)
     with view:
-        told = _Told(view, kind, resolved.directory)
+        told = _InstallProgress(view, kind, resolved.directory)
         told.report("resolving", resolved.uri, 0, 0)
         return await work(told.report)
 
 
-class _Told:
+class _InstallProgress:
     def __init__(self, view: View, kind: str, name: str) -> None:
         self._view = view
         self._kind = kind
@@ -180,7 +180,7 @@ class _Told:
         if phase == self._phase and now - self._at < 0.1 and done_bytes < total_bytes:
             return
         self._phase, self._at = phase, now
-        row = Row(
+        row = ListedRow(
             node_id="here",
             node_name=self._name,
             status="downloading",
@@ -190,7 +190,7 @@ class _Told:
             total_bytes=total_bytes,
             percentage=100.0 * self._done / total_bytes if total_bytes else 0.0,
         )
-        self._view.show(Operation(id="", kind=self._kind, name=self._name, status="running", nodes=(row,)), None)
+        self._view.show(ListedOperation(id="", kind=self._kind, name=self._name, status="running", nodes=(row,)), None)
 
 
 def _is_address(backend: str) -> bool:

@@ -11,7 +11,7 @@ from enginehouse.cli.terminal import output
 from enginehouse.core.name import check_model_name, check_name
 
 if TYPE_CHECKING:
-    from enginehouse.cli.client.connect import Frontend
+    from enginehouse.cli.client.connect import FrontendApi
 
 
 @group("models", examples=("enginehouse models list", "enginehouse models load tiny-chat"))
@@ -22,8 +22,8 @@ def entry() -> None:
 @command("list", examples=("enginehouse models list",))
 def list_models() -> None:
     """All models, what state they are in and where they run."""
+    from enginehouse.cli.answers import ListedModel
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Model
 
     answer = connect().get("/api/models")
     if wants_json():
@@ -39,7 +39,7 @@ def list_models() -> None:
             model.license,
             model.description,
         )
-        for model in read(answer, tuple[Model, ...])
+        for model in read(answer, tuple[ListedModel, ...])
     ]
     columns = ("NAME", "STATE", "NODES", "BACKEND", "SIZE", "LICENSE", "DESCRIPTION")
     output.emit_table(columns, rows, "no models")
@@ -92,7 +92,7 @@ def delete(name: str, no_follow: bool) -> int:
     return finish(frontend, answer, no_follow=no_follow)
 
 
-def request_load(frontend: Frontend, name: str, node: str | None) -> object:
+def request_load(frontend: FrontendApi, name: str, node: str | None) -> object:
     """The operation that loads the model, or the word that it already runs."""
     from enginehouse.cli.client.connect import segment
 

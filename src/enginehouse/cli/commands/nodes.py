@@ -29,8 +29,8 @@ def entry() -> None:
 @command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
 def list_nodes() -> None:
     """All nodes, with their state and what they have."""
+    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Node
 
     answer = connect().get("/api/nodes")
     if wants_json():
@@ -48,7 +48,7 @@ def list_nodes() -> None:
             ", ".join(replica.model_id for replica in node.replicas or ()),
             node.id,
         )
-        for node in read(answer, tuple[Node, ...])
+        for node in read(answer, tuple[ListedNode, ...])
     ]
     columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
     # On a screen the id would only break the lines; `nodes show` has it, and so has a pipe.
@@ -60,14 +60,14 @@ def list_nodes() -> None:
 @click.argument("node")
 def show(node: str) -> None:
     """Everything about one NODE (its name or id)."""
+    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.cli.client.shapes import Node
 
     answer = connect().get(f"/api/nodes/{segment(check_name(node, 'node'))}")
     if wants_json():
         output.emit_json(answer)
         return
-    found = read(answer, Node)
+    found = read(answer, ListedNode)
     facts = [
         ("name", found.name),
         ("id", found.id),
@@ -102,17 +102,17 @@ def show(node: str) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has joined.")
 def approve(node: str, no_wait: bool) -> None:
     """Let a pending NODE (its name or id) work, and wait until it has joined: a few seconds."""
+    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.cli.client.shapes import Node
 
     frontend = connect()
     answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
-    found = read(answer, Node)
+    found = read(answer, ListedNode)
     deadline = time.monotonic() + (0.0 if no_wait else JOIN_SECONDS)
     while found.status != "healthy" and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         answer = frontend.get(f"/api/nodes/{segment(found.id)}")
-        found = read(answer, Node)
+        found = read(answer, ListedNode)
     if wants_json():
         output.emit_json(answer)
         return

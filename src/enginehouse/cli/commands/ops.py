@@ -13,8 +13,8 @@ from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import check_name
 
 if TYPE_CHECKING:
-    from enginehouse.cli.client.connect import Frontend
-    from enginehouse.cli.client.shapes import Operation
+    from enginehouse.cli.answers import ListedOperation
+    from enginehouse.cli.client.connect import FrontendApi
 
 SEARCHED = 500  # what the frontend lists at most; older operations need their whole id
 SHORTEST_PREFIX = 8
@@ -37,15 +37,15 @@ def entry() -> None:
 )
 def list_operations(only_open: bool, limit: int) -> None:
     """The latest operations, newest first."""
+    from enginehouse.cli.answers import OperationPage
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import OperationList
 
     everything = "" if only_open else "all=true&"
     answer = connect().get(f"/api/operations?{everything}limit={limit}")
     if wants_json():
         output.emit_json(answer)
         return
-    operations = read(answer, OperationList).operations
+    operations = read(answer, OperationPage).operations
     short = short_ids([one.id for one in operations])
     rows = [
         (
@@ -139,27 +139,27 @@ def dismiss(operation_id: str) -> None:
         output.say("dismissed")
 
 
-def _id(frontend: Frontend, beginning: str) -> str:
+def _id(frontend: FrontendApi, beginning: str) -> str:
     """The whole id of the operation that begins so."""
+    from enginehouse.cli.answers import ListedOperation
     from enginehouse.cli.client.connect import read, segment
-    from enginehouse.cli.client.shapes import Operation
 
-    return segment(read(find(frontend, beginning), Operation).id)
+    return segment(read(find(frontend, beginning), ListedOperation).id)
 
 
 def _on(node: str | None) -> dict[str, str]:
     return {"node": check_name(node, "node")} if node is not None else {}
 
 
-def finish(frontend: Frontend, answer: object, *, no_follow: bool) -> int:
+def finish(frontend: FrontendApi, answer: object, *, no_follow: bool) -> int:
     """What every command does with the operation it made: watch it, or say how to."""
+    from enginehouse.cli.answers import ListedOperation
     from enginehouse.cli.client.connect import read
     from enginehouse.cli.client.follow import exit_code_of, follow
-    from enginehouse.cli.client.shapes import Operation
 
     if not no_follow:
         return exit_code_of(follow(frontend, answer))
-    operation = read(answer, Operation)
+    operation = read(answer, ListedOperation)
     code = 3 if operation.leaves_out else 0
     if wants_json():
         output.emit_json(answer)
@@ -171,7 +171,7 @@ def finish(frontend: Frontend, answer: object, *, no_follow: bool) -> int:
     return code
 
 
-def find(frontend: Frontend, beginning: str) -> object:
+def find(frontend: FrontendApi, beginning: str) -> object:
     """The operation whose id begins so; a whole id is asked for directly."""
     from enginehouse.cli.client.connect import segment
 
@@ -201,12 +201,12 @@ def find(frontend: Frontend, beginning: str) -> object:
 
 
 def describe(answer: object) -> None:
+    from enginehouse.cli.answers import ListedOperation
     from enginehouse.cli.client.connect import read
     from enginehouse.cli.client.follow import parked_sentence
-    from enginehouse.cli.client.shapes import Operation
     from enginehouse.cli.terminal.progress import ending_lines
 
-    operation = read(answer, Operation)
+    operation = read(answer, ListedOperation)
     output.emit_facts(
         [
             ("id", operation.id),
@@ -230,7 +230,7 @@ def short_ids(ids: list[str]) -> dict[str, str]:
     return {one: one[:length] for one in ids}
 
 
-def _nodes_done(operation: Operation) -> str:
+def _nodes_done(operation: ListedOperation) -> str:
     done = sum(row.status == "success" for row in operation.rows)
     return f"{done}/{len(operation.rows)}" if operation.rows else ""
 

@@ -66,14 +66,14 @@ def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **
 
 
 def _plan_fleet(request: dict[str, object]) -> None:
+    from enginehouse.cli.answers import ListedPlan
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Plan
 
     answer = connect().post("/api/operations/plan", request, timeout_seconds=CHECK_SECONDS)
     if wants_json():
         output.emit_json(answer)
         return
-    plan = read(answer, Plan)
+    plan = read(answer, ListedPlan)
     rows = [
         (
             row.node_name,

@@ -14,9 +14,9 @@ from enginehouse.core.errors import Denied, Hopeless, Invalid, Unavailable
 from enginehouse.core.name import check_model_name
 
 if TYPE_CHECKING:
+    from enginehouse.cli.answers import ListedOperation
     from enginehouse.cli.client.chat import Conversation
-    from enginehouse.cli.client.connect import Frontend
-    from enginehouse.cli.client.shapes import Operation
+    from enginehouse.cli.client.connect import FrontendApi
 
 
 @command(
@@ -64,14 +64,14 @@ def _question(prompt: str | None, name: str) -> str | None:
     return prompt
 
 
-def _make_ready(frontend: Frontend, name: str, node: str | None) -> str:
+def _make_ready(frontend: FrontendApi, name: str, node: str | None) -> str:
     """Load the model and show how; gives its system prompt.
 
     A token that may only use models cannot steer loading; then the first question loads the model as well.
     """
+    from enginehouse.cli.answers import ListedModel
     from enginehouse.cli.client.connect import read
     from enginehouse.cli.client.follow import follow
-    from enginehouse.cli.client.shapes import Model
     from enginehouse.cli.commands.models import is_ready, request_load
 
     try:
@@ -81,13 +81,13 @@ def _make_ready(frontend: Frontend, name: str, node: str | None) -> str:
             raise
         return ""
     # Asked while the load is under way, which takes longer than the answer.
-    models = read(frontend.get("/api/models"), tuple[Model, ...])
+    models = read(frontend.get("/api/models"), tuple[ListedModel, ...])
     if not is_ready(answer):
         _check_loaded(follow(frontend, answer, outcome_to="stderr"), name)
     return next((model.options.system_prompt for model in models if model.name == name), "")
 
 
-def _check_loaded(operation: Operation, name: str) -> None:
+def _check_loaded(operation: ListedOperation, name: str) -> None:
     if operation.is_parked:
         # `follow` has said why, and that it happens by itself.
         raise Unavailable(f"cannot chat with {name} yet: the load waits for a node", code="resource_exhausted")

@@ -51,8 +51,8 @@ def revoke(name: str) -> None:
 
 
 def make_token(role: str, name: str, more: dict[str, str]) -> None:
+    from enginehouse.cli.answers import ListedToken
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Token
     from enginehouse.core.name import check_name
 
     wanted = {"role": role, **more}
@@ -63,15 +63,15 @@ def make_token(role: str, name: str, more: dict[str, str]) -> None:
     if wants_json():
         output.emit_json(answer)
         return
-    output.say(read(answer, Token).token)
+    output.say(read(answer, ListedToken).token)
     output.remark(f"a token for {role}; it is not shown again")
     if role == "join":
         output.remark(f"on the other machine: enginehouse join {frontend.url} --token @FILE-WITH-THE-TOKEN")
 
 
 def show_tokens(role: str) -> None:
+    from enginehouse.cli.answers import ListedToken
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Token
 
     answer = connect().get("/api/tokens")
     if wants_json():
@@ -79,21 +79,21 @@ def show_tokens(role: str) -> None:
         return
     rows = [
         (one.id, one.role, one.name, one.node, output.age_of(str(one.created_at)))
-        for one in read(answer, tuple[Token, ...])
+        for one in read(answer, tuple[ListedToken, ...])
         if role in ("", one.role)
     ]
     output.emit_table(("ID", "ROLE", "NAME", "FOR NODE", "AGE"), rows, "no tokens")
 
 
 def end_token(name_or_id: str, role: str) -> None:
+    from enginehouse.cli.answers import ListedToken
     from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.cli.client.shapes import Token
     from enginehouse.core.errors import NotFound
 
     frontend = connect()
     if role:
         # A name is looked for among those of this role alone: an admin token may have the same.
-        every = read(frontend.get("/api/tokens"), tuple[Token, ...])
+        every = read(frontend.get("/api/tokens"), tuple[ListedToken, ...])
         found = [one.id for one in every if one.role == role and name_or_id in (one.id, one.name)]
         if not found:
             raise NotFound(f"cannot find an API key {name_or_id!r}: `enginehouse keys list` shows them")
@@ -102,7 +102,7 @@ def end_token(name_or_id: str, role: str) -> None:
     if wants_json():
         output.emit_json(answer)
     else:
-        row = read(answer, Token)
+        row = read(answer, ListedToken)
         output.say(f"revoked the {row.role} token {row.name}")
 
 

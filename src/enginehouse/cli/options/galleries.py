@@ -82,14 +82,14 @@ def load_galleries(
     # Whoever sits before a terminal is told below, in sentences; without any handler the log would go there too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
 
-    told = _Told(settings.data / "galleries")
+    missing = _MissingGalleries(settings.data / "galleries")
 
     async def read() -> Sources:
         sources = Sources(wanted, Client(Rules(settings.allowed_hosts)), settings.data / "galleries")
         try:
             await sources.restore()
             for name, url in sources.due:
-                if not url.startswith("file:") and not told.has(name):
+                if not url.startswith("file:") and not missing.has(name):
                     remark(f"asking for the gallery {name} …")
             await sources.refresh()
         finally:
@@ -101,13 +101,13 @@ def load_galleries(
         if state.status == "stale" and state.age_seconds is not None:
             remark(f"the gallery {state.name} is {age(state.age_seconds)} old: {state.error or 'nobody asked since'}")
         elif state.status == "never loaded":
-            told.once(state.name, f"the gallery {state.name} is missing: {state.error}", remark)
+            missing.once(state.name, f"the gallery {state.name} is missing: {state.error}", remark)
         if state.status != "never loaded":
-            told.forget(state.name)
+            missing.forget(state.name)
     return (load_builtin(), *sources.galleries), sources.states
 
 
-class _Told:
+class _MissingGalleries:
     """Which galleries were called missing: a machine without a network is told so once, not with every command."""
 
     def __init__(self, directory: Path) -> None:

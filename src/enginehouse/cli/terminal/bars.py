@@ -16,7 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.cli.client.shapes import Operation, Row
+from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.progress import describe, next_try, subject, why
 from enginehouse.core.progress import format_bytes
@@ -50,7 +50,7 @@ class Meter:
 class Bars:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
-        self._operation: Operation | None = None
+        self._operation: ListedOperation | None = None
         self._shown_at = 0.0
         self._meters: dict[str, Meter] = {}
         self._spinner = Spinner("dots")
@@ -72,7 +72,7 @@ class Bars:
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
 
-    def show(self, operation: Operation, answer: object) -> None:
+    def show(self, operation: ListedOperation, answer: object) -> None:
         now = time.monotonic()
         for row in operation.rows:
             if row.status == "downloading" and row.total_bytes:
@@ -103,13 +103,13 @@ class Bars:
             parts.append(Text(output.printable(f"{self._trouble}; trying again ({seconds} s)"), style="yellow"))
         return Group(*parts)
 
-    def _said_once(self, rows: tuple[Row, ...]) -> str:
+    def _said_once(self, rows: tuple[ListedRow, ...]) -> str:
         """What all rows do, where there is no room to say it in each of them: then the names of nodes are enough."""
         doing = {row.action for row in rows}
         longest = max((len(subject(row)) for row in rows), default=0)
         return doing.pop() if longest > self._console.size.width // 3 and len(doing) == 1 else ""
 
-    def _lines(self, rows: tuple[Row, ...], doing: str) -> list[RenderableType]:
+    def _lines(self, rows: tuple[ListedRow, ...], doing: str) -> list[RenderableType]:
         # Widths are set here: left alone, rich shrinks the marks and the bars to make room for long reasons.
         screen = self._console.size.width
         names = [output.printable(row.node_name if doing else subject(row)) for row in rows]
@@ -132,17 +132,17 @@ class Bars:
         self._spinner.update(text=Text(output.printable(text)))
         return self._spinner
 
-    def _waiting_text(self, operation: Operation) -> str:
+    def _waiting_text(self, operation: ListedOperation) -> str:
         return f"{operation.kind} {operation.name}: {operation.message or operation.status}"
 
-    def _visible(self, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    def _visible(self, rows: tuple[ListedRow, ...]) -> tuple[ListedRow, ...]:
         """All, or what fits the screen: then what moves or went wrong comes before what is done."""
         room = max(3, self._console.size.height - 4)
         if len(rows) <= room:
             return rows
         return tuple(sorted(rows, key=lambda row: (row.status == "success", row.status == "queued")))[:room]
 
-    def _cells(self, row: Row) -> tuple[RenderableType, ...]:
+    def _cells(self, row: ListedRow) -> tuple[RenderableType, ...]:
         """The mark, the bar where it has one, and the words."""
         style = _STYLES.get(row.status, "")
         words = Text(output.printable(self._words(row)), style=style)
@@ -156,12 +156,12 @@ class Bars:
             case _:
                 return Text("✗", style=style), words
 
-    def _bar(self, row: Row, percentage: float) -> ProgressBar:
+    def _bar(self, row: ListedRow, percentage: float) -> ProgressBar:
         unknown = row.status != "success" and not row.total_bytes
         total = None if unknown else 100.0
         return ProgressBar(total=total, completed=percentage, pulse=unknown)
 
-    def _words(self, row: Row) -> str:
+    def _words(self, row: ListedRow) -> str:
         due = row.due_in_seconds
         if due is not None:
             due -= time.monotonic() - self._shown_at

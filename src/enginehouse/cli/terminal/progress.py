@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from enginehouse.cli.client.shapes import Operation, Row
+from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.terminal import output
 from enginehouse.core.intent import DRAINING, NODE_AWAY
 from enginehouse.core.progress import format_bytes
@@ -28,7 +28,7 @@ class View(Protocol):
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def show(self, operation: Operation, answer: object) -> None: ...
+    def show(self, operation: ListedOperation, answer: object) -> None: ...
 
     def trouble(self, text: str) -> None:
         """Why nothing can be seen at the moment; "" when it can be again."""
@@ -48,7 +48,7 @@ def choose_view(*, as_json: bool) -> View:
     return Lines()
 
 
-def phase_words(row: Row) -> str:
+def phase_words(row: ListedRow) -> str:
     # Every command says first that it has come; only those that fetch something have anything to look up.
     is_fetched = row.action.partition(" ")[0] in ("install", "upgrade", "place")
     phase = "" if row.phase == "resolving" and not is_fetched else row.phase
@@ -56,7 +56,7 @@ def phase_words(row: Row) -> str:
     return f"{words} {output.shortened(row.file_name)}" if row.file_name else words
 
 
-def next_try(row: Row, due_in_seconds: float | None) -> str:
+def next_try(row: ListedRow, due_in_seconds: float | None) -> str:
     """When a row that failed for the moment is tried again; "" for any other."""
     if row.status != "queued" or row.reason in (NODE_AWAY, DRAINING) or not (row.error or row.reason):
         return ""
@@ -65,11 +65,11 @@ def next_try(row: Row, due_in_seconds: float | None) -> str:
     return "trying again" if soon else f"next try in {output.duration(due_in_seconds or 0)}"
 
 
-def why(row: Row) -> str:
+def why(row: ListedRow) -> str:
     return output.shortened(row.error or row.reason)
 
 
-def describe(row: Row, due_in_seconds: float | None) -> str:
+def describe(row: ListedRow, due_in_seconds: float | None) -> str:
     """Where the row stands, in words: the state, the reason, and when the next try is."""
     match row.status:
         case "success":
@@ -94,7 +94,7 @@ def describe(row: Row, due_in_seconds: float | None) -> str:
             return row.status
 
 
-def with_bytes(row: Row) -> str:
+def with_bytes(row: ListedRow) -> str:
     """The description in a line of its own, with the figures that a bar would show."""
     text = describe(row, row.due_in_seconds)
     if row.status == "downloading" and row.total_bytes:
@@ -103,11 +103,11 @@ def with_bytes(row: Row) -> str:
     return text
 
 
-def subject(row: Row) -> str:
+def subject(row: ListedRow) -> str:
     return f"{row.node_name}: {row.action}" if row.action else row.node_name
 
 
-def ending_lines(operation: Operation) -> Iterator[str]:
+def ending_lines(operation: ListedOperation) -> Iterator[str]:
     """One line per row with its outcome, then the nodes that were left out, then what belongs to no node."""
     marks = {"success": "✓", "error": "✗", "cancelled": "✗", "superseded": "✗"}
     plain = {"success": "ok", "error": "FAILED", "cancelled": "FAILED", "superseded": "FAILED"}
@@ -144,8 +144,8 @@ class Lines:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def show(self, operation: Operation, answer: object) -> None:
-        moved: list[Row] = []
+    def show(self, operation: ListedOperation, answer: object) -> None:
+        moved: list[ListedRow] = []
         for row in operation.rows:
             seen = (row.status, row.phase, row.reason, row.error, row.attempt)
             if self._seen.get(row.key) != seen:
@@ -158,7 +158,7 @@ class Lines:
         if moved and self._monotonic() - self._written_at >= LINE_SECONDS:
             self._tell(min(moved, key=lambda row: list(self._told).index(row.key)))
 
-    def _tell(self, row: Row) -> None:
+    def _tell(self, row: ListedRow) -> None:
         # Last told is last in the dict, so that rows that move at the same time take turns.
         self._told.pop(row.key, None)
         self._told[row.key] = with_bytes(row)
@@ -187,7 +187,7 @@ class JsonLines:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def show(self, operation: Operation, answer: object) -> None:
+    def show(self, operation: ListedOperation, answer: object) -> None:
         # After a break the same state is read again.
         if answer != self._last:
             output.emit_json_line(answer)
