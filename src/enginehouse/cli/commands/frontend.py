@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from enginehouse.cli.options.galleries import allow_host, galleries
-from enginehouse.cli.options.shared import NO_ANSWER, command, given, setting
+from enginehouse.cli.options.shared import NO_ANSWER, command, given, log_level, setting
 from enginehouse.cli.options.timings import timings
 from enginehouse.core.errors import Invalid
 
@@ -33,6 +33,7 @@ from enginehouse.core.errors import Invalid
 @galleries
 @allow_host
 @timings
+@log_level
 def entry(**flags: Any) -> int:
     """Run one frontend alone.
 

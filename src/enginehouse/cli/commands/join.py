@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from enginehouse.cli.options.galleries import installing
-from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, setting
+from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, log_level, setting
 from enginehouse.core.errors import Invalid
 
 
@@ -27,6 +27,7 @@ from enginehouse.core.errors import Invalid
 @setting("base_port", "First port for engines (50051).", "PORT")
 @setting("labels", "Labels of this node.", "KEY=VALUE,…")
 @installing
+@log_level
 def entry(address: str, **flags: Any) -> int:
     """Join this machine to the server at URL as another node.
 
@@ -58,7 +59,7 @@ def entry(address: str, **flags: Any) -> int:
 
 
 def _log_for_people() -> None:
-    """The worker tells its states to the log; whoever sits before it gets those that matter in plain words."""
+    """Log to the terminal, with the states that matter to people in plain words."""
     import logging
 
     class Plain(logging.Formatter):
@@ -74,6 +75,6 @@ def _log_for_people() -> None:
 
     shown = logging.StreamHandler()
     shown.setFormatter(Plain("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-    # Before run.worker sets up its own: logging keeps the first.
+    # Before run.worker configures logging, which leaves existing handlers alone and sets the level of our own lines.
+    # Libraries log only warnings here.
     logging.basicConfig(level=logging.WARNING, handlers=[shown])
-    logging.getLogger("enginehouse").setLevel(logging.INFO)

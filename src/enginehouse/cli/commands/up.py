@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from enginehouse.cli.options.galleries import galleries, installing
-from enginehouse.cli.options.shared import NO_SERVER, command, given, setting, wants_json
+from enginehouse.cli.options.shared import NO_SERVER, command, given, log_level, setting, wants_json
 from enginehouse.cli.options.timings import timings
 from enginehouse.cli.terminal import output
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @galleries
 @installing
 @timings
+@log_level
 def entry(**flags: Any) -> int:
     """Run everything on this machine.
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from enginehouse.cli.options.galleries import installing
-from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, setting
+from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, log_level, setting
 
 
 @command(
@@ -29,6 +29,7 @@ from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, setting
 @setting("grace_seconds", "How long an engine may take to stop (10s).", "DURATION")
 @setting("max_replicas_per_model", "Replicas of one model on this node (1).", "NUMBER")
 @installing
+@log_level
 def entry(**flags: Any) -> int:
     """Run the worker of a node alone.
 

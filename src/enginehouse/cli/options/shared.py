@@ -159,3 +159,6 @@ def setting(field: str, help: str, metavar: str = "TEXT") -> Callable[[Callable[
     """A flag for a field of settings. Its text is passed on unread: `settings.load` checks it like any other place."""
     name = field.removesuffix("_seconds").removesuffix("_bytes").replace("_", "-")
     return click.option(f"--{name}", field, metavar=metavar, help=help)
+
+
+log_level = setting("log_level", "Least severity that is logged: debug, info, warning or error (info).", "LEVEL")
