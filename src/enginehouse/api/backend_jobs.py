@@ -1,7 +1,7 @@
-"""LocalAI's routes that ask for something to be done with backends, and its view of a job.
+"""LocalAI's routes to install, upgrade and delete backends, and its view of a job.
 
-The same operations as everywhere: what is started here is seen, followed and cancelled like any other. An unknown job
-is a 404, and what is refused is not done.
+They create ordinary operations, which are listed, followed and cancelled like any other. Unlike in LocalAI, an unknown
+job is a 404, and a refused request is not carried out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Apply(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobStatus(Struct, frozen=True, kw_only=True):
-    """LocalAI's keys."""
+    """An operation with LocalAI's keys."""
 
     deletion: bool
     file_name: str
@@ -56,8 +56,8 @@ class BackendJobRoutes:
         metas = self._galleries.metas_of(asked.id)
         if metas:
             refused = Conflict(
-                f"cannot install {asked.id} everywhere: it is a build for one kind of hardware; install {metas[0]}, "
-                "which is the right one on each node, or name a node",
+                f"cannot install {asked.id} on every node: it is a build for one kind of hardware; install {metas[0]}, "
+                "which chooses the right build on each node, or name a node",
                 code="concrete_backend_requires_target",
                 param="id",
             )

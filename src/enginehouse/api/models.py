@@ -1,4 +1,4 @@
-"""Routes for models: the operator's list, load and unload, and OpenAI's `/v1/models`."""
+"""Routes for models: list, load, unload and delete for operators, and OpenAI's `/v1/models`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from enginehouse.frontend.watching.board import Board
 
 
 class ModelTarget(Struct, frozen=True, forbid_unknown_fields=True):
-    """On which node; absent means wherever it fits, or everywhere."""
+    """The node to load on or unload from; None means the best one for a load, and every one for an unload."""
 
     node: str | None = None
 

@@ -1,4 +1,4 @@
-"""The operator's routes for nodes: see them, let them in, drain and resume them, remove them, and their backends."""
+"""The operator's routes for nodes: list, approve, drain, resume and remove them, and manage the backends of one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from enginehouse.frontend.watching.views import render_node
 
 
 class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
-    """LocalAI's body. Its own list of galleries is refused: which ones there are is a setting of the cluster."""
+    """LocalAI's body. `backend_galleries` is refused, because the galleries are a setting of the cluster."""
 
     backend: str = ""
     uri: str = ""
@@ -56,7 +56,7 @@ class NodeRoutes:
     async def drain(self, request: Request) -> Response:
         operation_id = await self._operations.request_drain(_name(request), requester_of(request))
         view = await self._board.view(operation_id)
-        # LocalAI's sentence; the message of the operation itself is its status.
+        # LocalAI's message; that of an operation is its status.
         return json_response({**msgspec.to_builtins(view), "message": "node set to draining"}, 202)
 
     async def resume(self, request: Request) -> Response:
@@ -80,16 +80,18 @@ class NodeRoutes:
         asked = await read_body(request, NodeBackend)
         if asked.backend_galleries:
             raise Invalid(
-                "cannot use galleries of a request: configure them with --backend-galleries",
+                "cannot use galleries from a request: configure them with --backend-galleries",
                 code="unsupported",
                 param="backend_galleries",
             )
         if not asked.backend and not (asked.uri and asked.name):
             raise Invalid(
-                f"cannot {kind} nothing: name a backend, or a uri and a name", code="invalid_name", param="backend"
+                f"cannot {kind} a backend: the request names none. Give a backend, or a uri and a name",
+                code="invalid_name",
+                param="backend",
             )
         if kind == "install" and asked.uri:
-            check_sha256(asked.uri, "")  # LocalAI's body has none
+            check_sha256(asked.uri, "")  # LocalAI's body has no sha256
         by = requester_of(request)
         wanted = BackendRequest(
             kind=kind,

@@ -1,4 +1,4 @@
-"""Routes for operations: ask for one, plan one, see them, and change one's mind."""
+"""Routes for operations: request, plan, list, cancel, retry and dismiss."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import OperationView
 
 MAX_LISTED = 500
-_MAX_ID = 64  # longer than any id of an operation
+_MAX_ID = 64  # an id of an operation is shorter
 _OUTCOMES = {"succeeded": "completed", "partial": "failed", "superseded": "cancelled"}
 
 
 class OperationTarget(Struct, frozen=True, forbid_unknown_fields=True):
-    """One node of an operation; absent means all of them."""
+    """One node of an operation; None means all of them."""
 
     node: str | None = None
 
 
 class HistoryRecord(Struct, frozen=True, kw_only=True):
-    """LocalAI's keys, then ours."""
+    """An ended operation with LocalAI's keys, then ours."""
 
     id: str
     name: str
@@ -73,11 +73,11 @@ class OperationRoutes:
             return json_response({"operations": views, **_next(views, limit)})
         if before:
             raise Invalid(
-                "cannot go on in the list of what is open: `before` goes with `all=true` and with the history",
+                "cannot use `before` with the list of open operations: it works with `all=true` and with the history",
                 code="unsupported",
                 param="before",
             )
-        # A load that went to another node after a failure has failed nowhere that matters.
+        # A load that failed on one node and succeeded on another counts as succeeded.
         shown_ones = ("queued", "running", "failed", "partial")
         views = [view for view in await self._board.unfinished(limit) if view.status in shown_ones]
         return json_response({"operations": views})
@@ -114,7 +114,7 @@ async def _requested(request: Request) -> BackendRequest:
 
 
 def check_sha256(uri: str, sha256: str) -> None:
-    """Workers take no archive without one: that is a mistake of the request, to be told before any node is asked."""
+    """Refuse an archive without a digest here, because every worker would refuse it."""
     is_good = is_digest(f"sha256:{sha256.strip().lower().removeprefix('sha256:')}")
     if not is_good and (sha256 or parse_uri(uri).kind == "archive"):
         raise Invalid(
@@ -151,31 +151,29 @@ def _record(view: OperationView) -> HistoryRecord:
 def _wants_all(request: Request) -> bool:
     given = request.query_params.get("all", "false")
     if given not in ("true", "1", "false", "0"):
-        raise Invalid(
-            f"cannot tell what `all` means by {shown(given)}: it is true or false", code="invalid_name", param="all"
-        )
+        raise Invalid(f"cannot use {shown(given)} as `all`: it must be true or false", code="invalid_name", param="all")
     return given in ("true", "1")
 
 
 def _before(request: Request) -> str:
-    """The last one of the page before."""
+    """The id of the last operation of the previous page."""
     given = request.query_params.get("before", "")
     if len(given) > _MAX_ID or not given.isprintable():
-        raise NotFound(f"cannot go on after operation {shown(given)}: there is none", param="before")
+        raise NotFound(f"cannot list operations before {shown(given)}: there is no such operation", param="before")
     return given
 
 
 def _next(views: Sequence[OperationView], limit: int) -> dict[str, str]:
-    """From where the next page goes on; nothing where this one is the last."""
+    """Where the next page starts; empty on the last page."""
     return {"next": views[-1].jobID} if len(views) == limit else {}
 
 
 def _limit(request: Request) -> int:
     given = request.query_params.get("limit", "50")
-    # Nine digits: Python refuses to read numbers of thousands, and not as an error of ours.
+    # At most nine digits: int() raises ValueError on thousands of digits.
     if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= MAX_LISTED:
         raise Invalid(
-            f"cannot list {shown(given)} operations: `limit` is a number from 1 to {MAX_LISTED}",
+            f"cannot use {shown(given)} as `limit`: it must be a number from 1 to {MAX_LISTED}",
             code="invalid_name",
             param="limit",
         )

@@ -1,4 +1,4 @@
-"""Routes for tokens. A token is in the answer that creates it and nowhere else."""
+"""Routes for tokens. Only the answer that creates a token contains it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     role: str = "user"
     name: str | None = None
-    node: str = ""  # of a join token that is for one node alone
+    node: str = ""  # only for join tokens: the one node that may use it
 
 
 class TokenRoutes:

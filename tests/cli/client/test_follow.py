@@ -219,7 +219,7 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_operation_goes_on(tmp_path: 
         _, stderr = process.communicate(timeout=WAIT_SECONDS)
         held.set()
     assert process.returncode == 130
-    assert f"the operation goes on without you; see it with `enginehouse ops follow {JOB}`" in stderr
+    assert f"the operation goes on; see it with `enginehouse ops follow {JOB}`" in stderr
     assert "Traceback" not in stderr
 
 

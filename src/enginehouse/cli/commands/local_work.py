@@ -1,6 +1,6 @@
-"""What the commands without a server share: choosing what is meant, the directory, progress on the terminal.
+"""What the commands without a server share: resolving a name, opening the directory, showing progress.
 
-The work itself is `worker.local`'s. Ctrl-C ends it in order: what was fetched stays, and the next run goes on there.
+`worker.local` does the work. Ctrl-C stops it in order: downloaded data is kept, and the next run continues there.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ T = TypeVar("T")
 def chosen(
     backend: str, name: str | None, flags: dict[str, Any], *, alias: str = "", sha256: str = ""
 ) -> tuple[Resolved, tuple[str, ...]]:
-    """What BACKEND means, and why: a gallery's name for this machine, or something given by its address."""
+    """Resolve BACKEND for this machine, with reasons: the name of a gallery entry, or an address."""
     if _is_address(backend):
         return _external(backend, name, alias, sha256), ()
     if name or alias or sha256:
         raise Invalid(
-            f"cannot give {backend} another name: --name, --alias and --sha256 are for images, archives and "
-            "directories, a gallery's entry has its own",
+            f"cannot use --name, --alias or --sha256 with {backend}: they are for images, archives and directories, "
+            "and a gallery entry has its own",
             code="invalid_name",
             param="name",
         )
@@ -70,7 +70,7 @@ def install(resolved: Resolved, flags: dict[str, Any], *, force: bool) -> None:
 
 
 def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> int:
-    """Exit code 3 where some could be upgraded and others not, and that of the refusal where only one was meant."""
+    """Upgrade or check backends; returns 3 if only some succeeded. The error of a single name is raised."""
     catalogue = Catalogue(load_galleries(_gallery_flags(flags))[0])
     failed: list[EnginehouseError] = []
     results: list[dict[str, object]] = []
@@ -82,7 +82,7 @@ def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> in
             newest = resolved.digest or await local.newest_digest(resolved)
             changed = known is None or newest not in (known.digest, known.index_digest)
             results.append({"directory": directory, "upgrade": changed, "digest": newest})
-            told = f"there is another version, {newest[:19]}" if changed else "is the newest"
+            told = f"another version is available, {newest[:19]}" if changed else "is up to date"
             if not wants_json():
                 output.say(f"{directory}: {told}")
             return
@@ -119,7 +119,7 @@ def plan(resolved: Resolved, flags: dict[str, Any]) -> InstallPlan:
 
 
 def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: str, is_locked: bool = True) -> T:
-    """`work` with the directory, ended in order by Ctrl-C."""
+    """Run `work` on the directory; Ctrl-C stops it in order."""
     settings = local_settings(flags)
     chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
     options = InstallerOptions(
@@ -132,16 +132,16 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
         data=settings.data,
         hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
         confinement=chosen,
-        # Any other than the worker's own may be LocalAI's, whose engines write where they like.
+        # Any other directory may be LocalAI's, whose engines are not confined and may write into linked files.
         may_link=chosen.protects_trees and settings.backends == settings.data / "backends",
     )
-    # Whoever sits before a terminal is told in sentences; without any handler the log would go there too.
+    # The command prints its own messages; without a handler, warnings of the log would be printed too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
 
     async def main() -> T:
         task = asyncio.current_task()
         assert task is not None
-        # A second one while the first is being honoured must not cut the clean-up short.
+        # As a cancellation, so that a second signal does not interrupt the clean-up.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with Local(options, os.environ, doing=doing, is_locked=is_locked) as local:
             return await work(local)
@@ -155,14 +155,14 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
 async def _shown(
     kind: str, resolved: Resolved, work: Callable[[Callable[[Phase, str, int, int], None]], Awaitable[T]]
 ) -> T:
-    """`work` with its progress on the terminal; what was told never falls."""
+    """Run `work` and show its progress; the bytes shown never decrease."""
     view = choose_view(as_json=False) if not wants_json() else None
     if view is None:
         return await work(lambda *_: None)
     with view:
-        told = _InstallProgress(view, kind, resolved.directory)
-        told.report("resolving", resolved.uri, 0, 0)
-        return await work(told.report)
+        progress = _InstallProgress(view, kind, resolved.directory)
+        progress.report("resolving", resolved.uri, 0, 0)
+        return await work(progress.report)
 
 
 class _InstallProgress:
@@ -207,7 +207,7 @@ def _external(backend: str, name: str | None, alias: str, sha256: str) -> Resolv
         stem = source.package.partition("==")[0]
     if not (name or stem):
         raise Invalid(
-            f"cannot tell what to call {backend}: give the directory to install into with --name",
+            f"cannot choose a directory for {backend}: give one with --name",
             code="invalid_name",
             param="name",
         )
@@ -216,18 +216,18 @@ def _external(backend: str, name: str | None, alias: str, sha256: str) -> Resolv
 
 
 def _known(local: Local, directory: str, catalogue: Catalogue) -> Resolved:
-    """What an installed directory should be upgraded to: what a gallery says of it, else what it was made of."""
+    """What an installed directory is upgraded to: the entry of a gallery, otherwise its own source."""
     try:
         decision = hardware.detect()
         resolved = catalogue.explain(directory, decision.capability, hardware.platform()).resolved
         if resolved.directory == directory:
             return resolved
     except EnginehouseError:
-        pass  # no gallery knows it, or no longer for this machine
+        pass  # no gallery has it, or none has it for this machine
     metadata = local.metadata_of(directory)
     if metadata is None or not metadata.uri:
         raise NotFound(
-            f"cannot upgrade {directory}: no gallery has it, and it does not say where it came from",
+            f"cannot upgrade {directory}: no gallery has it, and its source is not recorded",
             code="not_found",
         )
     return resolved_from(metadata, directory)
@@ -236,15 +236,15 @@ def _known(local: Local, directory: str, catalogue: Catalogue) -> Resolved:
 def _tell(directory: str, installed: Installed) -> None:
     output.say(_sentence(directory, installed))
     if installed.dropped:
-        output.remark(f"{directory}: not kept, because only root could set it: {installed.dropped}")
+        output.remark(f"{directory}: dropped, because only root can set it: {installed.dropped}")
 
 
 def _sentence(directory: str, installed: Installed) -> str:
     if not installed.changed:
-        return f"{directory} is installed already"
+        return f"{directory} is already installed"
     figures = [
         (installed.fetched_bytes, "fetched"),
-        (installed.reused_bytes, "of it were here"),
+        (installed.reused_bytes, "reused"),
         (installed.shared_bytes, f"shared with other versions by {installed.sharing}s"),
     ]
     told = ", ".join(f"{format_bytes(count)} {what}" for count, what in figures if count)
