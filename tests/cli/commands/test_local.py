@@ -97,9 +97,9 @@ async def test_a_gallery_name_becomes_an_engine_that_is_upgraded_rolled_back_and
     assert (listed["cpu-engine"]["kind"], listed["cpu-engine"]["can_roll_back"]) == ("installed", False)
     assert place.local("install", "engine").stdout == "cpu-engine is already installed\n"
 
-    assert "is the newest" in place.local("upgrade", "--all", "--check").stdout
+    assert "up to date" in place.local("upgrade", "--all", "--check").stdout
     await place.publish("two")
-    assert "there is another version" in place.local("upgrade", "engine", "--check").stdout
+    assert "another version is available" in place.local("upgrade", "engine", "--check").stdout
     assert place.local("upgrade", "engine").stdout.startswith("installed cpu-engine (")
     assert said_by(place.backends / "cpu-engine") == "two"
 
@@ -194,12 +194,12 @@ async def test_an_upgrade_from_a_directory_that_did_not_change_keeps_the_version
         (mine / "run.sh").chmod(0o755)
         place.local("install", str(mine))
     assert "to fetch\t0 B\n" in place.run("backends", "plan", str(mine), "--local").stdout
-    assert place.local("upgrade", "mine", "--check").stdout == "mine: is up to date\n"
+    assert place.local("upgrade", "mine", "--check").stdout == "mine: up to date\n"
     for command in (("install", str(mine)), ("upgrade", "mine")):
         assert place.local(*command).stdout == "mine is already installed\n"
     place.local("rollback", "mine")
     assert said_by(place.backends / "mine") == "one"
-    assert "there is another version" in place.local("upgrade", "mine", "--check").stdout
+    assert "another version is available" in place.local("upgrade", "mine", "--check").stdout
     assert place.local("upgrade", "mine").stdout.startswith("installed mine")
     assert said_by(place.backends / "mine") == "two"
     assert place.local("install", str(mine), "--force").stdout.startswith("installed mine")

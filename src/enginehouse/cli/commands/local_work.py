@@ -82,9 +82,9 @@ def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> in
             newest = resolved.digest or await local.newest_digest(resolved)
             changed = known is None or newest not in (known.digest, known.index_digest)
             results.append({"directory": directory, "upgrade": changed, "digest": newest})
-            told = f"another version is available, {newest[:19]}" if changed else "is up to date"
+            state = f"another version is available, {newest[:19]}" if changed else "up to date"
             if not wants_json():
-                output.say(f"{directory}: {told}")
+                output.say(f"{directory}: {state}")
             return
         installed = await _shown("upgrade", resolved, lambda report: local.upgrade(resolved, report))
         results.append({"directory": directory, **_as_dict(installed)})
@@ -141,7 +141,7 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
     async def main() -> T:
         task = asyncio.current_task()
         assert task is not None
-        # As a cancellation, so that a second signal does not interrupt the clean-up.
+        # SIGTERM cancels the task, as Ctrl-C does, so that the clean-up runs.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with Local(options, os.environ, doing=doing, is_locked=is_locked) as local:
             return await work(local)
