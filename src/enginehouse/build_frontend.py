@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from enginehouse import parent
-from enginehouse.api.app import Entry, build
+from enginehouse.api import openapi
+from enginehouse.api.app import build
 from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
@@ -27,6 +28,7 @@ from enginehouse.api.models import ModelRoutes
 from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
+from enginehouse.api.routes import ApiRoute, RouteObjects, make_routes
 from enginehouse.api.serving import LINGER_SECONDS, answering, serve
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
@@ -69,6 +71,7 @@ from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, SilenceLimits
 from enginehouse.frontend.watching.events import Events
+from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.host import disk, listen, signing
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Clock
@@ -272,7 +275,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         collector=collector,
         dispatcher=dispatcher,
         galleries=galleries,
-        metrics=Metrics(store, router, violations),
+        metrics=Metrics(Statistics(store), router, violations),
         violation_log=outside.violation_log,
         bus_credentials=BusCredentials(store, outside.bus_issuer, wall=time.time),
     )
@@ -311,45 +314,35 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
 
 def make_entries(
     settings: FrontendSettings, frontend: Frontend, engine: HttpEngine, bus: Bus, wakes: Wakes
-) -> list[Entry]:
+) -> list[ApiRoute]:
     def unready() -> list[str]:
         reasons = ["this frontend is stopping"] if wakes.is_stopping else []
-        # Where nobody has the bus, no other frontend is better off, and warm requests need none.
+        # If no node has the bus either, other frontends are no better off, and warm requests do not need it.
         reasons += [] if bus.is_connected or frontend.nodes.is_bus_away else ["the bus is not connected"]
         reasons += ["the database does not answer"] if frontend.store.is_away else []
         return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.is_stuck]
 
-    system = SystemRoutes(frontend.metrics, unready)
-    inference = OpenAI(frontend.router, engine, frontend.metrics)
-    entries = [
-        *system.entries(),
-        *WorkerRoutes(
+    objects = RouteObjects(
+        system=SystemRoutes(frontend.metrics, unready),
+        workers=WorkerRoutes(
             frontend.nodes,
             frontend.collector,
             frontend.keys,
             frontend.bus_credentials,
             heartbeat_seconds=settings.heartbeat_seconds,
-        ).entries(),
-        *NodeRoutes(frontend.nodes, frontend.operations, frontend.cancellation, frontend.board).entries(),
-        *OperationRoutes(frontend.operations, frontend.cancellation, frontend.planner, frontend.board).entries(),
-        *EventRoutes(frontend.board, frontend.models, frontend.events).entries(),
-        *BackendRoutes(frontend.nodes, frontend.galleries, frontend.upgrades).entries(),
-        *BackendJobRoutes(frontend.operations, frontend.galleries, frontend.board).entries(),
-        *ModelRoutes(frontend.models, frontend.loader, frontend.operations, frontend.board).entries(),
-        *TokenRoutes(frontend.keys).entries(),
-        Entry(
-            method="POST",
-            path="/v1/chat/completions",
-            role="user",
-            summary="OpenAI: chat.",
-            raw=inference.chat_completions,
         ),
-        Entry(
-            method="POST", path="/v1/completions", role="user", summary="OpenAI: complete.", raw=inference.completions
-        ),
-    ]
-    system.table = entries
-    return entries
+        nodes=NodeRoutes(frontend.nodes, frontend.operations, frontend.cancellation, frontend.board),
+        operations=OperationRoutes(frontend.operations, frontend.cancellation, frontend.planner, frontend.board),
+        events=EventRoutes(frontend.board, frontend.models, frontend.events),
+        backends=BackendRoutes(frontend.nodes, frontend.galleries, frontend.upgrades),
+        jobs=BackendJobRoutes(frontend.operations, frontend.galleries, frontend.board),
+        models=ModelRoutes(frontend.models, frontend.loader, frontend.operations, frontend.board),
+        tokens=TokenRoutes(frontend.keys),
+        inference=OpenAI(frontend.router, engine, frontend.metrics),
+    )
+    routes = make_routes(objects)
+    objects.system.openapi = openapi.document(routes)
+    return routes
 
 
 async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import uvloop
 
 from enginehouse.settings.programs import FrontendSettings, UpSettings, WorkerSettings
+from enginehouse.settings.values import LogLevel
 
 if TYPE_CHECKING:
     from enginehouse.parent import Welcome
@@ -35,26 +36,29 @@ def up(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
 def frontend(settings: FrontendSettings) -> int:
     from enginehouse import build_frontend
 
-    return _run(build_frontend.run(settings))
+    return _run(build_frontend.run(settings), settings.log_level)
 
 
 def worker(settings: WorkerSettings) -> int:
     from enginehouse import build_worker
 
-    return _run(build_worker.run(settings))
+    return _run(build_worker.run(settings), settings.log_level)
 
 
-def _run(program: Coroutine[object, object, T]) -> T:
-    """Run a program on uvloop, with one log line per event on stderr; the parent writes it to a file."""
+def _run(program: Coroutine[object, object, T], log_level: LogLevel) -> T:
+    """Run a program on uvloop. It logs one line per event to stderr, which `up` redirects to a file."""
     from enginehouse.host.log_limit import LimitedHandler
 
+    level = logging.getLevelNamesMapping()[log_level.upper()]
     logging.basicConfig(
-        level=logging.INFO,
+        # Debug lines are ours alone: those of libraries would hide them.
+        level=max(level, logging.INFO),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
         handlers=[LimitedHandler(sys.stderr)],
     )
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("enginehouse").setLevel(level)
+    logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
     os.umask(0o077)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

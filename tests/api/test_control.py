@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from tests.api.whole_frontend import Answer, Site, site
 
-from enginehouse.api.app import MAX_CONTROL_BYTES, Entry
 from enginehouse.api.events import EventRoutes
+from enginehouse.api.requests import MAX_CONTROL_BYTES
+from enginehouse.api.routes import ApiRoute
 from enginehouse.core.errors import Unavailable
 from enginehouse.frontend.watching.events import LOG_LENGTH
 from enginehouse.loop import Loop
@@ -88,7 +89,7 @@ async def test_a_name_that_no_database_can_be_asked_for_is_refused_on_every_rout
     body = {"kind": "install", "name": "llama-cpp", "nodes": ["\x00"]}
     async with site(tmp_path, postgres()) as here:
         named: list[tuple[str, str, object]] = [
-            (one.method, re.sub(r"{[^}]*}", "a\x00b", one.path), {}) for one in here.entries if "{" in one.path
+            (one.method, re.sub(r"{[^}]*}", "a\x00b", one.path), {}) for one in here.routes if "{" in one.path
         ]
         assert len(named) > 20
         for method, path, asked in (
@@ -101,7 +102,7 @@ async def test_a_name_that_no_database_can_be_asked_for_is_refused_on_every_rout
             ("POST", "/v1/chat/completions", {"model": "a\x00b", "messages": []}),
             ("POST", "/v1/completions", {"model": "\x00"}),
         ):
-            role = next((one.role for one in here.entries if one.path == path), "")
+            role = next((one.role for one in here.routes if one.path == path), "")
             token = here.tokens["node" if "/api/node/" in path else "user" if role == "user" else "admin"]
             answer = await here.ask(method, path, asked, token=token)
             assert (answer.status, answer.error["code"]) == (400, "invalid_json"), (path, answer.body)
@@ -117,7 +118,7 @@ async def test_a_fault_of_our_own_tells_nothing_but_where_to_look(here: Site) ->
     async def broken(_request: Request) -> Response:
         raise RuntimeError("secret detail")
 
-    extra = Entry(method="GET", path="/broken", role="public", summary="Breaks.", call=broken)
+    extra = ApiRoute("GET", "/broken", "public", "Breaks.", broken)
     answer = await here.ask("GET", "/broken", app=here.app(is_loopback=False, extra=[extra]))
     assert (answer.status, answer.error["code"]) == (500, "internal")
     assert b"secret" not in answer.body

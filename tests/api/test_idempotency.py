@@ -109,7 +109,7 @@ async def count(here: Site) -> int:
 
 
 async def test_every_route_that_changes_something_is_known_here(here: Site) -> None:
-    changing = {(entry.method, entry.path) for entry in here.entries if entry.method != "GET"}
+    changing = {(route.method, route.path) for route in here.routes if route.method != "GET"}
     assert changing == OTHERS | set(CREATING)
 
 

@@ -95,7 +95,7 @@ def filled(path: str, here: Site) -> str:
 
 
 async def test_the_table_is_exactly_what_is_routed_and_described(here: Site) -> None:
-    assert {(entry.method, entry.path): entry.role for entry in here.entries} == TABLE
+    assert {(route.method, route.path): route.role for route in here.routes} == TABLE
     routed = {
         (method, route.path) for route in here.open.routes if isinstance(route, Route) for method in route.methods or ()
     }

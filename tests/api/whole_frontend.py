@@ -12,7 +12,8 @@ from msgspec import Struct
 from starlette.applications import Starlette
 from tests.bus.memory import MemoryBus, MemoryNetwork
 
-from enginehouse.api.app import Entry, build
+from enginehouse.api.app import build
+from enginehouse.api.routes import ApiRoute
 from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.loop import Wakes
@@ -45,17 +46,17 @@ class Answer(Struct, frozen=True):
 
 
 class Site:
-    def __init__(self, store: Store, frontend: Frontend, bus: MemoryBus, wakes: Wakes, entries: list[Entry]) -> None:
+    def __init__(self, store: Store, frontend: Frontend, bus: MemoryBus, wakes: Wakes, routes: list[ApiRoute]) -> None:
         self.store = store
         self.frontend = frontend
         self.bus = bus
         self.wakes = wakes
-        self.entries = entries
+        self.routes = routes
         self.open = self.app(is_loopback=False)
         self.tokens: dict[str, str] = {"": ""}
 
-    def app(self, *, is_loopback: bool, extra: Sequence[Entry] = ()) -> Starlette:
-        return build([*self.entries, *extra], self.frontend.keys, self.frontend.metrics, is_loopback=is_loopback)
+    def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Starlette:
+        return build([*self.routes, *extra], self.frontend.keys, self.frontend.metrics, is_loopback=is_loopback)
 
     async def ask(
         self,

@@ -193,8 +193,8 @@ async def _open(settings: FrontendSettings, database_url: str) -> AsyncIterator[
     await frontend.poller.listen(bus)
     wakes.loops = make_loops(settings, frontend)
     tokens = [(await frontend.keys.create(role, settings.data.name)).token for role in ("admin", "join")]
-    entries = make_entries(settings, frontend, engine, bus, wakes)
-    site = Site(store, frontend, bus, wakes, entries)  # type: ignore[arg-type]  # the real bus instead of one in memory
+    routes = make_entries(settings, frontend, engine, bus, wakes)
+    site = Site(store, frontend, bus, wakes, routes)  # type: ignore[arg-type]  # the real bus instead of one in memory
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(loop.run(), name=loop.name) for loop in wakes.loops.values()]

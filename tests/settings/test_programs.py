@@ -6,7 +6,9 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_type_hints
 
+import msgspec
 import pytest
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
@@ -304,8 +306,25 @@ def test_the_confinement_of_engines_is_handed_on_by_up(tmp_path: Path) -> None:
     flags = as_flags(up(tmp_path, given), InstallSettings.__struct_fields__)
     assert flags[-4:] == ["--engine-confinement", "off", "--engine-user", "engines"]
     assert "--engine-user" not in as_flags(up(tmp_path), InstallSettings.__struct_fields__)
-    assert "it is either auto or off" in refusal(tmp_path, flags={"engine_confinement": "on"})
+    assert "it must be auto or off" in refusal(tmp_path, flags={"engine_confinement": "on"})
     assert "the name of a user" in refusal(tmp_path, flags={"engine_user": "a b"})
+
+
+def test_up_has_every_setting_of_installing_with_the_same_type_and_default() -> None:
+    def declared(kind: type[InstallSettings | UpSettings]) -> dict[str, tuple[object, object]]:
+        hints = get_type_hints(kind, include_extras=True)
+        return {field.name: (hints[field.name], field.default) for field in msgspec.structs.fields(kind)}
+
+    assert declared(InstallSettings).items() <= declared(UpSettings).items()
+
+
+def test_the_log_level_comes_from_flag_variable_and_file_and_is_info_otherwise(tmp_path: Path) -> None:
+    environ = {"ENGINEHOUSE_LOG_LEVEL": "error"}
+    assert up(tmp_path).log_level == "info"
+    assert up(tmp_path, {"log_level": "debug"}, environ).log_level == "debug"
+    assert load(FrontendSettings, {"data": str(tmp_path)}, environ).log_level == "error"
+    assert up(tmp_path, file='log_level = "Warning"').log_level == "warning"
+    assert "debug, info, warning or error" in refusal(tmp_path, flags={"log_level": "loud"})
 
 
 def test_backends_are_looked_for_where_localai_has_them(tmp_path: Path) -> None:

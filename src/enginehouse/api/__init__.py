@@ -1,1 +1,1 @@
-"""HTTP; the only door to starlette."""
+"""The HTTP interface; the only door to starlette."""

@@ -1,64 +1,38 @@
-"""The HTTP application: one table of routes with a role each, and the one edge where errors become answers.
+"""The HTTP application: authorizes every request, calls its route, and turns errors into answers.
 
-A route that is not in `routes` does not exist, and none can be without a role. The inference routes are plain ASGI
-callables, because streaming through response classes costs several times as much per token; all the others are
-functions of a request. This edge holds the second of the program's two broad `except`s.
+Only the routes of `routes.make_routes` exist, and each has a role. The inference routes and the event stream are plain
+ASGI callables, because streaming through response classes costs several times as much per token; all other routes are
+functions of a request. This file holds the second of the program's two broad `except`s.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Sequence
 
-import msgspec
-from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from enginehouse.api.auth import RouteRole, authorize, bearer
+from enginehouse.api.auth import authorize, bearer
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
-from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, TooLarge, Unauthenticated
+from enginehouse.api.routes import ApiRoute
+from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, Unauthenticated
 from enginehouse.core.name import shown
-from enginehouse.core.reading import read_json
-from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.fleet.tokens import Caller, Keys
 
 log = logging.getLogger(__name__)
 
-MAX_CONTROL_BYTES = 1024 * 1024
-BODY_SECONDS = 30.0  # to receive 1 MiB; a connection is not held open for less
-# In the state of a request: ends its connection at once. Closing it would wait for a client that does not read.
-ABORT = "enginehouse.abort"
-# In the state of a request: bounds the bytes that the kernel keeps for a client that does not read.
-ROOM = "enginehouse.room"
-T = TypeVar("T")
-
-
-class Entry(Struct, frozen=True, kw_only=True):
-    """One row of the route table."""
-
-    method: str
-    path: str
-    role: RouteRole
-    summary: str
-    call: Callable[[Request], Awaitable[Response]] | None = None
-    raw: ASGIApp | None = None
-    body: type | None = None
-    status: int = 200
-
 
 class Edge:
-    """Wraps one route: who asks, may they, and what an error looks like."""
+    """The ASGI endpoint of one route: authorizes the caller, calls the route, answers errors."""
 
-    def __init__(self, entry: Entry, keys: Keys, metrics: Metrics, *, is_loopback: bool) -> None:
-        self._entry = entry
+    def __init__(self, route: ApiRoute, keys: Keys, metrics: Metrics, *, is_loopback: bool) -> None:
+        self._route = route
         self._keys = keys
         self._metrics = metrics
         self._is_loopback = is_loopback
@@ -76,10 +50,10 @@ class Edge:
         try:
             scope["enginehouse.caller"] = await self._authorized(scope)
             _check_address(scope)
-            if self._entry.raw is not None:
-                await self._entry.raw(scope, receive, watched)
-            elif self._entry.call is not None:
-                response = await self._entry.call(Request(scope, receive))
+            if self._route.raw is not None:
+                await self._route.raw(scope, receive, watched)
+            elif self._route.call is not None:
+                response = await self._route.call(Request(scope, receive))
                 response.headers["x-request-id"] = request_id
                 await response(scope, receive, watched)
         except EnginehouseError as error:
@@ -87,7 +61,7 @@ class Edge:
                 self._metrics.denied(error.code)
             await _answer(error, request_id, send, is_started)
         except ClientDisconnect:
-            return  # it left before its request was whole: nothing was done, and nobody is there to be told
+            return  # the client left before its request was complete: nothing was done, and no answer can arrive
         except Exception as error:
             log.exception("request.failed id=%s method=%s path=%s", request_id, scope["method"], scope["path"])
             hidden = Hopeless(f"cannot answer: an internal error occurred; the log has it under {request_id}")
@@ -96,46 +70,45 @@ class Edge:
 
     async def _authorized(self, scope: Scope) -> Caller:
         try:
-            return authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
+            return authorize(self._keys, scope, self._route.role, is_loopback=self._is_loopback)
         except Unauthenticated:
             if not bearer(scope):
                 raise
+            # Another frontend may have created the token a moment ago.
             await self._keys.look_again()
-        return authorize(self._keys, scope, self._entry.role, is_loopback=self._is_loopback)
+        return authorize(self._keys, scope, self._route.role, is_loopback=self._is_loopback)
 
 
 def _check_address(scope: Scope) -> None:
-    """No name holds a NUL, and PostgreSQL cannot even be asked for one."""
+    """Refuse NUL characters: no name contains one, and PostgreSQL rejects them in a query."""
     if "\x00" in scope["path"] or b"%00" in scope["query_string"]:
-        raise Malformed(f"cannot read {shown(scope['path'])}: no name holds a NUL character")
+        raise Malformed(f"cannot read {shown(scope['path'])}: it contains a NUL character")
 
 
 async def _answer(error: EnginehouseError, request_id: str, send: Send, is_started: bool) -> None:
     if is_started:
-        # The head is out, so the only honest end is a broken one: the server cuts the connection.
+        # The head is sent, so the error can only be shown by cutting the connection, which the server does.
         raise error
     status, headers, body = error_answer(error, request_id)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def build(entries: list[Entry], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Starlette:
-    routes = [
-        Route(
-            entry.path,
-            endpoint=Edge(entry, keys, metrics, is_loopback=is_loopback),
-            methods=[entry.method],
-        )
-        for entry in entries
-    ]
-    app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
-    # A redirect would answer outside the table, and name a host that the client made up.
+def build(routes: Sequence[ApiRoute], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Starlette:
+    app = Starlette(
+        routes=[
+            Route(route.path, endpoint=Edge(route, keys, metrics, is_loopback=is_loopback), methods=[route.method])
+            for route in routes
+        ],
+        exception_handlers={404: _no_route, 405: _no_route},
+    )
+    # A redirect would be an answer outside the table, and would contain a host name chosen by the client.
     app.router.redirect_slashes = False
     return app
 
 
 async def _no_route(request: Request, _error: Exception) -> Response:
-    """No such path, or no such method on it: the second names those that there are."""
+    """Answer an unknown path with 404, and an unknown method on a known path with 405 and the allowed methods."""
     path = shown(request.url.path)
     found = [route for route in request.app.routes if isinstance(route, Route)]
     allowed = ", ".join(
@@ -153,48 +126,3 @@ async def _no_route(request: Request, _error: Exception) -> Response:
     status, headers, body = error_answer(error, request_id_of(request.scope["headers"]))
     named = {key.decode(): value.decode() for key, value in headers}
     return Response(body, 405, {**named, "allow": allowed}) if allowed else Response(body, status, named)
-
-
-def caller_of(request: Request) -> Caller:
-    caller: Caller = request.scope["enginehouse.caller"]
-    return caller
-
-
-def request_of(request: Request) -> Requester:
-    """Who asks, and under which idempotency key."""
-    return Requester(author=caller_of(request).name, key=request.headers.get("idempotency-key", ""))
-
-
-async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_CONTROL_BYTES) -> T:
-    """The body as `kind`; an empty one counts as `{}`, because many clients send none where every field is optional."""
-    received = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                received += chunk
-                if len(received) > limit_bytes:
-                    raise TooLarge(f"cannot read the body: more than {limit_bytes} bytes", code="too_large")
-    except TimeoutError as error:
-        raise Malformed(f"cannot read the body: it did not arrive within {BODY_SECONDS:.0f} s", code="slow") from error
-    try:
-        # From people alone: what a worker reports may quote the output of an engine.
-        is_from_people = getattr(kind, "__struct_config__", None) and kind.__struct_config__.forbid_unknown_fields  # type: ignore[attr-defined]
-        if is_from_people and b"\\u0000" in received and _has_nul(msgspec.json.decode(received)):
-            raise Malformed("cannot read the body: no text in it may hold a NUL character", code="invalid_json")
-        return read_json(bytes(received) or b"{}", kind)
-    except msgspec.ValidationError as error:
-        raise Malformed(f"cannot read the body: {error}", code="invalid_json") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"cannot read the body: it is not valid JSON ({error})", code="invalid_json") from error
-
-
-def _has_nul(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(_has_nul(part) for pair in value.items() for part in pair)
-    if isinstance(value, list):
-        return any(_has_nul(part) for part in value)
-    return isinstance(value, str) and "\x00" in value
-
-
-def json_response(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

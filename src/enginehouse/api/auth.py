@@ -1,8 +1,8 @@
-"""Who may call what. Every route names a role; a route without one does not exist (see `app.ROUTES`).
+"""Authorization: which token may call which route. Every route has a role (see `routes.make_routes`).
 
-A token that is shown must be right, everywhere. Without one, only public routes answer, and, where the frontend listens
-on loopback alone, the inference routes: whoever is on this machine may chat, and a page in a browser may not borrow
-that right (its request names another host or another origin).
+A token that is sent must be valid, even on public routes. Without a token only public routes answer, and, if the
+frontend listens on loopback only, the inference routes: every user of this machine may chat. A web page in a browser
+cannot use that, because its request has another host or another origin.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enginehouse.frontend.fleet.tokens import Caller, Keys
 
 RouteRole = Literal["public", "user", "node", "join", "admin"]
 
-# Which tokens open which routes. A join token opens node routes for workers that have no key of their own (LocalAI's).
+# The token roles that each route role accepts. Node routes accept join tokens for LocalAI's workers, which have no key.
 _OPENS: dict[RouteRole, frozenset[str]] = {
     "public": frozenset({"admin", "user", "join", "node"}),
     "user": frozenset({"admin", "user"}),
@@ -38,7 +38,7 @@ def header(scope: Scope, name: bytes) -> str:
 
 
 def bearer(scope: Scope) -> str:
-    """The token of a request: `Authorization: Bearer …`, or `x-api-key`, which some clients send instead."""
+    """The token of a request, from `Authorization: Bearer …` or from `x-api-key`, which some clients send instead."""
     scheme, _, token = header(scope, b"authorization").partition(" ")
     if token and scheme.lower() == "bearer":
         return token.strip()
@@ -46,14 +46,14 @@ def bearer(scope: Scope) -> str:
 
 
 def is_local_page(scope: Scope) -> bool:
-    """Whether host and origin of a request are this machine's own: a foreign page that was led here has neither."""
+    """Whether host and origin of a request are loopback names; a foreign page has another host or origin."""
     host = host_of("//" + header(scope, b"host"))
     origin = header(scope, b"origin")
     return host in _LOOPBACK_NAMES and (not origin or host_of(origin) in _LOOPBACK_NAMES)
 
 
 def host_of(url: str) -> str | None:
-    """The host name of a URL that a client sent; None for what cannot be read as one."""
+    """The host name of a URL that a client sent; None if it is not a valid URL."""
     try:
         return urlsplit(url).hostname
     except ValueError:
@@ -61,7 +61,7 @@ def host_of(url: str) -> str | None:
 
 
 def authorize(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) -> Caller:
-    """The caller, if it may; `Unauthenticated` or `Denied` otherwise."""
+    """The caller, if its token opens the role; otherwise raises `Unauthenticated` or `Denied`."""
     token = bearer(scope)
     if not token:
         if role == "public":
@@ -69,8 +69,8 @@ def authorize(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) -
         if role == "user" and is_loopback and is_local_page(scope):
             return LOCAL
         raise Unauthenticated(
-            "cannot answer without a token: send `Authorization: Bearer TOKEN` "
-            "(`enginehouse tokens create` makes one; a join token comes from the machine that runs `enginehouse up`)"
+            "cannot answer without a token: send `Authorization: Bearer TOKEN` (`enginehouse tokens create` makes one; "
+            "the machine that runs `enginehouse up` has a join token)"
         )
     caller = keys.identify(token)
     if caller is None:

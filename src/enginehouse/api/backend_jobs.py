@@ -1,7 +1,7 @@
-"""LocalAI's routes that ask for something to be done with backends, and its view of a job.
+"""LocalAI's routes to install, upgrade and delete backends, and its view of a job.
 
-The same operations as everywhere: what is started here is seen, followed and cancelled like any other. An unknown job
-is a 404, and what is refused is not done.
+They create ordinary operations, which are listed, followed and cancelled like any other. Unlike in LocalAI, an unknown
+job is a 404, and a refused request is not carried out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, json_response, read_body, request_of
+from enginehouse.api.requests import json_response, read_body, requester_of
 from enginehouse.core.errors import Conflict
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.core.progress import format_bytes
@@ -26,7 +26,7 @@ class Apply(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobStatus(Struct, frozen=True, kw_only=True):
-    """LocalAI's keys."""
+    """An operation with LocalAI's keys."""
 
     deletion: bool
     file_name: str
@@ -51,46 +51,13 @@ class BackendJobRoutes:
         self._galleries = galleries
         self._board = board
 
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="POST",
-                path="/backends/apply",
-                role="admin",
-                summary="Install a backend on every node that can take it.",
-                call=self.apply,
-                body=Apply,
-            ),
-            Entry(
-                method="POST",
-                path="/backends/upgrade/{name}",
-                role="admin",
-                summary="Upgrade a backend wherever it is installed.",
-                call=self.upgrade,
-            ),
-            Entry(
-                method="POST",
-                path="/backends/delete/{name}",
-                role="admin",
-                summary="Delete a backend wherever it is installed.",
-                call=self.delete,
-            ),
-            Entry(
-                method="GET",
-                path="/backends/jobs/{id}",
-                role="admin",
-                summary="How far such a request is, in LocalAI's words.",
-                call=self.job,
-            ),
-        ]
-
     async def apply(self, request: Request) -> Response:
         asked = await read_body(request, Apply)
         metas = self._galleries.metas_of(asked.id)
         if metas:
             refused = Conflict(
-                f"cannot install {asked.id} everywhere: it is a build for one kind of hardware; install {metas[0]}, "
-                "which is the right one on each node, or name a node",
+                f"cannot install {asked.id} on every node: it is a build for one kind of hardware; install {metas[0]}, "
+                "which chooses the right build on each node, or name a node",
                 code="concrete_backend_requires_target",
                 param="id",
             )
@@ -105,7 +72,7 @@ class BackendJobRoutes:
         return await self._request(request, "delete", str(request.path_params["name"]))
 
     async def _request(self, request: Request, kind: BackendKind, name: str, *, force: bool = False) -> Response:
-        by = request_of(request)
+        by = requester_of(request)
         wanted = BackendRequest(kind=kind, name=name, force=force)
         operation_id = await self._operations.request(wanted, by)
         address = f"{request.url.scheme}://{request.url.netloc}/backends/jobs/{operation_id}"

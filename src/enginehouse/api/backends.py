@@ -1,11 +1,11 @@
-"""Routes for backends: what is installed over all nodes (as the workers reported it), and what the galleries offer."""
+"""Routes for backends: those installed over all nodes, as the workers reported them, and those the galleries offer."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, json_response
+from enginehouse.api.requests import json_response
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.node import Node
 from enginehouse.frontend.fleet.nodes import Nodes
@@ -18,45 +18,6 @@ class BackendRoutes:
         self._nodes = nodes
         self._galleries = galleries
         self._upgrades = upgrades
-
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="GET",
-                path="/backends",
-                role="admin",
-                summary="Installed backends, over all nodes.",
-                call=self.installed,
-            ),
-            Entry(
-                method="GET",
-                path="/backends/available",
-                role="admin",
-                summary="Backends that a gallery offers.",
-                call=self.available,
-            ),
-            Entry(
-                method="GET",
-                path="/backends/galleries",
-                role="admin",
-                summary="The galleries: how fresh each is, and which of its entries cannot be used.",
-                call=self.galleries,
-            ),
-            Entry(
-                method="GET",
-                path="/backends/upgrades",
-                role="admin",
-                summary="What could be upgraded, as of the last check.",
-                call=self.upgrades,
-            ),
-            Entry(
-                method="POST",
-                path="/backends/upgrades/check",
-                role="admin",
-                summary="Ask the registries now what could be upgraded.",
-                call=self.check_upgrades,
-            ),
-        ]
 
     async def installed(self, _request: Request) -> Response:
         nodes, now = await self._nodes.every()
@@ -92,7 +53,7 @@ class BackendRoutes:
 
 
 def _offered(offer: Offer, url: str, *, is_installed: bool) -> dict[str, object]:
-    """One entry of a gallery: LocalAI's keys, those without a value left out as it does, then ours."""
+    """One entry of a gallery: LocalAI's keys, omitted where it omits them, then ours."""
     entry = offer.entry
     described: dict[str, object] = {
         "alias": entry.alias,
@@ -120,11 +81,11 @@ def _offered(offer: Offer, url: str, *, is_installed: bool) -> dict[str, object]
 def _installed(
     name: str, holders: list[tuple[Node, InstalledBackend]], upgrade: Upgrade | None, now: float
 ) -> dict[str, object]:
-    """One backend over all nodes: LocalAI's keys, then what it does not tell."""
+    """One backend over all nodes: LocalAI's keys, then ours."""
     first = holders[0][1]
     described: dict[str, object] = {
         "Name": name,
-        "RunFile": "",  # LocalAI's key; it knows a path only of what is on the frontend's own disk
+        "RunFile": "",  # LocalAI's key; it has a path only for backends on the frontend's own disk
         "IsMeta": first.is_meta,
         "IsSystem": first.is_system,
         "Metadata": {
@@ -140,7 +101,7 @@ def _installed(
         "drift": drift_of(holders),
     }
     if upgrade is not None:
-        # LocalAI's key says yes or no; where nobody knows, ours says so.
+        # LocalAI's key is yes or no; ours stands for unknown.
         found = "upgrade_available" if upgrade.is_certain else "upgrade_unknown"
         described |= {found: True, "available_version": upgrade.available_version}
     return described
@@ -157,6 +118,6 @@ def _holder(node: Node, backend: InstalledBackend, now: float) -> dict[str, obje
         "installed_at": backend.installed_at,
         "is_broken": backend.is_broken,
         "meta_backend_for": backend.meta_backend_for,
-        # How old the news is: a node that is away may have something else by now.
+        # The age of this report: a node that is offline may have something else by now.
         "report_age_seconds": round(max(0.0, now - node.last_heartbeat), 1),
     }

@@ -1,5 +1,5 @@
-"""Errors as HTTP answers: one shape everywhere, `{"error": {"message", "type", "code", "param"?, "request_id"}}` plus
-additive objects.
+"""Errors as HTTP answers. Every route uses one shape: `{"error": {"message", "type", "code", "param"?, "request_id"}}`,
+plus the details of the error as further objects.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from enginehouse.core.errors import EnginehouseError
 
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 
-# OpenAI's SDKs choose the exception class by status and show `type`; these are the words their users know.
+# OpenAI's SDKs choose the exception class by status and show `type`; these are OpenAI's names.
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
 def error_answer(error: EnginehouseError, request_id: str) -> Answer:
-    """Status, headers and body for an error, ready for any ASGI sender."""
+    """Status, headers and body for an error."""
     status = errors.http_status(error)
     described: dict[str, object] = {
         "message": error.message,

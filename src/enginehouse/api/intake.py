@@ -1,6 +1,6 @@
-"""What comes in on an inference route: the whole body within its limits, the model it names, the id of the request.
+"""Reads requests of inference routes: the body within its limits, the model that it names, and the request id.
 
-The body is decoded once and only for what decides where it goes; the bytes themselves stay as they came.
+The body is decoded once, only for the fields that routing needs; its bytes are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from enginehouse.core.errors import Invalid, Malformed, TooLarge
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-BODY_SECONDS = 120.0  # to receive a request: 32 MiB over a slow uplink, and no connection held open for nothing
+BODY_SECONDS = 120.0  # enough for 32 MiB over a slow uplink; a slower client does not keep its connection open
 
 
 class InferenceRequest(Struct, frozen=True):
-    """All that we read of a request."""
+    """The fields of a request that we read."""
 
     model: str | None = None
     stream: bool | None = None
@@ -32,7 +32,7 @@ _ASKED = msgspec.json.Decoder(InferenceRequest)
 
 
 async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes | None:
-    """The whole body, or None when the client left before its end."""
+    """The whole body, or None if the client disconnected before its end."""
     for name, value in headers:
         if name == b"content-length" and (not value.isdigit() or int(value) > MAX_BODY_BYTES):
             raise _too_large()
@@ -71,11 +71,16 @@ async def _read_rest(first: bytes, receive: Receive) -> bytes | None:
 
 
 def _too_large() -> TooLarge:
-    return TooLarge(f"cannot take the request: its body is larger than {MAX_BODY_BYTES // 1024**2} MiB")
+    return TooLarge(f"cannot accept the request: its body is larger than {MAX_BODY_BYTES // 1024**2} MiB")
+
+
+async def until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def model_asked_for(body: bytes) -> str:
-    """The model that is asked for."""
+    """The model that the request names."""
     try:
         asked = _ASKED.decode(body)
     except msgspec.ValidationError as error:
@@ -91,12 +96,12 @@ def model_asked_for(body: bytes) -> str:
             "cannot choose a model: the request names none. Set `model`; GET /v1/models lists them", param="model"
         )
     if "\x00" in asked.model:
-        raise Malformed("cannot use this `model`: no name holds a NUL character", code="invalid_json", param="model")
+        raise Malformed("cannot use this `model`: it contains a NUL character", code="invalid_json", param="model")
     return asked.model
 
 
 def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
-    """The caller's own id where it is safe to repeat, else a new one."""
+    """The id that the client sent, if it is safe to repeat in headers and logs; otherwise a new one."""
     for name, value in headers:
         is_id = name in (b"x-request-id", b"x-correlation-id")
         if is_id and 0 < len(value) <= 128 and all(0x21 <= byte <= 0x7E for byte in value):

@@ -1,4 +1,4 @@
-"""Routes for models: the operator's list, load and unload, and OpenAI's `/v1/models`."""
+"""Routes for models: list, load, unload and delete for operators, and OpenAI's `/v1/models`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, json_response, read_body, request_of
+from enginehouse.api.requests import json_response, read_body, requester_of
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
@@ -14,8 +14,8 @@ from enginehouse.frontend.serving.router import model_not_found
 from enginehouse.frontend.watching.board import Board
 
 
-class Where(Struct, frozen=True, forbid_unknown_fields=True):
-    """On which node; absent means wherever it fits, or everywhere."""
+class ModelTarget(Struct, frozen=True, forbid_unknown_fields=True):
+    """The node to load on or unload from; None means the best one for a load, and every one for an unload."""
 
     node: str | None = None
 
@@ -27,58 +27,13 @@ class ModelRoutes:
         self._operations = operations
         self._board = board
 
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="GET",
-                path="/api/models",
-                role="admin",
-                summary="Models that are served, and those that a gallery offers.",
-                call=self.every,
-            ),
-            Entry(
-                method="POST",
-                path="/api/models/{name:path}/load",
-                role="admin",
-                summary="Have a replica of a model, installing what it needs.",
-                call=self.load,
-                body=Where,
-                status=202,
-            ),
-            Entry(
-                method="POST",
-                path="/api/models/{name:path}/unload",
-                role="admin",
-                summary="Stop the replicas of a model.",
-                call=self.unload,
-                body=Where,
-                status=202,
-            ),
-            Entry(
-                method="DELETE",
-                path="/api/models/{name:path}",
-                role="admin",
-                summary="Serve a model no longer, and remove its files from every node.",
-                call=self.delete,
-                status=202,
-            ),
-            Entry(method="GET", path="/v1/models", role="user", summary="OpenAI: list models.", call=self.listed),
-            Entry(
-                method="GET",
-                path="/v1/models/{name:path}",
-                role="user",
-                summary="OpenAI: one model.",
-                call=self.described,
-            ),
-        ]
-
     async def every(self, _request: Request) -> Response:
         return json_response(await self._models.every())
 
     async def load(self, request: Request) -> Response:
-        where = await read_body(request, Where)
+        where = await read_body(request, ModelTarget)
         name = str(request.path_params["name"])
-        by = request_of(request)
+        by = requester_of(request)
         found = await self._loader.request(name, where.node, by.author, by.key)
         if isinstance(found, str):
             return json_response(await self._board.view(found), 202)
@@ -86,14 +41,14 @@ class ModelRoutes:
         return json_response({"ready": True, "replicas": views[name].replicas})
 
     async def unload(self, request: Request) -> Response:
-        where = await read_body(request, Where)
+        where = await read_body(request, ModelTarget)
         name = str(request.path_params["name"])
-        operation_id = await self._operations.request_unload(name, where.node, request_of(request))
+        operation_id = await self._operations.request_unload(name, where.node, requester_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def delete(self, request: Request) -> Response:
         name = str(request.path_params["name"])
-        operation_id = await self._operations.request_model_delete(name, request_of(request))
+        operation_id = await self._operations.request_model_delete(name, requester_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def listed(self, _request: Request) -> Response:

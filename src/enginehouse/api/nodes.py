@@ -1,4 +1,4 @@
-"""The operator's routes for nodes: see them, let them in, drain and resume them, remove them, and their backends."""
+"""The operator's routes for nodes: list, approve, drain, resume and remove them, and manage the backends of one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
 from enginehouse.api.operations import check_sha256
+from enginehouse.api.requests import caller_of, json_response, read_body, requester_of
 from enginehouse.core.errors import Invalid
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.frontend.fleet.nodes import Nodes
@@ -19,7 +19,7 @@ from enginehouse.frontend.watching.views import render_node
 
 
 class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
-    """LocalAI's body. Its own list of galleries is refused: which ones there are is a setting of the cluster."""
+    """LocalAI's body. `backend_galleries` is refused, because the galleries are a setting of the cluster."""
 
     backend: str = ""
     uri: str = ""
@@ -35,62 +35,6 @@ class NodeRoutes:
         self._operations = operations
         self._cancellation = cancellation
         self._board = board
-
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(method="GET", path="/api/nodes", role="admin", summary="All nodes, by name.", call=self.every),
-            Entry(
-                method="GET", path="/api/nodes/{id}", role="admin", summary="One node, by id or name.", call=self.one
-            ),
-            Entry(
-                method="DELETE",
-                path="/api/nodes/{id}",
-                role="admin",
-                summary="Forget a node; what waits for it is cancelled.",
-                call=self.remove,
-            ),
-            Entry(
-                method="POST",
-                path="/api/nodes/{id}/approve",
-                role="admin",
-                summary="Let a pending node in.",
-                call=self.approve,
-            ),
-            Entry(
-                method="POST",
-                path="/api/nodes/{id}/drain",
-                role="admin",
-                summary="Give a node no more work and stop what serves there.",
-                call=self.drain,
-                status=202,
-            ),
-            Entry(
-                method="POST",
-                path="/api/nodes/{id}/resume",
-                role="admin",
-                summary="Give a drained node work again.",
-                call=self.resume,
-            ),
-            Entry(
-                method="GET",
-                path="/api/nodes/{id}/backends",
-                role="admin",
-                summary="What a node has installed, as it reported it.",
-                call=self.backends,
-            ),
-            *(
-                Entry(
-                    method="POST",
-                    path=f"/api/nodes/{{id}}/backends/{kind}",
-                    role="admin",
-                    summary=f"{kind.capitalize()} a backend on one node.",
-                    call=call,
-                    body=NodeBackend,
-                    status=202,
-                )
-                for kind, call in (("install", self.install), ("upgrade", self.upgrade), ("delete", self.delete))
-            ),
-        ]
 
     async def every(self, _request: Request) -> Response:
         nodes, now = await self._nodes.every()
@@ -110,9 +54,9 @@ class NodeRoutes:
         return json_response({"message": "node deregistered"})
 
     async def drain(self, request: Request) -> Response:
-        operation_id = await self._operations.request_drain(_name(request), request_of(request))
+        operation_id = await self._operations.request_drain(_name(request), requester_of(request))
         view = await self._board.view(operation_id)
-        # LocalAI's sentence; the message of the operation itself is its status.
+        # LocalAI's message; that of an operation is its status.
         return json_response({**msgspec.to_builtins(view), "message": "node set to draining"}, 202)
 
     async def resume(self, request: Request) -> Response:
@@ -136,17 +80,19 @@ class NodeRoutes:
         asked = await read_body(request, NodeBackend)
         if asked.backend_galleries:
             raise Invalid(
-                "cannot use galleries of a request: configure them with --backend-galleries",
+                "cannot use galleries from a request: configure them with --backend-galleries",
                 code="unsupported",
                 param="backend_galleries",
             )
         if not asked.backend and not (asked.uri and asked.name):
             raise Invalid(
-                f"cannot {kind} nothing: name a backend, or a uri and a name", code="invalid_name", param="backend"
+                f"cannot {kind} a backend: the request names none. Give a backend, or a uri and a name",
+                code="invalid_name",
+                param="backend",
             )
         if kind == "install" and asked.uri:
-            check_sha256(asked.uri, "")  # LocalAI's body has none
-        by = request_of(request)
+            check_sha256(asked.uri, "")  # LocalAI's body has no sha256
+        by = requester_of(request)
         wanted = BackendRequest(
             kind=kind,
             name=(asked.name if asked.uri else "") or asked.backend,

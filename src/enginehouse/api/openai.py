@@ -1,9 +1,9 @@
 """The inference routes as raw ASGI callables: `POST /v1/chat/completions` and `POST /v1/completions`.
 
-A request is decoded once, for its model; everything else travels as the bytes that came. Where it goes and whether it
-can be served is decided before the first byte of the answer. An answer that is not whole never looks whole: a plain one
-is sent only when it is complete, a stream that breaks ends with an error event and without its end marker. A client
-that leaves stops its engine at once. Nothing here is per token but one send.
+A request is decoded once, for its model; otherwise its bytes are passed on unchanged. The route is chosen before the
+first byte of the answer. An incomplete answer never looks complete: a plain one is sent only when it is complete, and
+a broken stream ends with an error event and without its end marker. When a client disconnects, its engine stops at
+once. The only work per token is one send.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
 from enginehouse.api.errors import error_answer
-from enginehouse.api.intake import Receive, model_asked_for, read_body, request_id_of
+from enginehouse.api.intake import Receive, model_asked_for, read_body, request_id_of, until_disconnect
 from enginehouse.api.relay import EventPasser, engine_error, passed_headers
 from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
 from enginehouse.core.routing import Route
@@ -26,20 +26,20 @@ log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-MAX_ANSWER_BYTES = 32 * 1024 * 1024  # of an answer that is not a stream, which is held until it is whole
+MAX_ANSWER_BYTES = 32 * 1024 * 1024  # of an answer that is not a stream, which is held until it is complete
 CONNECT_SECONDS = 2.0
-HEAD_SECONDS = 900.0  # an answer that is not a stream has its head at its end: minutes of generation on a slow machine
+HEAD_SECONDS = 900.0  # the head of a plain answer comes at its end: after minutes of generation on a slow machine
 ROUTES_TRIED = 3
 _PUBLIC = {
     "upstream_error": "cannot finish the answer: the engine did not complete it. Ask again",
     "upstream_timeout": "cannot answer: the engine did not begin to answer in time. Ask for a stream or for less",
     "replica_unreachable": "cannot answer: no replica of the model can be reached at the moment. Ask again soon",
 }
-CLIENT_GONE = 499  # nginx's number for it; seen by the observer only
+CLIENT_GONE = 499  # nginx's number; only the observer sees it
 
 
 class Routes(Protocol):
-    """The router, as far as a request needs it."""
+    """The part of the router that a request uses."""
 
     async def acquire(self, model: str) -> Route: ...
 
@@ -49,7 +49,7 @@ class Routes(Protocol):
 
 
 class Observer(Protocol):
-    """Told once about every request, whatever its end. `node` is empty when no replica was reached."""
+    """Called once per request, however it ends. `node` is empty if no replica was reached."""
 
     def request_done(
         self, *, model: str, node: str, path: str, status: int, seconds: float, first_byte_seconds: float | None
@@ -57,7 +57,7 @@ class Observer(Protocol):
 
 
 class _Exchange:
-    """One request from its first byte to its end."""
+    """The state of one request."""
 
     def __init__(self, path: str, request_id: str, send: Send) -> None:
         self.path = path
@@ -105,12 +105,12 @@ class OpenAI:
                 await self._answer_unless_gone(exchange, body, receive)
         except EnginehouseError as error:
             if exchange.status == 0:
-                await exchange.answer(*error_answer(_told(error, exchange), exchange.request_id))
+                await exchange.answer(*error_answer(_public_error(error, exchange), exchange.request_id))
         except OSError:
-            pass  # some servers raise it from `send` when the client has gone; there is nobody left to tell
+            pass  # some servers raise it from `send` after the client has disconnected, and no answer can arrive
         finally:
             self._observer.request_done(
-                # A name that nobody serves is the client's invention; as a label it would grow the figures without end.
+                # Clients can invent names of models; as labels these would grow the statistics without limit.
                 model=exchange.model if exchange.is_model_known else "",
                 node=exchange.node,
                 path=path,
@@ -122,7 +122,7 @@ class OpenAI:
     async def _answer_unless_gone(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:
         exchange.model = model_asked_for(body)
         failure: Exception | None = None
-        # A limit without a time is a scope that another task can end: the watcher does, when the client leaves.
+        # A timeout without a deadline is a scope that the watcher can end, when the client disconnects.
         gone = asyncio.timeout(None)
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_watch(receive, gone))
@@ -130,7 +130,7 @@ class OpenAI:
                 async with gone:
                     await self._route(exchange, body)
             except (EnginehouseError, OSError) as error:
-                failure = error  # raised below: from here it would come out wrapped in a group
+                failure = error  # raised below: raised here, the task group would wrap it
             finally:
                 watcher.cancel()
         if gone.expired():
@@ -139,8 +139,7 @@ class OpenAI:
             raise failure
 
     async def _route(self, exchange: _Exchange, body: bytes) -> None:
-        """Find a replica that takes the request. Only a request that no engine has begun to work on moves on to another
-        one."""
+        """Send the request to a replica. It moves on to another replica only if no engine has begun to work on it."""
         failure: EnginehouseError | None = None
         for _ in range(ROUTES_TRIED):
             route = await self._acquire(exchange)
@@ -166,7 +165,7 @@ class OpenAI:
         return route
 
     async def _try(self, exchange: _Exchange, route: Route, body: bytes) -> EnginehouseError | None:
-        """None when the request was answered; the reason, when this replica cannot be the one."""
+        """None if the request was answered; otherwise the reason why this replica cannot answer it."""
         call = EngineCall(
             address=route.address,
             key=route.key,
@@ -182,10 +181,10 @@ class OpenAI:
             raise
         try:
             if response.status in (401, 403):
-                # The key belongs to one process. Whoever refuses it is another one on the same port, and has done
-                # nothing.
+                # The key belongs to one process, so another process listens on that port. It has done nothing for
+                # this request.
                 return Unavailable(
-                    f"cannot use the engine at {route.address}: it is not the process we started",
+                    f"cannot use the engine at {route.address}: it is not the process that was started there",
                     code="replica_unreachable",
                 )
             await self._relay(exchange, response)
@@ -218,21 +217,21 @@ async def _relay_events(exchange: _Exchange, response: EngineResponse) -> None:
         rest = passer.finish()
         await send({"type": "http.response.body", "body": rest})
     except Upstream as error:
-        # The head is out, so this is the only place left to say it. No end marker follows: clients take that for a
-        # whole answer.
-        _, _, told = error_answer(_told(error, exchange), exchange.request_id)
-        await send({"type": "http.response.body", "body": b"data: " + told + b"\n\n"})
+        # The head is sent, so the error goes into the stream. No end marker follows: it would make the answer look
+        # complete.
+        _, _, body = error_answer(_public_error(error, exchange), exchange.request_id)
+        await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
 
 
-def _told(error: EnginehouseError, exchange: _Exchange) -> EnginehouseError:
-    """The error for the client. Addresses of engines are for the log: clients have no business with what runs where."""
+def _public_error(error: EnginehouseError, exchange: _Exchange) -> EnginehouseError:
+    """The error for the client, without addresses of engines; these go to the log only."""
     public = _PUBLIC.get(error.code)
     if public is None:
         return error
     log.warning("inference.failed id=%s node=%s error=%s", exchange.request_id, exchange.node, error.message)
-    told = type(error)(public, code=error.code)
-    told.retry_after_seconds = error.retry_after_seconds
-    return told
+    shown = type(error)(public, code=error.code)
+    shown.retry_after_seconds = error.retry_after_seconds
+    return shown
 
 
 async def _whole(response: EngineResponse) -> bytes:
@@ -241,12 +240,11 @@ async def _whole(response: EngineResponse) -> bytes:
     async for chunk in response.chunks():
         size += len(chunk)
         if size > MAX_ANSWER_BYTES:
-            raise Upstream(f"cannot pass on the engine's answer: more than {MAX_ANSWER_BYTES} bytes; ask for a stream")
+            raise Upstream(f"cannot pass on the answer: it is larger than {MAX_ANSWER_BYTES} bytes; ask for a stream")
         pieces.append(chunk)
     return b"".join(pieces)
 
 
 async def _watch(receive: Receive, gone: asyncio.Timeout) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await until_disconnect(receive)
     gone.reschedule(asyncio.get_running_loop().time())

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the route table: what is not in the table is not in the document, and the reverse."""
+"""The OpenAPI document, made from the route table, so that the two always agree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from enginehouse import __version__
-from enginehouse.api.app import Entry
+from enginehouse.api.routes import ApiRoute
 
 _ERROR = {
     "type": "object",
@@ -23,32 +23,32 @@ _ERROR = {
 }
 
 
-def document(entries: Sequence[Entry]) -> dict[str, object]:
-    bodies = [entry.body for entry in entries if entry.body is not None]
+def document(routes: Sequence[ApiRoute]) -> dict[str, object]:
+    bodies = [route.body for route in routes if route.body is not None]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, dict[str, object]] = {}
-    for entry in entries:
+    for route in routes:
         described: dict[str, object] = {
-            "summary": entry.summary,
+            "summary": route.summary,
             "parameters": [
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                for name in re.findall(r"{(\w+)", entry.path)
+                for name in re.findall(r"{(\w+)", route.path)
             ],
-            "security": [] if entry.role == "public" else [{"bearer": []}],
-            "x-role": entry.role,
+            "security": [] if route.role == "public" else [{"bearer": []}],
+            "x-role": route.role,
             "responses": {
-                str(entry.status): {"description": "done"},
+                str(route.status): {"description": "done"},
                 "default": {
                     "description": "an error, always in this shape",
                     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
                 },
             },
         }
-        if entry.body is not None:
-            described["requestBody"] = {"content": {"application/json": {"schema": schema_of[entry.body]}}}
-        path = re.sub(r"{(\w+):\w+}", r"{\1}", entry.path)
-        paths.setdefault(path, {})[entry.method.lower()] = described
+        if route.body is not None:
+            described["requestBody"] = {"content": {"application/json": {"schema": schema_of[route.body]}}}
+        path = re.sub(r"{(\w+):\w+}", r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "Enginehouse", "version": __version__},

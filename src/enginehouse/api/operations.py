@@ -1,4 +1,4 @@
-"""Routes for operations: ask for one, plan one, see them, and change one's mind."""
+"""Routes for operations: request, plan, list, cancel, retry and dismiss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body, request_of
+from enginehouse.api.requests import caller_of, json_response, read_body, requester_of
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import shown
 from enginehouse.core.operation import BackendRequest
@@ -20,18 +20,18 @@ from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import OperationView
 
 MAX_LISTED = 500
-_MAX_ID = 64  # longer than any id of an operation
+_MAX_ID = 64  # an id of an operation is shorter
 _OUTCOMES = {"succeeded": "completed", "partial": "failed", "superseded": "cancelled"}
 
 
-class OnNode(Struct, frozen=True, forbid_unknown_fields=True):
-    """One node of an operation; absent means all of them."""
+class OperationTarget(Struct, frozen=True, forbid_unknown_fields=True):
+    """One node of an operation; None means all of them."""
 
     node: str | None = None
 
 
 class HistoryRecord(Struct, frozen=True, kw_only=True):
-    """LocalAI's keys, then ours."""
+    """An ended operation with LocalAI's keys, then ours."""
 
     id: str
     name: str
@@ -58,69 +58,9 @@ class OperationRoutes:
         self._planner = planner
         self._board = board
 
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="POST",
-                path="/api/operations",
-                role="admin",
-                summary="Install, upgrade or delete a backend on nodes.",
-                call=self.request,
-                body=BackendRequest,
-                status=202,
-            ),
-            Entry(
-                method="POST",
-                path="/api/operations/plan",
-                role="admin",
-                summary="What such a request would do on each node; nothing is done.",
-                call=self.plan,
-                body=BackendRequest,
-            ),
-            Entry(
-                method="GET",
-                path="/api/operations",
-                role="admin",
-                summary="Operations, newest first: open and failed ones, or `all=true`; `before`: the page's `next`.",
-                call=self.every,
-            ),
-            Entry(
-                method="GET",
-                path="/api/operations/history",
-                role="admin",
-                summary="Operations that have ended, newest first; `before`: the page's `next`.",
-                call=self.history,
-            ),
-            Entry(method="GET", path="/api/operations/{id}", role="admin", summary="One operation.", call=self.one),
-            Entry(
-                method="POST",
-                path="/api/operations/{id}/cancel",
-                role="admin",
-                summary="End what is open of an operation, everywhere or on one node.",
-                call=self.cancel,
-                body=OnNode,
-            ),
-            Entry(
-                method="POST",
-                path="/api/operations/{id}/retry",
-                role="admin",
-                summary="Do again what failed or was cancelled, everywhere or on one node.",
-                call=self.retry,
-                body=OnNode,
-                status=202,
-            ),
-            Entry(
-                method="POST",
-                path="/api/operations/{id}/dismiss",
-                role="admin",
-                summary="A failure has been seen; it stays in the history.",
-                call=self.dismiss,
-            ),
-        ]
-
     async def request(self, request: Request) -> Response:
         asked = await _requested(request)
-        operation_id = await self._operations.request(asked, request_of(request))
+        operation_id = await self._operations.request(asked, requester_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def plan(self, request: Request) -> Response:
@@ -133,11 +73,11 @@ class OperationRoutes:
             return json_response({"operations": views, **_next(views, limit)})
         if before:
             raise Invalid(
-                "cannot go on in the list of what is open: `before` goes with `all=true` and with the history",
+                "cannot use `before` with the list of open operations: it works with `all=true` and with the history",
                 code="unsupported",
                 param="before",
             )
-        # A load that went to another node after a failure has failed nowhere that matters.
+        # A load that failed on one node and succeeded on another counts as succeeded.
         shown_ones = ("queued", "running", "failed", "partial")
         views = [view for view in await self._board.unfinished(limit) if view.status in shown_ones]
         return json_response({"operations": views})
@@ -151,14 +91,14 @@ class OperationRoutes:
         return json_response({"operations": [_record(view) for view in views], **_next(views, limit)})
 
     async def cancel(self, request: Request) -> Response:
-        where = await read_body(request, OnNode)
+        where = await read_body(request, OperationTarget)
         await self._cancellation.cancel(_id(request), where.node, caller_of(request).name)
         view = await self._board.view(_id(request))
         return json_response({"success": True, "message": "Operation cancelled", "operation": view})
 
     async def retry(self, request: Request) -> Response:
-        where = await read_body(request, OnNode)
-        operation_id = await self._cancellation.retry(_id(request), where.node, request_of(request))
+        where = await read_body(request, OperationTarget)
+        operation_id = await self._cancellation.retry(_id(request), where.node, requester_of(request))
         return json_response(await self._board.view(operation_id), 202)
 
     async def dismiss(self, request: Request) -> Response:
@@ -174,7 +114,7 @@ async def _requested(request: Request) -> BackendRequest:
 
 
 def check_sha256(uri: str, sha256: str) -> None:
-    """Workers take no archive without one: that is a mistake of the request, to be told before any node is asked."""
+    """Refuse an archive without a digest here, because every worker would refuse it."""
     is_good = is_digest(f"sha256:{sha256.strip().lower().removeprefix('sha256:')}")
     if not is_good and (sha256 or parse_uri(uri).kind == "archive"):
         raise Invalid(
@@ -211,31 +151,29 @@ def _record(view: OperationView) -> HistoryRecord:
 def _wants_all(request: Request) -> bool:
     given = request.query_params.get("all", "false")
     if given not in ("true", "1", "false", "0"):
-        raise Invalid(
-            f"cannot tell what `all` means by {shown(given)}: it is true or false", code="invalid_name", param="all"
-        )
+        raise Invalid(f"cannot use {shown(given)} as `all`: it must be true or false", code="invalid_name", param="all")
     return given in ("true", "1")
 
 
 def _before(request: Request) -> str:
-    """The last one of the page before."""
+    """The id of the last operation of the previous page."""
     given = request.query_params.get("before", "")
     if len(given) > _MAX_ID or not given.isprintable():
-        raise NotFound(f"cannot go on after operation {shown(given)}: there is none", param="before")
+        raise NotFound(f"cannot list operations before {shown(given)}: there is no such operation", param="before")
     return given
 
 
 def _next(views: Sequence[OperationView], limit: int) -> dict[str, str]:
-    """From where the next page goes on; nothing where this one is the last."""
+    """Where the next page starts; empty on the last page."""
     return {"next": views[-1].jobID} if len(views) == limit else {}
 
 
 def _limit(request: Request) -> int:
     given = request.query_params.get("limit", "50")
-    # Nine digits: Python refuses to read numbers of thousands, and not as an error of ours.
+    # At most nine digits: int() raises ValueError on thousands of digits.
     if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= MAX_LISTED:
         raise Invalid(
-            f"cannot list {shown(given)} operations: `limit` is a number from 1 to {MAX_LISTED}",
+            f"cannot use {shown(given)} as `limit`: it must be a number from 1 to {MAX_LISTED}",
             code="invalid_name",
             param="limit",
         )

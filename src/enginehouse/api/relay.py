@@ -1,7 +1,7 @@
-"""What of an engine's answer reaches the client: which headers, whole events only, and errors in our one shape.
+"""Turns an engine's answer into ours: selected headers, complete events only, and errors in our shape.
 
-Pure. Engines differ in how they say that something is wrong; clients of ours see one shape and a stable string as
-`code`. The engine's own words are kept, because they say what is wrong with the request.
+Pure. Engines report errors in different shapes; clients see one shape with a stable string as `code`. The engine's
+message is kept, because it says what is wrong with the request.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from enginehouse.api.errors import Answer
 from enginehouse.ports import Headers
 
-# Connection headers belong to one hop, and the engine's name and cookies are none of the client's business.
+# Connection headers belong to one hop, and the engine's name and cookies are not for clients.
 _PASSED = (b"content-type", b"cache-control", b"x-accel-buffering")
-MAX_HELD_BYTES = 1024 * 1024  # of an event that has not ended; beyond it is passed on as it is
+MAX_HELD_BYTES = 1024 * 1024  # of an incomplete event; a larger one is passed on incomplete
 MAX_MESSAGE = 1000
 
 _TYPES = {400: "invalid_request_error", 404: "not_found_error", 429: "rate_limit_error"}
 _CODES = {404: "not_found", 413: "too_large", 429: "rate_limited", 503: "resource_exhausted"}
-
-Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 
 
 def passed_headers(headers: Headers, request_id: str) -> tuple[list[tuple[bytes, bytes]], bool]:
@@ -31,14 +30,14 @@ def passed_headers(headers: Headers, request_id: str) -> tuple[list[tuple[bytes,
         if b"cache-control" not in names:
             passed.append((b"cache-control", b"no-cache"))
         if b"x-accel-buffering" not in names:
-            passed.append((b"x-accel-buffering", b"no"))  # nginx would collect the tokens otherwise
+            passed.append((b"x-accel-buffering", b"no"))  # otherwise nginx buffers the tokens
     passed.append((b"x-request-id", request_id.encode()))
     passed.append((b"x-correlation-id", request_id.encode()))
     return passed, is_stream
 
 
 class EventPasser:
-    """Lets only whole events through, so that what follows a broken stream is never glued to half an event."""
+    """Passes complete events only, so that an error event after a broken stream does not follow half an event."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -60,25 +59,25 @@ class EventPasser:
         return self._held
 
 
-class _Described(Struct):
+class _EngineError(Struct):
     message: str
     type: str | None = None
     code: object = None
     param: str | None = None
 
 
-class _Nested(Struct):
-    error: _Described
+class _NestedError(Struct):
+    error: _EngineError
 
 
-class _Flat(Struct):
+class _FlatError(Struct):
     message: str = ""
     detail: object = None
     error: object = None
 
 
 def engine_error(status: int, headers: list[tuple[bytes, bytes]], body: bytes, request_id: str) -> Answer:
-    """An engine's refusal in our shape; one that has it already passes unchanged."""
+    """An engine's error in our shape; one that already has that shape is unchanged."""
     described = _described(body)
     if described.type and isinstance(described.code, str):
         return status, [*headers, (b"content-length", str(len(body)).encode())], body
@@ -87,32 +86,32 @@ def engine_error(status: int, headers: list[tuple[bytes, bytes]], body: bytes, r
     error: dict[str, object] = {
         "message": described.message or f"cannot answer: the engine refused with status {status} and no reason",
         "type": kind,
-        # A type of the engine is finer than its number, and as stable.
+        # The engine's type is more specific than the status, and as stable.
         "code": code or _CODES.get(status) or described.type or ("upstream_error" if status >= 500 else "unsupported"),
         "request_id": request_id,
     }
     if described.param:
         error["param"] = described.param
-    told = msgspec.json.encode({"error": error})
+    shown = msgspec.json.encode({"error": error})
     kept = [(name, value) for name, value in headers if name != b"content-type"]
-    kept += [(b"content-type", b"application/json"), (b"content-length", str(len(told)).encode())]
+    kept += [(b"content-type", b"application/json"), (b"content-length", str(len(shown)).encode())]
     if status == 503:
         kept.append((b"retry-after", b"1"))
-    return status, kept, told
+    return status, kept, shown
 
 
-def _described(body: bytes) -> _Described:
+def _described(body: bytes) -> _EngineError:
     """OpenAI's nested object, FastAPI's `detail`, a flat `message` or `error`, or plain text."""
     try:
-        return msgspec.json.decode(body, type=_Nested).error
+        return msgspec.json.decode(body, type=_NestedError).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        flat = msgspec.json.decode(body, type=_Flat)
+        flat = msgspec.json.decode(body, type=_FlatError)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Described(message=body[:MAX_MESSAGE].decode(errors="replace").strip())
+        return _EngineError(message=body[:MAX_MESSAGE].decode(errors="replace").strip())
     for said in (flat.message, flat.error, flat.detail):
         if said:
             text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
-            return _Described(message=text[:MAX_MESSAGE])
-    return _Described(message="")
+            return _EngineError(message=text[:MAX_MESSAGE])
+    return _EngineError(message="")

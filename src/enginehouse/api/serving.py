@@ -1,6 +1,6 @@
-"""Serves the application on a socket, beside the loops of the frontend; the only door to uvicorn.
+"""Serves the application on a socket and runs the loops of the frontend beside it; the only door to uvicorn.
 
-The loops end when the server has: an answer under way may need them.
+The loops end after the server, because answers in progress may need them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from enginehouse.api.app import ABORT, ROOM
+from enginehouse.api.requests import ABORT, SEND_BUFFER
 from enginehouse.host import processes
 from enginehouse.loop import Loop
 
-STOP_SECONDS = 10  # for answers under way when a frontend is asked to stop
+STOP_SECONDS = 10  # for answers in progress when a frontend is asked to stop
 SHORT_STOP_SECONDS = 1  # for answers that take no time
-LINGER_SECONDS = 1.0  # balancers ask several times a second; who stops a frontend by hand hardly notices
+LINGER_SECONDS = 1.0  # load balancers check several times a second, and an operator hardly notices the delay
 
 
 @contextlib.asynccontextmanager
 async def answering(app: object, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer with `app` while this lasts, on a copy of the listening socket: whoever connects afterwards waits for the
-    next who takes it.
+    """Answer with `app` inside this context, on a copy of the listening socket. Later connections wait in the socket's
+    queue until the next server accepts them.
     """
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
@@ -37,7 +37,7 @@ async def answering(app: object, listener: socket.socket) -> AsyncIterator[None]
         server_header=False,
     )
     server = uvicorn.Server(config)
-    # A signal ends a program that has done nothing yet.
+    # A signal may end the program at once: it has done nothing yet.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener.dup()]))
@@ -56,8 +56,8 @@ async def serve(
     on_stop: Callable[[], None],
     linger_seconds: float,
 ) -> None:
-    """Asked to stop, it gives notice, goes on for `linger_seconds`, so that whoever sends requests here can learn it,
-    and then takes no more. A second request to stop ends the lingering.
+    """Serve until a signal to stop. The first signal calls `on_notice` and the server goes on for `linger_seconds`, so
+    that load balancers learn of it; then it accepts no more requests. A second signal ends the lingering.
     """
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
@@ -87,7 +87,7 @@ async def serve(
 
     for number in processes.stop_signals():
         running.add_signal_handler(number, give_notice)
-    # uvicorn's own handlers would come on top of these, and one signal be taken for two.
+    # uvicorn's own handlers would run in addition, and one signal would count as two.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(loop.run(), name=loop.name) for loop in loops.values()]
@@ -97,7 +97,7 @@ async def serve(
 
 
 def _connection(**given: Any) -> asyncio.Protocol:
-    """uvicorn's own, with ways for routes to bound and to end it. Its transport comes later."""
+    """uvicorn's connection, with functions for routes to limit its send buffer and to abort it."""
     made: Any = None
 
     def abort() -> None:
@@ -106,6 +106,6 @@ def _connection(**given: Any) -> asyncio.Protocol:
     def bound(size_bytes: int) -> None:
         made.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
 
-    made = AutoHTTPProtocol(**{**given, "app_state": {**given["app_state"], ABORT: abort, ROOM: bound}})
+    made = AutoHTTPProtocol(**{**given, "app_state": {**given["app_state"], ABORT: abort, SEND_BUFFER: bound}})
     connection: asyncio.Protocol = made
     return connection

@@ -1,4 +1,4 @@
-"""Routes for tokens. A token is in the answer that creates it and nowhere else."""
+"""Routes for tokens. Only the answer that creates a token contains it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body
+from enginehouse.api.requests import caller_of, json_response, read_body
 from enginehouse.frontend.fleet.tokens import Keys
 from enginehouse.frontend.watching.views import render_time
 
@@ -18,35 +18,12 @@ log = logging.getLogger(__name__)
 class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     role: str = "user"
     name: str | None = None
-    node: str = ""  # of a join token that is for one node alone
+    node: str = ""  # only for join tokens: the one node that may use it
 
 
 class TokenRoutes:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="POST",
-                path="/api/tokens",
-                role="admin",
-                summary="Create a token.",
-                call=self.create,
-                body=TokenRequest,
-                status=201,
-            ),
-            Entry(
-                method="GET", path="/api/tokens", role="admin", summary="Tokens, without themselves.", call=self.every
-            ),
-            Entry(
-                method="DELETE",
-                path="/api/tokens/{id}",
-                role="admin",
-                summary="Revoke a token, by id or name; it counts for nothing within a second.",
-                call=self.revoke,
-            ),
-        ]
 
     async def create(self, request: Request) -> Response:
         asked = await read_body(request, TokenRequest)

@@ -1,6 +1,6 @@
-"""What a frontend answers while it waits for its database and its bus: that it lives, that it is not ready and why.
+"""The answers of a frontend that waits for its database and its bus: it is alive, and not ready for this reason.
 
-It knows no tokens yet, so whatever else is asked gets the same answer, whoever asks.
+It has no tokens yet, so every other request gets the same 503, with or without a token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Waiting:
         else:
             error = Unavailable(f"cannot answer yet: {self.reason}; try again in a moment", code="not_ready")
             error.retry_after_seconds = RETRY_SECONDS
-            status, told, body = error_answer(error, request_id_of(scope["headers"]))
-            headers = [*told, (b"connection", b"close")]
+            status, given, body = error_answer(error, request_id_of(scope["headers"]))
+            headers = [*given, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""The worker's own routes (`/api/node/…`, singular, as LocalAI has them): register, heartbeat, leave."""
+"""The routes that workers call (`/api/node/…`, singular, as in LocalAI): register, heartbeat, deregister."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.app import Entry, caller_of, json_response, read_body
 from enginehouse.api.auth import bearer, host_of
+from enginehouse.api.requests import caller_of, json_response, read_body
 from enginehouse.core.errors import Denied
 from enginehouse.core.joining import JoinOrigin, may_speak_for
 from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
@@ -34,69 +34,6 @@ class WorkerRoutes:
         self._credentials = credentials
         self._heartbeat_seconds = heartbeat_seconds
 
-    def entries(self) -> list[Entry]:
-        return [
-            Entry(
-                method="POST",
-                path="/api/node/challenge",
-                role="join",
-                summary="What a worker with a key signs in its next registration; it counts once.",
-                call=self.challenge,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/register",
-                role="join",
-                summary="A worker asks to be a node.",
-                call=self.register,
-                body=RegisterRequest,
-                status=201,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/heartbeat",
-                role="node",
-                summary="A worker says that it is there, and what it has.",
-                call=self.heartbeat,
-                body=HeartbeatRequest,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/deregister",
-                role="node",
-                summary="A worker says goodbye; its node is offline from then on.",
-                call=self.deregister,
-            ),
-            Entry(
-                method="DELETE",
-                path="/api/node/{id}",
-                role="node",
-                summary="The same goodbye, by LocalAI's other name for it.",
-                call=self.deregister,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/drain",
-                role="node",
-                summary="A worker is about to leave: no new work for it.",
-                call=self.leaving,
-            ),
-            Entry(
-                method="POST",
-                path="/api/node/{id}/resume",
-                role="node",
-                summary="A worker stays after all.",
-                call=self.staying,
-            ),
-            Entry(
-                method="GET",
-                path="/api/node/{id}/models",
-                role="node",
-                summary="The replicas of a worker's own node.",
-                call=self.models,
-            ),
-        ]
-
     async def challenge(self, _request: Request) -> Response:
         return json_response(ChallengeReply(challenge=await self._nodes.challenge()))
 
@@ -105,9 +42,9 @@ class WorkerRoutes:
         registered = await self._nodes.register(asked, _origin(request))
         node = registered.node
         if not node.report.is_whole and not await self._credentials.is_refresh(node.id):
-            # One of LocalAI's: it says nowhere else that it was started anew.
+            # A LocalAI worker: registering is its only sign that it was restarted.
             await self._collector.restarted(node.id)
-        await self._keys.step()  # the new token must be known before the worker can use it
+        await self._keys.step()  # the worker uses the new token right after this answer
         reply = RegisterReply(
             id=node.id,
             name=node.name,
@@ -128,7 +65,7 @@ class WorkerRoutes:
         said = await read_body(request, HeartbeatRequest)
         cancelled: tuple[str, ...] = ()
         if said.report is not None:
-            # Before the node counts as there: what it has done while away must not be sent to it again.
+            # Before the node counts as healthy: what it did while it was away must not be sent to it again.
             cancelled = await self._collector.report(node_id, said.report)
         mark = await self._nodes.heartbeat(node_id, said)
         reply = HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)
@@ -141,13 +78,13 @@ class WorkerRoutes:
         return json_response(reply)
 
     async def _renewed(self, request: Request, node_id: str, reply: HeartbeatReply) -> HeartbeatReply:
-        """With a new credential for the bus and a new token; nothing else of the node changes."""
+        """The reply with a new bus credential and a new token; the node itself does not change."""
         node, _ = await self._nodes.get(node_id)
         if not node.approved:
             return reply
         reply = msgspec.structs.replace(reply, credential=await self._credentials.issue(node, _asked_host(request)))
         if caller_of(request).role != "node":
-            return reply  # one of LocalAI's, which has the join token alone
+            return reply  # a LocalAI worker, which has only the join token
         token = await self._nodes.rotate_token(node_id, bearer(request.scope))
         await self._keys.step()
         return msgspec.structs.replace(reply, node_token=token)
@@ -157,7 +94,7 @@ class WorkerRoutes:
         return json_response({"message": "node set to offline"})
 
     async def _own_node(self, request: Request) -> str:
-        """The node of the path, if the caller is that node. A join token speaks only for nodes without a key."""
+        """The node of the path, if the caller may act for it. A join token may act only for nodes without a key."""
         node_id = str(request.path_params["id"])
         caller = caller_of(request)
         if caller.role == "node" and caller.node_id == node_id:
@@ -166,10 +103,10 @@ class WorkerRoutes:
             node, _ = await self._nodes.get(node_id)
             if node.id == node_id and may_speak_for(_origin(request), node):
                 return node_id
-        raise Denied("cannot speak for another node: use the token that this node got when it registered")
+        raise Denied("cannot act for another node: use the token that this node got when it registered")
 
     async def leaving(self, request: Request) -> Response:
-        # Not the operator's drain, which would outlive the restart that this is the beginning of.
+        # Not the operator's drain: that would outlast the restart which this announces.
         await self._nodes.set_health(await self._own_node(request), "unhealthy")
         return json_response({"message": "node set to draining"})
 
@@ -187,11 +124,11 @@ class WorkerRoutes:
 
 
 def _origin(request: Request) -> JoinOrigin:
-    """Who speaks: by which token, and from which host. What a proxy adds to a request is not believed."""
+    """The token and the host that a request comes from. Headers of proxies are not trusted."""
     caller = caller_of(request)
     return JoinOrigin(caller.token_id, caller.only_node, request.client.host if request.client else "")
 
 
 def _asked_host(request: Request) -> str:
-    """Under which name the worker reached this frontend, so that it finds the bus under the same."""
+    """The host name by which the worker reached this frontend; it reaches the bus by the same name."""
     return host_of("//" + request.headers.get("host", "")) or "127.0.0.1"

@@ -1,7 +1,7 @@
 """The command line: one group, its commands imported only when they are used.
 
-The one place where an error becomes a sentence on stderr and an exit code. `--help` must stay fast, so the names and
-one-line descriptions stand here and nothing but click is imported for them.
+This is the only place where an error becomes a line on stderr and an exit code. `--help` must stay fast, so the names
+and one-line descriptions are here, and showing them imports nothing but click.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from enginehouse import __version__
 from enginehouse.cli.options.shared import CliCommand, CliGroup
 from enginehouse.core.errors import EnginehouseError, Unauthenticated, exit_code
 
-INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
+INTERRUPTED = 130  # the exit code that shells report after Ctrl-C
 
 COMMANDS = {
     "up": "Run everything on this machine.",
-    "run": "Chat with a model; whatever it needs is installed and started first.",
+    "run": "Chat with a model; installs and starts what it needs.",
     "join": "Join this machine to a server as another node.",
-    "nodes": "See, approve, drain and remove the machines.",
-    "backends": "See, install, upgrade and delete engines.",
-    "gallery": "See what the galleries hold, without a server.",
+    "nodes": "List, approve, drain and remove nodes.",
+    "backends": "List, install, upgrade and delete engines.",
+    "gallery": "Browse the galleries, without a server.",
     "local": "Install, upgrade and delete engines in a directory, without a server.",
-    "models": "See, load, unload and delete models.",
-    "ops": "See, follow, cancel and retry what was asked for.",
-    "tokens": "Make, list and revoke access tokens.",
-    "keys": "Make, list and revoke API keys of applications.",
+    "models": "List, load, unload and delete models.",
+    "ops": "List, follow, cancel and retry operations.",
+    "tokens": "Create, list and revoke access tokens.",
+    "keys": "Create, list and revoke API keys of applications.",
     "frontend": "Run one frontend alone.",
     "worker": "Run the worker of a node alone.",
     "version": "Show the version.",
@@ -52,7 +52,7 @@ class CommandLine(CliGroup):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # The default asks every command for its short help, which would import them all.
+        # The default implementation would import every command for its short help.
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -64,8 +64,8 @@ class CommandLine(CliGroup):
             result = super().main(args, "enginehouse", standalone_mode=False)
             sys.stdout.flush()
         except EnginehouseError as error:
-            # The frontend speaks of headers; whoever typed a command has other ways.
-            ways = "; give it with --token @FILE, --token - or ENGINEHOUSE_TOKEN"
+            # The frontend's message names HTTP headers; a command has other ways to give a token.
+            ways = "; give one with --token @FILE, --token - or ENGINEHOUSE_TOKEN"
             hint = ways if isinstance(error, Unauthenticated) else ""
             _complain(error.message + hint)
             return exit_code(error)
@@ -82,7 +82,7 @@ class CommandLine(CliGroup):
         except (click.Abort, KeyboardInterrupt):
             return INTERRUPTED
         except BrokenPipeError:
-            # Whoever read our output has seen enough. The interpreter flushes once more at its end.
+            # The reader closed the pipe. The interpreter flushes stdout again at exit, which must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 1
         return result if isinstance(result, int) else 0
@@ -115,7 +115,7 @@ def program() -> None:
 
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its number: better than no answer at all.
+        # A character that the terminal cannot show is printed as its number instead of failing.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     program.main()

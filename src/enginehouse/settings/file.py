@@ -1,7 +1,7 @@
-"""The settings file: flat TOML, with a table per program for what differs between them.
+"""The settings file: flat TOML, with an optional table per program.
 
-Keys at the top are for every program that has the setting; keys in `[worker]` and so on are for that one
-alone and win. A key that no program has is refused: a misspelt setting that is silently ignored is found too late.
+A key at the top applies to every program that has the setting; a key in a table such as `[worker]` applies to that
+program only and takes precedence. Unknown keys are errors: a misspelt setting must not be ignored silently.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from enginehouse.core.errors import Invalid
 def read_file(
     path: Path, program: str, known: Mapping[str, Set[str]], *, is_required: bool
 ) -> dict[str, tuple[object, str]]:
-    """The values for `program`, each with its place as a refusal names it; `known` are the setting names of every
-    program.
-    """
+    """The values for `program`, each with its place as errors name it; `known` has the settings of every program."""
     content = _parse(path, is_required)
     _refuse_unknown((key for key in content if key not in known), set().union(*known.values()), path)
     own: dict[str, object] = {}
@@ -60,7 +58,7 @@ def _refused(message: str, param: str | None = None) -> Invalid:
 
 
 def read_credentials(path: Path | None) -> dict[str, str]:
-    """Registries and what to say to them: lines of `HOST = "USER:PASSWORD"`. The values never leave in a message."""
+    """Credentials by registry, from lines of `HOST = "USER:PASSWORD"`. Error messages never contain the values."""
     if path is None:
         return {}
     try:
@@ -75,7 +73,7 @@ def read_credentials(path: Path | None) -> dict[str, str]:
     for host, value in content.items():
         if not isinstance(value, str) or ":" not in value:
             raise Invalid(
-                f'cannot use {path}: what belongs to {host!r} is not written as "user:password"',
+                f'cannot use {path}: the value of {host!r} is not written as "user:password"',
                 code="invalid_setting",
                 param="registry_credentials",
             )

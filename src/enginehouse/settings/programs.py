@@ -1,10 +1,10 @@
-"""One frozen Struct of settings per program, from flags, environment and file; only run.py and cli read it.
+"""One frozen struct of settings per program, from flags, environment and file; only run, build_* and cli read them.
 
-A value is taken from the first place that has one: the flag, the `ENGINEHOUSE_*` variable, the `LOCALAI_*`
-variable where LocalAI has the setting, the file `DATA/enginehouse.toml`, the default. Every value is checked
-wherever it came from, and a refusal names the setting and that place. Names follow from the field:
-`stale_seconds` is `--stale`, `ENGINEHOUSE_STALE` and `stale` in the file.
-A port of None means that nobody asked for one: only then may it move to the next free one.
+A value is taken from the first place that has one: the flag, the `ENGINEHOUSE_*` variable, the `LOCALAI_*` variable if
+LocalAI has the setting, the file `DATA/enginehouse.toml`, the default. Every value is checked wherever it came from,
+and an error names the setting and that place. Names follow from the field: `stale_seconds` is `--stale`,
+`ENGINEHOUSE_STALE` and `stale` in the file. The type of a field says how its value is read (`settings.values`).
+A port of None means that no port was given: only then may the program use the next free one.
 """
 
 from __future__ import annotations
@@ -14,112 +14,141 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
-from enginehouse.core.gallery_source import LOCALAI, GallerySource, encode_sources
+from enginehouse.core.gallery_source import LOCALAI, encode_sources
 from enginehouse.core.name import MAX_NAME
 from enginehouse.settings.file import read_file
-from enginehouse.settings.values import PARSERS, host_of_address, is_loopback_url, port_of_address
+from enginehouse.settings.values import (
+    AbsolutePath,
+    AllowedHosts,
+    Confinement,
+    Count,
+    DatabaseUrl,
+    Duration,
+    DurationOrZero,
+    EnginePort,
+    Format,
+    Galleries,
+    Host,
+    HttpUrls,
+    Labels,
+    Level,
+    Networks,
+    NodeName,
+    Port,
+    SecretText,
+    Size,
+    Text,
+    Texts,
+    User,
+    format_of,
+    host_of_address,
+    is_loopback_url,
+    port_of_address,
+)
 
 FILE_NAME = "enginehouse.toml"
 
-
-ARCHIVE_LIMIT_BYTES = 20 * 1024**3  # unpacked: a bomb ends here; whoever has larger engines raises it
-BLOB_CAP_BYTES = 20 * 1024**3  # a few of the largest engines
-SYSTEM_BACKENDS = Path("/var/lib/local-ai/backends")  # where LocalAI's packages put theirs
+ARCHIVE_LIMIT_BYTES = 20 * 1024**3  # unpacked; stops archive bombs, and larger engines need a higher limit
+BLOB_CAP_BYTES = 20 * 1024**3  # enough for a few of the largest engines
+SYSTEM_BACKENDS = Path("/var/lib/local-ai/backends")  # LocalAI's packages install here
 
 
 class Timings(Struct, frozen=True, kw_only=True):
-    """The clocks of a frontend; `up` has them too and hands them on."""
+    """The intervals and timeouts of a frontend; `up` has them too and passes them on."""
 
-    heartbeat_seconds: float = 10.0
-    stale_seconds: float = 30.0
-    lease_seconds: float = 30.0
-    reconcile_seconds: float = 5.0
-    stall_seconds: float = 120.0
-    backend_install_timeout_seconds: float = 900.0
-    backend_upgrade_timeout_seconds: float = 900.0
-    model_load_wait_seconds: float = 60.0  # 0 waits without an end, as in LocalAI
-    bus_credential_seconds: float = 3600.0  # how long what a worker gets for the bus is valid; renewed at 75 %
+    heartbeat_seconds: Duration = 10.0
+    stale_seconds: Duration = 30.0
+    lease_seconds: Duration = 30.0
+    reconcile_seconds: Duration = 5.0
+    stall_seconds: Duration = 120.0
+    backend_install_timeout_seconds: Duration = 900.0
+    backend_upgrade_timeout_seconds: Duration = 900.0
+    model_load_wait_seconds: DurationOrZero = 60.0  # 0 waits without a limit, as in LocalAI
+    bus_credential_seconds: Duration = 3600.0  # lifetime of a worker's bus credential; renewed at 75 %
 
 
 class InstallSettings(Struct, frozen=True, kw_only=True):
-    """What decides where backends come from and what is accepted: of workers, and of commands that install."""
+    """Where backends come from and what is accepted: settings of workers, and of commands that install."""
 
-    allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
-    registry_credentials: Path | None = None  # a file; docker's own are read too
-    archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
-    blob_cap_bytes: int = BLOB_CAP_BYTES
-    backends_system_path: Path = SYSTEM_BACKENDS
-    engine_confinement: Literal["auto", "off"] = "auto"
-    engine_user: str = ""
+    allowed_hosts: AllowedHosts = ()  # hosts that may be reached although they are not public
+    registry_credentials: AbsolutePath | None = None  # a file; docker's own credentials are read too
+    archive_limit_bytes: Size = ARCHIVE_LIMIT_BYTES
+    blob_cap_bytes: Size = BLOB_CAP_BYTES
+    backends_system_path: AbsolutePath = SYSTEM_BACKENDS
+    engine_confinement: Confinement = "auto"
+    engine_user: User = ""
 
 
 class UpSettings(Timings, frozen=True, kw_only=True):
     data: Path
-    # The fields of `InstallSettings`: a struct has only one base.
-    allowed_hosts: tuple[str, ...] = ()
-    node_networks: tuple[str, ...] = ()
-    registry_credentials: Path | None = None
-    archive_limit_bytes: int = ARCHIVE_LIMIT_BYTES
-    blob_cap_bytes: int = BLOB_CAP_BYTES
-    backends_system_path: Path = SYSTEM_BACKENDS
-    engine_confinement: Literal["auto", "off"] = "auto"
-    engine_user: str = ""
-    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
-    host: str = "127.0.0.1"
-    port: int | None = None
-    name: str
-    nats_port: int | None = None
-    advertise_nats: str = ""
-    base_port: int | None = None
+    log_level: Level = "info"
+    # The fields of `InstallSettings`, because msgspec allows a struct one base only; a test compares them.
+    allowed_hosts: AllowedHosts = ()
+    registry_credentials: AbsolutePath | None = None
+    archive_limit_bytes: Size = ARCHIVE_LIMIT_BYTES
+    blob_cap_bytes: Size = BLOB_CAP_BYTES
+    backends_system_path: AbsolutePath = SYSTEM_BACKENDS
+    engine_confinement: Confinement = "auto"
+    engine_user: User = ""
+    node_networks: Networks = ()
+    backend_galleries: Galleries = (LOCALAI,)
+    host: Host = "127.0.0.1"
+    port: Port | None = None
+    name: NodeName
+    nats_port: Port | None = None
+    advertise_nats: Text = ""
+    base_port: EnginePort | None = None
 
 
 class FrontendSettings(Timings, frozen=True, kw_only=True):
     data: Path
-    host: str = "127.0.0.1"
-    port: int | None = None
-    database_url: str = ""
-    nats_url: str = ""
-    # A request is told 503 within five seconds; slower disks and links than that are slower than people wait.
-    store_timeout_seconds: float = 4.0
-    # For the database and the bus: one that recovers after a power cut needs minutes; later somebody has to look.
-    start_wait_seconds: float = 300.0
-    # Without the store nobody learns that a node or a model is gone: routes are used no longer than that.
-    route_memory_seconds: float = 60.0
-    approve_keys: tuple[str, ...] = ()
-    node_networks: tuple[str, ...] = ()  # where an approved node may move without being approved again
-    advertise_nats: str = ""
-    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)  # the built-in one always comes first
-    allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
-    registry_credentials: Path | None = None  # for asking registries which version a tag is
-    # Of a cluster of several frontends: the same for all. Where there are none, the first frontend makes them.
-    admin_token: str = ""
-    join_token: str = ""
+    log_level: Level = "info"
+    host: Host = "127.0.0.1"
+    port: Port | None = None
+    database_url: DatabaseUrl = ""
+    nats_url: SecretText = ""
+    # A request gets 503 within five seconds; people do not wait longer for a slow disk or link.
+    store_timeout_seconds: Duration = 4.0
+    # For the database and the bus: recovery after a power cut takes minutes; after that an operator has to look.
+    start_wait_seconds: Duration = 300.0
+    # Without the store a frontend does not learn that a node or model is gone, so it uses known routes no longer.
+    route_memory_seconds: Duration = 60.0
+    approve_keys: Texts = ()
+    node_networks: Networks = ()  # an approved node may move within these without another approval
+    advertise_nats: Text = ""
+    backend_galleries: Galleries = (LOCALAI,)  # the built-in gallery always comes first
+    allowed_hosts: AllowedHosts = ()  # hosts that may be reached although they are not public
+    registry_credentials: AbsolutePath | None = None  # for resolving tags at registries
+    # The same for all frontends of a cluster. If they are not given, the first frontend creates them.
+    admin_token: SecretText = ""
+    join_token: SecretText = ""
 
 
 class WorkerSettings(InstallSettings, frozen=True, kw_only=True):
     data: Path
-    url: str
-    token: str
-    name: str
-    nats_url: str = ""  # instead of the one that the frontend tells; may hold a user and a password
-    advertise_host: str = ""
-    base_port: int | None = None
-    labels: dict[str, str] = {}
-    grace_seconds: float = 10.0
-    max_replicas_per_model: int = 1
+    log_level: Level = "info"
+    url: HttpUrls
+    token: SecretText
+    name: NodeName
+    nats_url: SecretText = ""  # overrides the one that the frontend sends; may contain a user and a password
+    advertise_host: Host = ""
+    base_port: EnginePort | None = None
+    labels: Labels = {}
+    grace_seconds: DurationOrZero = 10.0
+    max_replicas_per_model: Count = 1
 
 
 class LocalSettings(InstallSettings, frozen=True, kw_only=True):
-    """Of the commands that need no server: `gallery` and `local`."""
+    """Settings of the commands that need no server: `gallery` and `local`."""
 
     data: Path
-    backend_galleries: tuple[GallerySource, ...] = (LOCALAI,)
-    backends_path: Path | None = None  # None is the worker's own in the data directory
+    backend_galleries: Galleries = (LOCALAI,)
+    backends_path: AbsolutePath | None = None  # None is the worker's own in the data directory
 
     @property
     def backends(self) -> Path:
@@ -128,8 +157,8 @@ class LocalSettings(InstallSettings, frozen=True, kw_only=True):
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
     data: Path
-    url: str
-    token: str
+    url: HttpUrls
+    token: SecretText
 
 
 class RunningServer(Struct, frozen=True):
@@ -142,7 +171,7 @@ class RunningServer(Struct, frozen=True):
 Settings = UpSettings | FrontendSettings | WorkerSettings | LocalSettings | ClientSettings
 T = TypeVar("T", UpSettings, FrontendSettings, WorkerSettings, LocalSettings, ClientSettings)
 
-# LocalAI's variables. Its database is missing on purpose: ours must never be created inside it.
+# LocalAI's variables. Its database variable is left out on purpose: our tables must never be created in its database.
 _LOCALAI_TIMINGS = {
     "heartbeat_seconds": ("LOCALAI_HEARTBEAT_INTERVAL",),
     "backend_install_timeout_seconds": ("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
@@ -185,17 +214,17 @@ _PROGRAMS: dict[type[Settings], str] = {
 
 
 def setting_name(field: str) -> str:
-    """The name that people use: durations and sizes drop their unit, because the value carries it."""
+    """The public name of a setting: durations and sizes drop their unit, because the value carries it."""
     return field.removesuffix("_seconds").removesuffix("_bytes")
 
 
 def flag_of(field: str) -> str:
-    # The one flag that is repeated instead of holding a list.
+    # The only flag that is repeated instead of taking a list.
     return "--allow-host" if field == "allowed_hosts" else f"--{setting_name(field).replace('_', '-')}"
 
 
 def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
-    """The settings as a command line that gives another program the same."""
+    """The flags that give another program the same settings."""
     words: list[str] = []
     for field in fields:
         value = getattr(settings, field)
@@ -211,7 +240,7 @@ def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
 
 
 def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None) -> T:
-    """The settings of one program. `flags` holds what was given, by field name; None means not given.
+    """Load the settings of one program. `flags` holds values by field name; None means not given.
 
     `file` defaults to `DATA/enginehouse.toml`, which need not exist.
     """
@@ -219,28 +248,27 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
     path = file or directory / FILE_NAME
     known = {title: _names_of(each) for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
+    formats = _formats_of(kind)
     values: dict[str, Any] = {"data": directory}
-    for field in kind.__struct_fields__:
-        if field == "data":
-            continue
+    for field in formats:
         found = _first_given(kind, field, flags, environ, in_file)
         if found is not None:
             value, place = found
-            values[field] = _checked(field, value, place)
+            values[field] = _checked(field, formats[field], value, place)
     _fill_missing(kind, values, is_data_given=bool(flags.get("data") or environ.get("ENGINEHOUSE_DATA")))
     settings = kind(**values)
     if isinstance(settings, Timings) and settings.stale_seconds <= settings.heartbeat_seconds:
         raise Invalid(
             f"cannot use stale {settings.stale_seconds:g}s with heartbeat {settings.heartbeat_seconds:g}s: "
-            "every node would look unhealthy between two heartbeats; make stale the longer one",
+            "every node would look unhealthy between two heartbeats; make stale longer",
             code="invalid_setting",
             param="stale",
         )
     if isinstance(settings, Timings) and settings.bus_credential_seconds < 4 * settings.heartbeat_seconds:
         raise Invalid(
             f"cannot use bus_credential {settings.bus_credential_seconds:g}s with heartbeat "
-            f"{settings.heartbeat_seconds:g}s: it is renewed with heartbeats, in its last quarter; make it at least "
-            "four times as long",
+            f"{settings.heartbeat_seconds:g}s: heartbeats renew it in its last quarter; make it at least four "
+            "times as long",
             code="invalid_setting",
             param="bus_credential",
         )
@@ -252,13 +280,13 @@ def default_data_directory(environ: Mapping[str, str]) -> Path:
     if sys.platform == "darwin":
         return Path(home, "Library", "Application Support", "enginehouse")
     shared = environ.get("XDG_DATA_HOME", "")
-    # The XDG rule: a relative path is invalid and is to be ignored.
+    # The XDG specification: a relative path is invalid and must be ignored.
     place = Path(shared) if os.path.isabs(shared) else Path(home, ".local", "share")
     return place / "enginehouse"
 
 
 def default_node_name(hostname: str) -> str:
-    """The machine's own name, made valid as the name of a node."""
+    """The host name, changed into a valid node name."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", hostname).lstrip("._-")[:MAX_NAME].rstrip(".")
     return cleaned or "node"
 
@@ -278,13 +306,13 @@ def _first_given(
     environ: Mapping[str, str],
     in_file: Mapping[str, tuple[object, str]],
 ) -> tuple[object, str] | None:
-    """The value that wins and the place it came from, worded for a refusal."""
+    """The value with the highest precedence, and the place it came from as errors name it."""
     name = setting_name(field)
     flag = flags.get(field)
     if flag is not None:
         return flag, flag_of(field)
     variable = f"ENGINEHOUSE_{name.upper()}"
-    # An empty variable is how compose files and shells say "not set".
+    # Compose files and shells pass an unset variable as an empty one.
     if environ.get(variable):
         return environ[variable], variable
     for localai_variable in _LOCALAI[kind].get(field, ()):
@@ -294,12 +322,18 @@ def _first_given(
     return in_file.get(name)
 
 
-def _checked(field: str, value: object, place: str) -> object:
+def _formats_of(kind: type[Settings]) -> dict[str, Format]:
+    """How each setting is read, by field; `data` has rules of its own."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field: format_of(hints[field]) for field in kind.__struct_fields__ if field != "data"}
+
+
+def _checked(field: str, format: Format, value: object, place: str) -> object:
     try:
-        return PARSERS[field](value)
+        return format.parse(value)
     except EnginehouseError as error:
         reason = error.message
-    shown = "the value" if field in ("token", "admin_token", "join_token", "database_url", "nats_url") else repr(value)
+    shown = "the value" if format.is_secret else repr(value)
     raise Invalid(f"cannot use {shown} from {place}: {reason}", code="invalid_setting", param=setting_name(field))
 
 
@@ -308,7 +342,7 @@ def _names_of(kind: type[Settings]) -> set[str]:
 
 
 def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given: bool) -> None:
-    """What has no fixed default: the node's name, and whom to talk to."""
+    """Add the defaults that depend on this machine: the node's name, the frontend and its token."""
     if "name" in kind.__struct_fields__ and "name" not in values:
         import platform
 
@@ -328,7 +362,7 @@ def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given
         values["url"] = running
     if "token" not in values:
         name = "admin.token" if kind is ClientSettings else "join.token"
-        # The token of the server on this machine is not for a server elsewhere that is named with --url.
+        # The token of this machine's server must not be sent to another server given with --url.
         is_ours = is_data_given or values["url"] == running or is_loopback_url(values["url"])
         values["token"] = _token_in(directory / name) if is_ours else ""
 

@@ -1,7 +1,7 @@
-"""How the value of a setting is read: text of a flag or a variable, or a typed value of the file.
+"""The types of settings and how a value of each type is read: from text (flag, variable) or from a value in the file.
 
-Pure. Every function raises `Invalid` with the reason alone; the caller adds which setting it was and where
-its value came from. `PARSERS` at the end says which function reads which setting.
+Pure. Every parser raises `Invalid` with the reason only; the caller adds the name of the setting and where its value
+came from. A field of the settings has one of the types at the end, and `format_of` finds the parser in that type.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from enginehouse.core.errors import Invalid
@@ -18,16 +19,16 @@ from enginehouse.core.name import check_name
 
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-_MAX_DURATION_SECONDS = 365 * 24 * 3600.0  # longer is a slip of the keyboard; timers overflow far beyond
+_MAX_DURATION_SECONDS = 365 * 24 * 3600.0  # a longer one is a typing error
 
 
 def parse_duration(value: object, *, zero_allowed: bool = False) -> float:
-    """`90`, `90s`, `15m`, `1h30m`: Go's durations, and plain seconds."""
+    """Read `90`, `90s`, `15m` or `1h30m`: Go's durations, or plain seconds."""
     seconds = _seconds(value)
     if seconds < 0:
         raise Invalid("a duration cannot be negative")
     if seconds == 0 and not zero_allowed:
-        raise Invalid("a duration must be longer than nothing")
+        raise Invalid("a duration must be longer than zero")
     if seconds > _MAX_DURATION_SECONDS:
         raise Invalid("a duration can be a year at most")
     return seconds
@@ -49,7 +50,7 @@ def _seconds(value: object) -> float:
 
 
 def parse_size(value: object) -> int:
-    """`500`, `2GiB`, `1.5 GB`: binary units either way, as everything else here counts."""
+    """Read `500`, `2GiB` or `1.5 GB`. Units are always binary, as everywhere in this program."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
     if isinstance(value, bool) or found is None:
         raise Invalid("a size is written like 500MiB or 20GiB")
@@ -61,11 +62,20 @@ def parse_path(value: object) -> Path:
     return Path(os.path.abspath(os.path.expanduser(parse_text(value))))
 
 
-def parse_confinement(value: object) -> str:
-    text = parse_text(value).lower()
-    if text not in ("auto", "off"):
-        raise Invalid("it is either auto or off")
-    return text
+def one_of(*words: str) -> Callable[[object], str]:
+    """A parser that accepts one of these words, in any case."""
+
+    def parse(value: object) -> str:
+        text = parse_text(value).lower()
+        if text not in words:
+            raise Invalid(f"it must be {', '.join(words[:-1])} or {words[-1]}")
+        return text
+
+    return parse
+
+
+def parse_node_name(value: object) -> str:
+    return check_name(parse_text(value), "node")
 
 
 def parse_user(value: object) -> str:
@@ -93,7 +103,7 @@ def _whole_number(value: object, wrong: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise Invalid(wrong)
     text = str(value).strip()
-    # At most nine digits: int() of a very long text is slow, and nothing here is that large.
+    # At most nine digits: int() is slow on very long text, and no setting is that large.
     if not re.fullmatch(r"[+-]?[0-9]{1,9}", text):
         raise Invalid(wrong)
     return int(text)
@@ -154,12 +164,12 @@ def parse_http_url(value: object) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
         raise wrong
     if parts.username is not None or parts.password is not None:
-        raise Invalid("an address holds no password: give the token with --token - or ENGINEHOUSE_TOKEN")
+        raise Invalid("an address must not contain a password; give the token with --token - or ENGINEHOUSE_TOKEN")
     return text.rstrip("/")
 
 
 def parse_http_urls(value: object) -> str:
-    """One address, or several of equal frontends with commas between them."""
+    """Read one address, or those of several frontends of one cluster, separated by commas."""
     return ",".join(parse_http_url(one) for one in parse_text(value).split(","))
 
 
@@ -171,7 +181,7 @@ def is_loopback_url(url: str) -> bool:
 
 
 def parse_list(value: object) -> tuple[str, ...]:
-    """`a,b`, or a list in the file or of a repeated flag."""
+    """Read `a,b`, or a list: from the file or from a repeated flag."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list | tuple):
         raise Invalid("it must be a list: a,b")
@@ -179,7 +189,7 @@ def parse_list(value: object) -> tuple[str, ...]:
 
 
 def parse_labels(value: object) -> dict[str, str]:
-    """`key=value,key=value`, or a table in the file."""
+    """Read `key=value,key=value`, or a table in the file."""
     if isinstance(value, dict):
         pairs = [(parse_text(key), parse_text(item)) for key, item in value.items()]
     else:
@@ -193,7 +203,7 @@ def parse_labels(value: object) -> dict[str, str]:
 
 
 def parse_networks(value: object) -> tuple[str, ...]:
-    """`192.168.1.0/24,fd00::/8`"""
+    """Read networks such as `192.168.1.0/24,fd00::/8`."""
     import ipaddress
 
     words = parse_list(value)
@@ -206,7 +216,7 @@ def parse_networks(value: object) -> tuple[str, ...]:
 
 
 def parse_allowed_hosts(value: object) -> tuple[str, ...]:
-    """`host`, `host:port`, a network like 10.0.0.0/8, or `http://host[:port]`; several as in `parse_list`."""
+    """Read a list of `host`, `host:port`, networks such as 10.0.0.0/8, or `http://host[:port]`."""
     hosts = parse_list(value)
     for host in hosts:
         bare = host.removeprefix("http://").removeprefix("https://")
@@ -214,7 +224,7 @@ def parse_allowed_hosts(value: object) -> tuple[str, ...]:
         if not is_network and not re.fullmatch(
             r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Fa-f:]*::[0-9A-Fa-f:.]*|[\w.-]+)(:\d{1,5})?", bare
         ):
-            raise Invalid(f"{host!r} is neither a host, host:port, a network like 10.0.0.0/8 nor http://host:port")
+            raise Invalid(f"{host!r} is not a host, host:port, a network like 10.0.0.0/8 or http://host:port")
     return hosts
 
 
@@ -229,12 +239,12 @@ def _is_network(text: str) -> bool:
 
 
 def parse_galleries(value: object) -> tuple[GallerySource, ...]:
-    """LocalAI's JSON list, or the same as tables in the file."""
+    """Read LocalAI's JSON list, or the same as tables in the file."""
     return decode_sources(value)
 
 
 def host_of_address(address: str) -> str:
-    """The host of LocalAI's `host:port`; "" where it names none."""
+    """The host of LocalAI's `host:port`; "" if there is none."""
     host, sign, port = address.rpartition(":")
     return (host if sign and port.isdecimal() else address).strip("[]")
 
@@ -244,48 +254,50 @@ def port_of_address(address: str) -> str:
     return port if sign else ""
 
 
-# How a value of each setting is read. One table for all programs: a name means the same everywhere.
-PARSERS: dict[str, Callable[[object], object]] = {
-    "host": parse_host,
-    "port": parse_port,
-    "name": lambda value: check_name(parse_text(value), "node"),
-    "nats_port": parse_port,
-    "advertise_nats": parse_text,
-    "base_port": lambda value: parse_port(value, lowest=2),  # the worker's own HTTP listens one below
-    "database_url": parse_database_url,
-    "nats_url": parse_text,
-    "approve_keys": parse_list,
-    "node_networks": parse_networks,
-    "backend_galleries": parse_galleries,
-    "allowed_hosts": parse_allowed_hosts,
-    "registry_credentials": parse_path,
-    "archive_limit_bytes": parse_size,
-    "blob_cap_bytes": parse_size,
-    "engine_confinement": parse_confinement,
-    "engine_user": parse_user,
-    "backends_path": parse_path,
-    "backends_system_path": parse_path,
-    "url": parse_http_urls,
-    **dict.fromkeys(("token", "admin_token", "join_token"), parse_text),
-    "advertise_host": parse_host,
-    "labels": parse_labels,
-    "max_replicas_per_model": parse_count,
-    "grace_seconds": lambda value: parse_duration(value, zero_allowed=True),
-    "model_load_wait_seconds": lambda value: parse_duration(value, zero_allowed=True),
-    **dict.fromkeys(
-        (
-            "store_timeout_seconds",
-            "start_wait_seconds",
-            "route_memory_seconds",
-            "heartbeat_seconds",
-            "stale_seconds",
-            "lease_seconds",
-            "reconcile_seconds",
-            "stall_seconds",
-            "bus_credential_seconds",
-            "backend_install_timeout_seconds",
-            "backend_upgrade_timeout_seconds",
-        ),
-        parse_duration,
-    ),
-}
+class Format(NamedTuple):
+    """How values of a type are read; put into the type with `Annotated`."""
+
+    parse: Callable[[object], object]
+    is_secret: bool = False  # error messages must not repeat the value
+
+
+def format_of(hint: object) -> Format:
+    """The format in the type of a field; `Port | None` has that of `Port`."""
+    for part in (hint, *get_args(hint)):
+        for metadata in getattr(part, "__metadata__", ()):
+            if isinstance(metadata, Format):
+                return metadata
+    raise TypeError(f"cannot read a setting of the type {hint}: it has no format")
+
+
+def _parse_duration_or_zero(value: object) -> float:
+    return parse_duration(value, zero_allowed=True)
+
+
+def _parse_engine_port(value: object) -> int:
+    return parse_port(value, lowest=2)  # the worker's HTTP server listens on the port below
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+Text = Annotated[str, Format(parse_text)]
+SecretText = Annotated[str, Format(parse_text, is_secret=True)]
+Texts = Annotated[tuple[str, ...], Format(parse_list)]
+Count = Annotated[int, Format(parse_count)]
+Duration = Annotated[float, Format(parse_duration)]
+DurationOrZero = Annotated[float, Format(_parse_duration_or_zero)]
+Size = Annotated[int, Format(parse_size)]
+AbsolutePath = Annotated[Path, Format(parse_path)]
+Host = Annotated[str, Format(parse_host)]
+Port = Annotated[int, Format(parse_port)]
+EnginePort = Annotated[int, Format(_parse_engine_port)]
+HttpUrls = Annotated[str, Format(parse_http_urls)]
+DatabaseUrl = Annotated[str, Format(parse_database_url, is_secret=True)]
+AllowedHosts = Annotated[tuple[str, ...], Format(parse_allowed_hosts)]
+Networks = Annotated[tuple[str, ...], Format(parse_networks)]
+NodeName = Annotated[str, Format(parse_node_name)]
+Labels = Annotated[dict[str, str], Format(parse_labels)]
+Galleries = Annotated[tuple[GallerySource, ...], Format(parse_galleries)]
+Confinement = Annotated[Literal["auto", "off"], Format(one_of("auto", "off"))]
+User = Annotated[str, Format(parse_user)]
+Level = Annotated[LogLevel, Format(one_of("debug", "info", "warning", "error"))]

@@ -23,8 +23,8 @@ from tests.cli.recorded import (
     run,
 )
 
+from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.client.connect import read
-from enginehouse.cli.client.shapes import Operation, Row
 from enginehouse.cli.terminal.bars import Meter
 from enginehouse.cli.terminal.progress import Lines, describe, phase_words
 
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_operation_goes_on(tmp_path: 
         _, stderr = process.communicate(timeout=WAIT_SECONDS)
         held.set()
     assert process.returncode == 130
-    assert f"the operation goes on without you; see it with `enginehouse ops follow {JOB}`" in stderr
+    assert f"the operation goes on; see it with `enginehouse ops follow {JOB}`" in stderr
     assert "Traceback" not in stderr
 
 
@@ -234,7 +234,7 @@ class Script:
     def show(self, *rows: dict[str, object]) -> int:
         before = len(self.written)
         answer = operation("running", *rows)
-        self.lines.show(read(answer, Operation), answer)
+        self.lines.show(read(answer, ListedOperation), answer)
         return len(self.written) - before
 
 
@@ -278,17 +278,18 @@ def test_a_rate_is_taken_over_the_last_seconds_and_starts_anew_with_an_attempt()
 
 def test_a_removal_looks_nothing_up() -> None:
     words = {
-        action: phase_words(Row(action=action, phase="resolving")) for action in ("delete a", "remove b", "stop c")
+        action: phase_words(ListedRow(action=action, phase="resolving"))
+        for action in ("delete a", "remove b", "stop c")
     }
     assert set(words.values()) == {"working"}
-    assert phase_words(Row(action="install a", phase="resolving")) == "looking up"
+    assert phase_words(ListedRow(action="install a", phase="resolving")) == "looking up"
 
 
 def test_digests_are_told_as_short_as_in_lists() -> None:
     long = "quay.io/acme/engine:latest@sha256:" + "0123456789ab" + "c" * 52
     short = "quay.io/acme/engine:latest@sha256:0123456789ab"
-    assert phase_words(Row(action="install a", phase="downloading", file_name=long)) == f"downloading {short}"
-    failed = Row(status="error", error=f"cannot find {long}: check its name")
+    assert phase_words(ListedRow(action="install a", phase="downloading", file_name=long)) == f"downloading {short}"
+    failed = ListedRow(status="error", error=f"cannot find {long}: check its name")
     assert describe(failed, None) == f"cannot find {short}: check its name"
 
 
@@ -315,7 +316,9 @@ def test_a_delete_that_found_nothing_says_so(tmp_path: Path) -> None:
 def test_what_is_left_out_of_what_was_asked_for_is_no_plain_success(
     tmp_path: Path, excluded: dict[str, object], asked: dict[str, object], code: int, no_follow: tuple[str, ...]
 ) -> None:
-    done = operation("succeeded", row("main", "success"), excluded=[{"node_name": "attic", **excluded}], asked=asked)
+    done = operation(
+        "succeeded", row("main", "success"), excluded=[{"node_id": "x", "node_name": "attic", **excluded}], asked=asked
+    )
     with recorded({REQUEST: Answer(done, 202)}) as world:
         result = run(world, tmp_path, *INSTALL, *no_follow)
     assert result.exit_code == code

@@ -175,7 +175,7 @@ def test_the_offers_of_a_server_begin_with_what_is_installed_and_leave_out_what_
     rows = [line.split("\t") for line in short.stdout.splitlines()]
     assert [row[0] for row in rows] == ["cpu-spade", "llama-cpp", "far@llama-cpp"]
     assert rows[0][1:] == ["installed", "", "", "Digs deep."]
-    assert "not asked lately: far" in short.stderr
+    assert "stale galleries: far" in short.stderr
     assert "3 more with --all" in short.stderr
     assert len(whole.stdout.splitlines()) == len(offers)
     assert "gpu-only\tno node" in whole.stdout

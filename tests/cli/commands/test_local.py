@@ -95,11 +95,11 @@ async def test_a_gallery_name_becomes_an_engine_that_is_upgraded_rolled_back_and
     listed = place.listed()
     assert (listed["engine"]["kind"], listed["engine"]["leads_to"]) == ("meta", "cpu-engine")
     assert (listed["cpu-engine"]["kind"], listed["cpu-engine"]["can_roll_back"]) == ("installed", False)
-    assert place.local("install", "engine").stdout == "cpu-engine is installed already\n"
+    assert place.local("install", "engine").stdout == "cpu-engine is already installed\n"
 
-    assert "is the newest" in place.local("upgrade", "--all", "--check").stdout
+    assert "up to date" in place.local("upgrade", "--all", "--check").stdout
     await place.publish("two")
-    assert "there is another version" in place.local("upgrade", "engine", "--check").stdout
+    assert "another version is available" in place.local("upgrade", "engine", "--check").stdout
     assert place.local("upgrade", "engine").stdout.startswith("installed cpu-engine (")
     assert said_by(place.backends / "cpu-engine") == "two"
 
@@ -149,7 +149,7 @@ async def test_anything_with_an_address_can_be_installed_under_a_name(place: Pla
     place.local("install", f"ocifile://{tmp_path / 'layout-one'}", "--name", "from-layout")
     assert said_by(place.backends / "from-layout") == "one"
     refused = place.local("install", place.registry.reference("engine:latest"), code=2)
-    assert "give the directory to install into with --name" in refused.stderr
+    assert "give one with --name" in refused.stderr
 
 
 async def test_rights_that_are_not_kept_are_named(place: Place, tmp_path: Path) -> None:
@@ -194,12 +194,12 @@ async def test_an_upgrade_from_a_directory_that_did_not_change_keeps_the_version
         (mine / "run.sh").chmod(0o755)
         place.local("install", str(mine))
     assert "to fetch\t0 B\n" in place.run("backends", "plan", str(mine), "--local").stdout
-    assert place.local("upgrade", "mine", "--check").stdout == "mine: is the newest\n"
+    assert place.local("upgrade", "mine", "--check").stdout == "mine: up to date\n"
     for command in (("install", str(mine)), ("upgrade", "mine")):
-        assert place.local(*command).stdout == "mine is installed already\n"
+        assert place.local(*command).stdout == "mine is already installed\n"
     place.local("rollback", "mine")
     assert said_by(place.backends / "mine") == "one"
-    assert "there is another version" in place.local("upgrade", "mine", "--check").stdout
+    assert "another version is available" in place.local("upgrade", "mine", "--check").stdout
     assert place.local("upgrade", "mine").stdout.startswith("installed mine")
     assert said_by(place.backends / "mine") == "two"
     assert place.local("install", str(mine), "--force").stdout.startswith("installed mine")
@@ -219,7 +219,7 @@ async def test_an_archive_is_upgraded_to_what_its_digest_says(place: Place, tmp_
     assert json.loads(place.local("upgrade", "packed", "--check", "--json").stdout) == [
         {"directory": "packed", "upgrade": False, "digest": f"sha256:{digest}"}
     ]
-    assert place.local("upgrade", "--all").stdout == "packed is installed already\n"
+    assert place.local("upgrade", "--all").stdout == "packed is already installed\n"
 
 
 def test_a_package_by_its_address_has_no_other_version_and_one_of_a_lost_gallery_is_left_alone() -> None:
@@ -259,13 +259,13 @@ def serving(directory: Path) -> Iterator[str]:
     ("arguments", "code", "told"),
     [
         (("install", "no-such-engine"), 5, "cannot find a backend named 'no-such-engine' in any gallery"),
-        (("install", "engine", "--name", "other"), 2, "cannot give engine another name"),
+        (("install", "engine", "--name", "other"), 2, "cannot use --name, --alias or --sha256 with engine"),
         (("install", "http://127.0.0.1/x.rar", "--name", "x"), 2, "an archive must end in"),
         (("install", "https://10.0.0.1/x.tar", "--name", "x", "--sha256", "0" * 64), 2, "10.0.0.1"),
         (("install", "./nowhere", "--name", "x"), 1, "is not a directory"),
         (("rollback", "engine"), 5, "cannot find a backend named 'engine' in"),
         (("delete", "../engine"), 2, "cannot use '../engine' as a backend name"),
-        (("upgrade",), 2, "Say what to upgrade"),
+        (("upgrade",), 2, "Specify what to upgrade"),
         (("gc", "--cap", "much"), 2, "a size is written like 500MiB or 20GiB"),
     ],
 )

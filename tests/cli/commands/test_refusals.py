@@ -61,7 +61,7 @@ def test_a_refusal_of_the_frontend_is_its_sentence_and_the_exit_code_of_its_clas
     with recorded({"GET /api/nodes": refused(status, "cannot do this: because", "x")}) as world:
         result = run(world, tmp_path, "nodes", "list")
     assert result.exit_code == code
-    hint = "; give it with --token @FILE, --token - or ENGINEHOUSE_TOKEN" if status == 401 else ""
+    hint = "; give one with --token @FILE, --token - or ENGINEHOUSE_TOKEN" if status == 401 else ""
     assert result.stderr == f"enginehouse: cannot do this: because{hint}\n"
     assert result.stdout == ""
 

@@ -117,7 +117,7 @@ def test_without_streaming_the_answer_comes_whole(tmp_path: Path) -> None:
     ("stream", "sentence"),
     [
         (Stream([piece("The ca")], "cut"), "cannot reach the frontend"),
-        (Stream([piece("The ca")]), "cannot finish the answer: the connection ended in the middle"),
+        (Stream([piece("The ca")]), "cannot finish the answer: the connection was lost"),
         (
             Stream([piece("The ca"), 'data: {"error":{"message":"cannot go on: the engine ended"}}\n\n']),
             "cannot go on: the engine ended",
@@ -140,7 +140,7 @@ def test_an_answer_that_reached_the_end_of_the_memory_says_so(tmp_path: Path) ->
     with recorded({**READY, CHAT: Stream([piece("Once"), piece("", "length"), "data: [DONE]\n\n"])}) as world:
         result = run(world, tmp_path, *ASK)
     assert (result.exit_code, result.stdout) == (0, "Once\n")
-    assert result.stderr == "(cut off: the memory of tiny-chat is full)\n"
+    assert result.stderr == "(cut off: the context of tiny-chat is full)\n"
 
 
 def test_a_model_that_is_still_loading_is_waited_for(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_chat_remembers_forgets_and_ends(tmp_path: Path) -> None:
             terminal.type("/help\n")
             terminal.wait_for("/bye")
             terminal.type("/clear\n")
-            terminal.wait_for("forgot what was said")
+            terminal.wait_for("cleared the conversation")
             terminal.type("three\n")
             terminal.wait_for("answer to 2")
             terminal.type("/bye\n")
@@ -194,7 +194,7 @@ def test_a_conversation_that_no_longer_fits_loses_its_oldest_turns_with_one_rema
             terminal.type(f"question {number}\n")
             terminal.wait_for(expected)
         terminal.type("question 3\n")
-        terminal.wait_for("forgot the oldest turn")
+        terminal.wait_for("dropped the oldest turn")
         terminal.wait_for("answer to 4")
         terminal.wait_for("> ")
         terminal.type("\x04")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
+from enginehouse.bus.embedded import EmbeddedServer
 from enginehouse.cli.commands.up import _greet_people, _greet_programs
-from enginehouse.parent import Welcome
+from enginehouse.parent import Welcome, _frontend, _worker
+from enginehouse.settings.programs import UpSettings
 
 CLOSED = Welcome(
     url="http://127.0.0.1:8080",
@@ -36,3 +40,14 @@ def test_programs_get_the_same_in_one_line(capsys: pytest.CaptureFixture[str]) -
         "join": CLOSED.join,
         "try_it": CLOSED.try_it,
     }
+
+
+def test_the_log_level_is_handed_to_both_children(tmp_path: Path) -> None:
+    for role in ("admin", "join"):
+        (tmp_path / f"{role}.token").write_text("secret")
+    settings = UpSettings(data=tmp_path, name="main", log_level="debug")
+    server = EmbeddedServer(argv=(), host="127.0.0.1", port=4222, pid_path=tmp_path / "pid", log_path=tmp_path / "log")
+    with socket.socket() as listener:
+        children = (_frontend(settings, listener, server), _worker(settings, "http://127.0.0.1:8080"))
+    for child in children:
+        assert child.argv[child.argv.index("--log-level") + 1] == "debug", child.name

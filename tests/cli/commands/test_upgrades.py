@@ -55,7 +55,7 @@ def test_what_nobody_knows_is_called_so(tmp_path: Path) -> None:
         result = run(world, tmp_path, "backends", "list")
     assert result.stderr.splitlines()[-2:] == [
         "first differs on attic",
-        "first: its version is unknown on main; no digest is recorded there",
+        "first: version unknown on main, because no digest is recorded there",
     ]
 
 
@@ -63,7 +63,7 @@ def test_all_backends_on_one_node_is_not_understood_as_something_else(tmp_path: 
     with recorded({}) as world:
         result = run(world, tmp_path, "backends", "upgrade", "--all", "--node", "main")
     assert result.exit_code == 2
-    assert "a name; --all is for every node" in result.stderr
+    assert "a name; --all means every node" in result.stderr
     assert world.requests == []
 
 

@@ -1,1 +1,1 @@
-"""Requests to a frontend, and the shapes of its answers."""
+"""Requests to a frontend: connecting, following an operation, chatting."""

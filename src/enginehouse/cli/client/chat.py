@@ -1,7 +1,7 @@
-"""A conversation with a model through the OpenAI route: history, streaming, and what to do when it no longer fits.
+"""A conversation with a model through the OpenAI route: history, streaming, and trimming to the model's context.
 
-An answer that breaks is handed back with its failure, and the chat can go on. History holds only what was really
-said: a question without any answer is taken back, so that asking again is not asking twice.
+A broken answer is returned with its error, and the chat can go on. A question without any answer is removed from the
+history, so that repeating it does not send it twice.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from enginehouse.cli.client.connect import Frontend, waiting
+from enginehouse.cli.client.connect import FrontendApi, waiting
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
 
 PATH = "/v1/chat/completions"
-ANSWER_SECONDS = 900.0  # a long prompt on a slow machine is silent for minutes before its first token
-LOAD_PATIENCE_SECONDS = 600.0  # how long a model that is loading is waited for
-# What llama.cpp, vLLM and OpenAI itself say when a conversation is longer than the model's context.
+ANSWER_SECONDS = 900.0  # a long prompt on a slow machine takes minutes until the first token
+LOAD_PATIENCE_SECONDS = 600.0  # how long to wait for a model that is loading
+# Messages of llama.cpp, vLLM and OpenAI about a conversation that is longer than the model's context.
 _TOO_LONG = re.compile(r"exceed\w*.{0,40}context|context.{0,20}(size|length|window)", re.IGNORECASE)
 
 
@@ -52,25 +52,25 @@ class ChatAnswer(Struct):
 
 
 class Conversation:
-    def __init__(self, frontend: Frontend, model: str, system_prompt: str, *, is_streaming: bool) -> None:
+    def __init__(self, frontend: FrontendApi, model: str, system_prompt: str, *, is_streaming: bool) -> None:
         self.model = model
         self._frontend = frontend
         self._is_streaming = is_streaming
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self._said: list[dict[str, str]] = []
-        self._is_cut = False  # the last answer reached the end of the model's context
+        self._is_cut = False  # the last answer reached the limit of the model's context
 
     def clear(self) -> None:
         self._said.clear()
 
     def complete(self, question: str) -> object:
-        """The whole answer as the frontend gives it, for programs."""
+        """The complete answer as the frontend sent it, for programs."""
         self._said.append({"role": "user", "content": question})
         body = self._body(is_streaming=False, temperature=0.0)
         return self._frontend.post(PATH, body, timeout_seconds=ANSWER_SECONDS)
 
     def ask(self, question: str, *, temperature: float | None = None) -> ChatAnswer:
-        """Ask and write the answer to stdout as it comes. Ctrl-C stops the answer; what was said so far stays."""
+        """Ask, and write the answer to stdout as it arrives. Ctrl-C stops it; the part so far stays in the history."""
         self._said.append({"role": "user", "content": question})
         answer = ChatAnswer()
         self._is_cut = False
@@ -88,7 +88,7 @@ class Conversation:
         if answer.is_stopped:
             output.remark("(stopped)")
         elif self._is_cut:
-            output.remark(f"(cut off: the memory of {self.model} is full)")
+            output.remark(f"(cut off: the context of {self.model} is full)")
         if answer.text:
             self._said.append({"role": "assistant", "content": answer.text})
         else:
@@ -96,7 +96,7 @@ class Conversation:
         return answer
 
     def _pieces(self, temperature: float | None) -> Iterator[str]:
-        """The answer in pieces, after as many oldest turns were dropped as it takes."""
+        """The answer in pieces. Drops the oldest turns until the conversation fits, and waits while the model loads."""
         forgotten = 0
         deadline = time.monotonic() + LOAD_PATIENCE_SECONDS
         while True:
@@ -105,7 +105,7 @@ class Conversation:
                 for piece in self._attempt(self._body(is_streaming=self._is_streaming, temperature=temperature)):
                     if not started and forgotten:
                         turns = "turn" if forgotten == 1 else f"{forgotten} turns"
-                        output.remark(f"(forgot the oldest {turns}: no longer fits the memory of {self.model})")
+                        output.remark(f"(dropped the oldest {turns}: the context of {self.model} is full)")
                     started = True
                     yield piece
                 return
@@ -121,11 +121,11 @@ class Conversation:
                     time.sleep(min(10.0, error.retry_after_seconds or 1.0))
 
     def _is_loading(self, error: EnginehouseError) -> bool:
-        """Whether the frontend asked to come back: it says when, and what is under way."""
+        """Whether the frontend answered that the model is loading and the request should be retried."""
         return isinstance(error, Unavailable) and "loading" in error.details
 
     def _forget_oldest(self) -> bool:
-        """Drop the oldest question and its answer; False when only the last question is left."""
+        """Drop the oldest question and its answer; False if only the last question is left."""
         if len(self._said) < 2:
             return False
         del self._said[0]
@@ -154,7 +154,7 @@ class Conversation:
             self._is_cut = choice.get("finish_reason") == "length"
             yield choice["message"]["content"] or ""
         except (LookupError, TypeError, AttributeError) as error:
-            raise Upstream("cannot read the answer: it holds no text", code="upstream_error") from error
+            raise Upstream("cannot read the answer: it contains no text", code="upstream_error") from error
 
     def _stream(self, body: dict[str, object]) -> Iterator[str]:
         with ExitStack() as stack:
@@ -176,9 +176,7 @@ class Conversation:
                         sign.close()
                         yield choice.delta.content
             if not is_ended:
-                raise Upstream(
-                    "cannot finish the answer: the connection ended in the middle; ask again", code="upstream_error"
-                )
+                raise Upstream("cannot finish the answer: the connection was lost; ask again", code="upstream_error")
 
 
 def _decoded(payload: bytes) -> _Chunk:

@@ -1,8 +1,7 @@
-"""From what was given to a frontend that can be asked.
+"""Connects a command to its frontend.
 
-A wait that lasts is shown: on a terminal nothing is silent for more than a second. Answers are decoded to plain
-values, so that `--json` shows what the frontend said, with fields that this version does not know; `read` gives them
-a shape.
+A terminal shows every wait that lasts longer than a moment. Answers are decoded to plain values, so that `--json` shows
+all that the frontend sent, including fields that this version does not know; `read` converts them to structs.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from enginehouse.settings.programs import ClientSettings, load
 
 T = TypeVar("T")
 
-TRIES = 3  # a frontend that is being restarted is back within two seconds
+TRIES = 3  # a restarting frontend is back within two seconds
 PAUSE_SECONDS = 0.7
-GALLERY_SECONDS = 20.0  # a frontend that has just come up reads its galleries within a few
+GALLERY_SECONDS = 20.0  # a frontend that has just started reads its galleries within a few
 _MAY_HAVE_BEEN_ACCEPTED = frozenset({"store_unavailable", "frontend_unreachable"})
-QUIET_SECONDS = 0.6  # most answers come sooner; a sign that only flickers is noise
+QUIET_SECONDS = 0.6  # most answers arrive sooner, and a line that only flickers is noise
 
 
-class Frontend:
-    """The frontend of this command."""
+class FrontendApi:
+    """Requests to the frontend of this command."""
 
     def __init__(self, client: FrontendClient) -> None:
         self.client = client
@@ -56,9 +55,8 @@ class Frontend:
         return self._ask("DELETE", path, None, timeout_seconds)
 
     def request(self, method: str, path: str, body: object = None) -> object:
-        """Ask for an operation. Under a key, so that asking again after an answer that got lost is the same request;
-        and
-        for a while where the frontend has yet to read a gallery.
+        """Request an operation. The idempotency key makes a retry after a lost answer the same request. Also retries
+        while the frontend has not read a gallery yet.
         """
         key, tries = uuid.uuid4().hex, TRIES
         read_by = time.monotonic() + GALLERY_SECONDS
@@ -78,20 +76,20 @@ class Frontend:
             return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds)
 
 
-def connect() -> Frontend:
-    """The frontend that the running command is about."""
+def connect() -> FrontendApi:
+    """The frontend that the flags, the environment or the data directory name."""
     shared = given()
     flags = {"data": shared.data, "url": shared.url, "token": shared.token}
     settings = load(ClientSettings, flags, os.environ)
     if "," in settings.url:
-        raise Invalid("cannot ask several frontends: give the address of one", code="invalid_setting", param="url")
+        raise Invalid("cannot use several frontends: give the address of one", code="invalid_setting", param="url")
     client = FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}")
     click.get_current_context().call_on_close(client.close)
-    return Frontend(client)
+    return FrontendApi(client)
 
 
 def has_server() -> bool:
-    """Whether the running command was told of a server, or finds one in the data directory."""
+    """Whether a server is given, or found in the data directory."""
     shared = given()
     try:
         load(ClientSettings, {"data": shared.data, "url": shared.url}, os.environ)
@@ -103,7 +101,7 @@ def has_server() -> bool:
 
 
 def read(answer: object, kind: type[T]) -> T:
-    """An answer in the shape that the command needs of it."""
+    """Convert an answer to a struct."""
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:
@@ -114,13 +112,13 @@ def read(answer: object, kind: type[T]) -> T:
 
 
 def segment(value: str) -> str:
-    """One segment of a path; model names may hold slashes."""
+    """`value` as one segment of a path; names of models may contain slashes."""
     return quote(value, safe="")
 
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Shows on a terminal that something is awaited, once it takes long; leaves nothing behind."""
+    """Show `text` on a terminal while a wait lasts longer than a moment, and erase it afterwards."""
     if not is_terminal(sys.stderr):
         yield
         return

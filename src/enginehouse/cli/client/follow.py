@@ -1,8 +1,8 @@
-"""Following an operation to its end, wherever it is shown.
+"""Follows an operation to its end.
 
-The operation lives in the frontend's database, not in this connection: a frontend that is killed and comes back
-is only a pause here. Events tell what changes; after every break the operation itself is read once, so
-nothing that happened in between is missed. What cannot heal (no such operation, no right to see it) ends it.
+The operation is in the frontend's database, so a restart of the frontend only interrupts the view. Changes arrive as
+events; after every interruption the operation is read once, so that no change is missed. Errors that a retry cannot
+fix (no such operation, no permission) end the following.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from enginehouse.cli.client.connect import Frontend, read, segment
-from enginehouse.cli.client.shapes import Operation
+from enginehouse.cli.answers import ListedOperation
+from enginehouse.cli.client.connect import FrontendApi, read, segment
 from enginehouse.cli.options.shared import wants_json
 from enginehouse.cli.terminal.output import remark
 from enginehouse.cli.terminal.progress import View, choose_view, ending_lines
@@ -22,40 +22,42 @@ from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import DRAINING
 
 FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 2.0  # a frontend that is back should be noticed soon
-PATIENCE_SECONDS = 300.0  # a restart takes seconds; after this long somebody should hear of it
-LOOK_SECONDS = 5.0  # the limit of one look at the operation while the frontend is in doubt
+LONGEST_PAUSE_SECONDS = 2.0  # short, to notice soon that a frontend is back
+PATIENCE_SECONDS = 300.0  # a restart takes seconds; a longer outage is an error
+READ_SECONDS = 5.0  # timeout for reading the operation after an interruption
 
 _EXIT_CODES = {"succeeded": 0, "partial": 3, "failed": 1, "cancelled": 1, "superseded": 1}
 
 
-def exit_code_of(operation: Operation) -> int:
+def exit_code_of(operation: ListedOperation) -> int:
     if operation.is_parked:
         code = 3 if any(row.status == "error" for row in operation.rows) else 0
     else:
         code = _EXIT_CODES.get(operation.status, 1)
-    # What was done was not all that was asked for.
+    # Excluded nodes make it a partial success.
     return 3 if code == 0 and operation.leaves_out else code
 
 
-def follow(frontend: Frontend, answer: object, *, outcome_to: Literal["stdout", "stderr"] = "stdout") -> Operation:
-    """Show the operation in `answer` until it is over, and how it ended; gives its last state.
+def follow(
+    frontend: FrontendApi, answer: object, *, outcome_to: Literal["stdout", "stderr"] = "stdout"
+) -> ListedOperation:
+    """Show the operation in `answer` until it is over, then its outcome; returns its last state.
 
-    Ctrl-C ends the watching, not the operation, and says so before it is passed on.
+    Ctrl-C ends the following, not the operation; the user is told so before KeyboardInterrupt is raised again.
     """
-    operation = read(answer, Operation)
+    operation = read(answer, ListedOperation)
     view = choose_view(as_json=wants_json() and outcome_to == "stdout")
     try:
         with view:
             view.show(operation, answer)
             for answer in _changes(frontend, operation, view):
-                operation = read(answer, Operation)
+                operation = read(answer, ListedOperation)
                 view.show(operation, answer)
                 if operation.is_over:
                     break
     except KeyboardInterrupt:
         remark(
-            f"the operation goes on without you; see it with `enginehouse ops follow {operation.id}` "
+            f"the operation goes on; see it with `enginehouse ops follow {operation.id}` "
             f"or `enginehouse ops show {operation.id}`"
         )
         raise
@@ -67,7 +69,7 @@ def follow(frontend: Frontend, answer: object, *, outcome_to: Literal["stdout", 
     return operation
 
 
-def parked_sentence(operation: Operation) -> str:
+def parked_sentence(operation: ListedOperation) -> str:
     waiting = [row for row in operation.rows if row.status == "queued"]
     names = list(dict.fromkeys(row.node_name for row in waiting))
     who = ", ".join(names) or "a node"
@@ -80,21 +82,21 @@ def parked_sentence(operation: Operation) -> str:
     return f"queued: {who} {'are' if len(names) > 1 else 'is'} {state}; {then}"
 
 
-def _changes(frontend: Frontend, operation: Operation, view: View) -> Iterator[object]:
+def _changes(frontend: FrontendApi, operation: ListedOperation, view: View) -> Iterator[object]:
     if not operation.is_over:
         yield from watch(frontend, operation.id, view.trouble)
 
 
 def watch(
-    frontend: Frontend,
+    frontend: FrontendApi,
     operation_id: str,
     trouble: Callable[[str], None],
     *,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Iterator[object]:
-    """Every state of the operation from now on, without an end of its own.
+    """Yield every state of the operation from now on; never ends by itself.
 
-    `trouble` is told why nothing can be seen, and "" when it can be seen again.
+    `trouble` is called with the reason while the frontend is unreachable, and with "" afterwards.
     """
     lost = f"cannot reach the frontend at {frontend.url}"
     pause, seen = FIRST_PAUSE_SECONDS, time.monotonic()
@@ -105,16 +107,16 @@ def watch(
                 trouble("")
                 yield answer
         except NotFound:
-            pass  # no such stream on this frontend: the look below says whether there is such an operation
+            pass  # this frontend has no event stream; the request below finds out whether the operation exists
         except Unavailable:
             trouble(lost)
         try:
-            looked = frontend.client.request(
-                "GET", f"/api/operations/{segment(operation_id)}", None, object, timeout_seconds=LOOK_SECONDS
+            answer = frontend.client.request(
+                "GET", f"/api/operations/{segment(operation_id)}", None, object, timeout_seconds=READ_SECONDS
             )
             seen = time.monotonic()
             trouble("")
-            yield looked
+            yield answer
         except Unavailable:
             trouble(lost)
             if time.monotonic() - seen > patience_seconds:
@@ -123,11 +125,11 @@ def watch(
         pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
 
-def _events(frontend: Frontend, operation_id: str) -> Iterator[object]:
+def _events(frontend: FrontendApi, operation_id: str) -> Iterator[object]:
     with frontend.client.stream_events(f"/api/events?operation={segment(operation_id)}") as events:
         for event in events:
             if event.event == "overflow":
-                return  # there is a gap: look at the operation itself
+                return  # events were dropped: read the operation itself
             if event.event != "operation":
                 continue
             try:

@@ -1,6 +1,6 @@
 """`enginehouse backends`: engines on the nodes.
 
-Install, upgrade and delete are operations that go to all chosen nodes at once; following one is the default.
+Install, upgrade and delete are operations that go to all selected nodes at once; by default they are followed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import click
 
 from enginehouse.cli.commands.plan import CHECK_SECONDS, plan, request_from, versions
 from enginehouse.cli.options.names import checked_nodes
-from enginehouse.cli.options.shared import command, group, wants_json
+from enginehouse.cli.options.shared import command, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Conflict, NotFound, exit_code
 
@@ -22,14 +22,14 @@ from enginehouse.core.errors import Conflict, NotFound, exit_code
     examples=("enginehouse backends available", "enginehouse backends install llama-cpp --all"),
 )
 def entry() -> None:
-    """See, install, upgrade and delete engines."""
+    """List, install, upgrade and delete engines."""
 
 
 @command("list", examples=("enginehouse backends list",))
 def list_backends() -> None:
-    """What is installed, one line per backend and node."""
+    """List installed backends, one line per backend and node."""
+    from enginehouse.cli.answers import ListedBackend
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Backend
 
     answer = connect().get("/backends")
     if wants_json():
@@ -40,35 +40,37 @@ def list_backends() -> None:
             backend.name,
             node.node_name,
             "broken" if node.is_broken else node.node_status,
-            # A meta name has no version of its own; it may lead to another build on the next node.
+            # A meta backend has no version of its own; it may point to another build on each node.
             f"({node.meta_backend_for})" if node.meta_backend_for else node.version,
-            node.digest.removeprefix("sha256:")[:12],
+            output.short_digest(node.digest),
             f"{output.age_of(node.installed_at)} ago" if node.installed_at else "",
             "" if node.report_age_seconds is None else f"{output.age(node.report_age_seconds)} ago",
         )
-        for backend in read(answer, tuple[Backend, ...])
+        for backend in read(answer, tuple[ListedBackend, ...])
         for node in backend.nodes or ()
     ]
     columns = ("NAME", "NODE", "STATUS", "VERSION", "DIGEST", "INSTALLED", "SEEN")
     output.emit_table(columns, rows, "no backends yet; see `enginehouse backends available`")
-    for backend in read(answer, tuple[Backend, ...]):
+    for backend in read(answer, tuple[ListedBackend, ...]):
         differs = ", ".join(one.node_name for one in backend.drift or () if not one.unknown)
         if differs:
             output.remark(f"{backend.name} differs on {differs}")
         unknown = ", ".join(one.node_name for one in backend.drift or () if one.unknown)
         if unknown:
-            output.remark(f"{backend.name}: its version is unknown on {unknown}; no digest is recorded there")
+            output.remark(f"{backend.name}: version unknown on {unknown}, because no digest is recorded there")
 
 
 @command(
     "available",
     examples=("enginehouse backends available", "enginehouse backends available --all"),
 )
-@click.option("--all", "everything", is_flag=True, help="Also what fits no node, single builds, builds for developers.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Include single builds, development builds and what fits no node."
+)
 def available(everything: bool) -> None:
-    """What the galleries offer to the nodes there are, what is installed first."""
+    """List the backends that the galleries offer for these nodes, installed ones first."""
+    from enginehouse.cli.answers import AvailableBackend
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import AvailableBackend
 
     answer = connect().get("/backends/available")
     if wants_json():
@@ -95,14 +97,14 @@ def available(everything: bool) -> None:
     output.emit_table(columns, output.fit_last(columns, rows), "no gallery offers a backend")
     stale = sorted({one.gallery_name for one in shown if one.stale})
     if stale:
-        output.remark(f"not asked lately: {', '.join(stale)}; see `enginehouse gallery list`")
+        output.remark(f"stale galleries: {', '.join(stale)}; see `enginehouse gallery list`")
     if len(shown) < len(offered):
-        output.remark(f"{len(offered) - len(shown)} more with --all: single builds, and what fits no node")
+        output.remark(f"{len(offered) - len(shown)} more with --all: single builds, and backends that fit no node")
 
 
 def _targets(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of everything that is done on nodes."""
-    function = click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")(function)
+    """Add the options of commands that act on nodes."""
+    function = no_follow_option(function)
     function = click.option("--node", "nodes", multiple=True, metavar="NODE", help="On this node; repeatable.")(
         function
     )
@@ -110,7 +112,7 @@ def _targets(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _PARALLEL = click.option(
-    "--max-parallel", type=click.IntRange(1), metavar="NUMBER", help="On so many nodes at the same time."
+    "--max-parallel", type=click.IntRange(1), metavar="NUMBER", help="Work on at most this many nodes at a time."
 )
 
 
@@ -123,16 +125,16 @@ _PARALLEL = click.option(
 )
 @click.argument("name")
 @_targets
-@click.option("--force", is_flag=True, help="Install again where it is already there.")
-@click.option("--uri", metavar="URI", help="From this image, archive or package instead of a gallery.")
-@click.option("--alias", metavar="NAME", help="Another name that workers know it by; with --uri.")
-@click.option("--sha256", metavar="HEX", help="Of an archive; with --uri.")
+@click.option("--force", is_flag=True, help="Install again where it is already installed.")
+@click.option("--uri", metavar="URI", help="Install from this image, archive or package instead of a gallery.")
+@click.option("--alias", metavar="NAME", help="Another name for it on the workers; with --uri.")
+@click.option("--sha256", metavar="HEX", help="Digest of an archive; with --uri.")
 @_PARALLEL
 def install(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
-    """Install the backend NAME: on all approved nodes, or on those given with --node.
+    """Install the backend NAME on all approved nodes, or on those given with --node.
 
-    A node that is away gets it when it returns. Where it is there already nothing changes: `upgrade` brings a new
-    version.
+    An offline node installs it when it returns. Where it is already installed nothing changes; use `upgrade` for a
+    newer version.
     """
     return _request("install", name, _chosen(nodes, everywhere), more, no_follow)
 
@@ -149,29 +151,29 @@ def install(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool
 @_targets
 @_PARALLEL
 def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
-    """Bring the backend NAME to the version of the gallery wherever it is installed, or on the nodes given with --node.
+    """Upgrade the backend NAME to the version of the gallery wherever it is installed, or on those given with --node.
 
-    Without a NAME, --all upgrades everything that `enginehouse backends upgrades` shows. A quarter of the nodes at a
-    time, unless --max-parallel says otherwise.
+    Without a NAME, --all upgrades everything that `enginehouse backends upgrades` shows. By default a quarter of the
+    nodes is upgraded at a time; --max-parallel changes that.
     """
     if name is not None:
         return _request("upgrade", name, _chosen(nodes, everywhere), more, no_follow)
     if nodes or not everywhere:
-        what = "a name; --all is for every node" if everywhere else "a name, or --all"
-        raise click.UsageError(f"Say what to upgrade: {what}")
+        what = "a name; --all means every node" if everywhere else "a name, or --all"
+        raise click.UsageError(f"Specify what to upgrade: {what}")
     return _upgrade_everything(more, no_follow)
 
 
 def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
-    """Everything is asked for before anything is watched: whoever stops watching has asked for all of it."""
+    """Request every upgrade before following the first, so that Ctrl-C while following leaves none out."""
+    from enginehouse.cli.answers import UpgradableBackend
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Upgrade
     from enginehouse.cli.commands.ops import finish
 
     frontend = connect()
-    found = read(frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, Upgrade])
+    found = read(frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, UpgradableBackend])
     if not found:
-        output.remark("everything is at the version of its gallery")
+        output.remark("everything is up to date")
         return 0
     answers, ends = [], []
     for name, upgrade in found.items():
@@ -180,21 +182,21 @@ def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
         try:
             answers.append(frontend.request("POST", "/api/operations", request))
         except (Conflict, NotFound) as error:
-            # Its nodes changed since the check; that is no reason to leave the others behind.
+            # Its nodes changed since the check; the other upgrades go on.
             output.remark(error.message)
             ends.append(exit_code(error))
     ends += [finish(frontend, answer, no_follow=no_follow) for answer in answers]
     if len(set(ends)) == 1:
         return ends[0]
-    return 3  # some of it done and some not
+    return 3  # partial success
 
 
 @command("upgrades", examples=("enginehouse backends upgrades", "enginehouse backends upgrades --json"))
-@click.option("--cached", is_flag=True, help="As of the last check, without asking the registries now.")
+@click.option("--cached", is_flag=True, help="Show the last check; do not ask the registries now.")
 def upgrades(cached: bool) -> None:
-    """What could be upgraded, one line per backend and node."""
+    """List available upgrades, one line per backend and node."""
+    from enginehouse.cli.answers import UpgradableBackend
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Upgrade
 
     frontend = connect()
     answer = (
@@ -214,10 +216,10 @@ def upgrades(cached: bool) -> None:
                 (node.available_version, node.available_digest),
             ),
         )
-        for name, upgrade in read(answer, dict[str, Upgrade]).items()
+        for name, upgrade in read(answer, dict[str, UpgradableBackend]).items()
         for node in upgrade.nodes
     ]
-    output.emit_table(("NAME", "NODE", "INSTALLED", "AVAILABLE"), rows, "everything is at the version of its gallery")
+    output.emit_table(("NAME", "NODE", "INSTALLED", "AVAILABLE"), rows, "everything is up to date")
 
 
 @command(
@@ -229,12 +231,12 @@ def upgrades(cached: bool) -> None:
 def delete(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool) -> int:
     """Delete the backend NAME from the nodes given with --node, or with --all from every approved node."""
     if not nodes and not everywhere:
-        raise click.UsageError("Say where to delete it from: --all, or --node NODE")
+        raise click.UsageError("Specify where to delete it from: --all, or --node NODE")
     return _request("delete", name, _chosen(nodes, everywhere), {}, no_follow)
 
 
 def _chosen(nodes: tuple[str, ...], everywhere: bool) -> list[str]:
-    """Empty for all."""
+    """The selected nodes; empty means all."""
     if nodes and everywhere:
         raise click.UsageError("--all and --node exclude each other")
     return checked_nodes(nodes)

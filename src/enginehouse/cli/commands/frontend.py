@@ -1,4 +1,4 @@
-"""`enginehouse frontend`: one frontend alone, beside a NATS and a database of one's own. The work is run.frontend's."""
+"""`enginehouse frontend`: a single frontend, for clusters with their own NATS and database. Calls run.frontend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from enginehouse.cli.options.galleries import allow_host, galleries
-from enginehouse.cli.options.shared import NO_ANSWER, command, given, setting
+from enginehouse.cli.options.shared import NO_ANSWER, command, given, log_level, setting
 from enginehouse.cli.options.timings import timings
 from enginehouse.core.errors import Invalid
 
@@ -23,33 +23,34 @@ from enginehouse.core.errors import Invalid
 @setting("port", "HTTP port; if not given, 8080 or the next free one.", "PORT")
 @setting("database_url", "SQLite or PostgreSQL (SQLite in the data directory).", "URL")
 @setting("nats_url", "The NATS server.", "URL")
-@setting("store_timeout_seconds", "How long the database may take before a request is told 503 (4s).", "DURATION")
+@setting("store_timeout_seconds", "How long the database may take before requests get 503 (4s).", "DURATION")
 @setting("start_wait_seconds", "How long a start waits for the database and the bus (5m).", "DURATION")
-@setting("route_memory_seconds", "How long requests are served without the database (60s).", "DURATION")
+@setting("route_memory_seconds", "How long warm requests are served without the database (60s).", "DURATION")
 @setting("approve_keys", "Public keys of nodes that need no approval.", "KEY,…")
 @setting("advertise_nats", "Address of NATS as workers reach it.", "HOST[:PORT]")
 @setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")
-@setting("node_networks", "Where an approved node may move without being approved again.", "CIDR,…")
+@setting("node_networks", "Networks within which an approved node may move without another approval.", "CIDR,…")
 @galleries
 @allow_host
 @timings
+@log_level
 def entry(**flags: Any) -> int:
     """Run one frontend alone.
 
-    Any number of frontends may share one database and one NATS server; all are equal. Their tokens come from
-    ENGINEHOUSE_ADMIN_TOKEN and ENGINEHOUSE_JOIN_TOKEN, or are made by the first of them.
+    Any number of equal frontends may share one database and one NATS server. Their tokens come from
+    ENGINEHOUSE_ADMIN_TOKEN and ENGINEHOUSE_JOIN_TOKEN; otherwise the first frontend creates them.
     """
     from enginehouse.settings.programs import FrontendSettings, load
 
     settings = load(FrontendSettings, {**flags, "data": given().data}, os.environ)
     if not settings.nats_url:
         raise Invalid(
-            "cannot start a frontend without a NATS server: name it with --nats-url or ENGINEHOUSE_NATS_URL "
-            "(`enginehouse up` brings its own)",
+            "cannot start a frontend without a NATS server: give one with --nats-url or ENGINEHOUSE_NATS_URL "
+            "(`enginehouse up` starts its own)",
             code="invalid_setting",
             param="nats_url",
         )
-    # After the settings: a bad one is told at once, without importing a whole server.
+    # Imported after the settings, so that a bad setting is reported at once.
     from enginehouse import run
 
     return run.frontend(settings)

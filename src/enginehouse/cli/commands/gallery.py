@@ -1,7 +1,7 @@
-"""`enginehouse gallery`: what the galleries hold and which build a machine gets, without a server.
+"""`enginehouse gallery`: the entries of the galleries and the build for a machine, without a server.
 
-Reads the configured galleries through their kept copies; nothing is installed and no node is asked. The machine is
-this one unless `--capability` or `--platform` say otherwise.
+Reads the configured galleries through their cached copies; installs nothing and contacts no node. The machine is this
+one unless `--capability` or `--platform` is given.
 """
 
 from __future__ import annotations
@@ -29,17 +29,25 @@ Machine = tuple[str, str, str]  # capability, why, platform
     examples=("enginehouse gallery list", "enginehouse gallery resolve llama-cpp --capability nvidia"),
 )
 def entry() -> None:
-    """See what the galleries hold, without a server."""
+    """Browse the galleries, without a server."""
 
 
 def _machine(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of everything that chooses for a machine."""
+    """Add the options of commands that choose a build for a machine."""
     function = sources.galleries(sources.allow_host(function))
     function = click.option(
-        "--gallery", "chosen", multiple=True, metavar="FILE|URL", help="Read this gallery instead; repeatable."
+        "--gallery",
+        "chosen",
+        multiple=True,
+        metavar="FILE|URL",
+        help="Read this gallery instead of the configured ones; repeatable.",
     )(function)
-    function = click.option("--platform", metavar="OS/ARCH", help="For another platform than this machine's.")(function)
-    return click.option("--capability", metavar="WORD", help="For another capability than this machine's.")(function)
+    function = click.option(
+        "--platform", metavar="OS/ARCH", help="Choose for this platform instead of this machine's."
+    )(function)
+    return click.option("--capability", metavar="WORD", help="Choose for this capability instead of this machine's.")(
+        function
+    )
 
 
 @command(
@@ -47,12 +55,12 @@ def _machine(function: Callable[..., Any]) -> Callable[..., Any]:
     meanings=NO_SERVER,
     examples=("enginehouse gallery list", "enginehouse gallery list --all --capability nvidia-cuda-12"),
 )
-@click.option("--all", "everything", is_flag=True, help="Every entry, with the reason where it cannot be installed.")
+@click.option("--all", "everything", is_flag=True, help="List every entry, with the reason if it cannot be installed.")
 @_machine
 def list_entries(
     everything: bool, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any
 ) -> None:
-    """What can be installed on this machine, with the build that it would get."""
+    """List what can be installed on this machine, and which build it gets."""
     from enginehouse.core.gallery import Catalogue
 
     galleries, states = sources.load_galleries(flags, chosen)
@@ -68,7 +76,7 @@ def list_entries(
         return
     _emit(rows, everything)
     about = f"capability {machine[0]} ({machine[1]}), {machine[2]}"
-    more = "" if everything else f"; --all shows all {total}, with the reason where one cannot"
+    more = "" if everything else f"; --all shows all {total}, with reasons"
     output.remark(f"{len(rows)} shown, {fitting} of {total} entries can be installed here: {about}{more}")
 
 
@@ -80,7 +88,7 @@ def list_entries(
 @click.argument("name")
 @_machine
 def show(name: str, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any) -> None:
-    """Everything about the entry NAME, and what this machine would get."""
+    """Show the entry NAME and the build that this machine gets."""
     from enginehouse.core.errors import Hopeless
     from enginehouse.core.gallery import Catalogue
 
@@ -113,7 +121,7 @@ def show(name: str, capability: str | None, platform: str | None, chosen: tuple[
 @click.argument("name")
 @_machine
 def resolve(name: str, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any) -> None:
-    """The build that NAME stands for on this machine, and why; or every reason why there is none."""
+    """Show the build that NAME resolves to on this machine, and why; or every reason why there is none."""
     from enginehouse.core.gallery import Catalogue
 
     catalogue = Catalogue(sources.load_galleries(flags, chosen)[0])
@@ -177,20 +185,20 @@ def _emit(rows: list[dict[str, Any]], everything: bool) -> None:
     ]
     head: tuple[str, ...] = ("NAME", "BUILD HERE", "GALLERY", "DESCRIPTION")
     if everything and output.is_terminal(sys.stdout):
-        # Names are long here, and a build would repeat its own: one column says what becomes of each entry.
+        # Names are long here, so one column shows the build or the reason.
         head = ("NAME", "GALLERY", "HERE")
         cells = [
             [name, gallery, f"no: {text}" if not build else text if build == row["entry"] else f"→ {build}"]
             for row, (name, build, gallery, text) in zip(rows, cells, strict=True)
         ]
-    output.emit_table(head, output.fit_last(head, cells), "no gallery holds anything")
+    output.emit_table(head, output.fit_last(head, cells), "no gallery has any entries")
 
 
 def _facts(gallery: Gallery, entry: GalleryEntry) -> list[tuple[str, str]]:
     return [
         ("name", entry.name),
         ("gallery", f"{gallery.name} ({gallery.url})"),
-        ("kind", "meta: leads to a build for the machine" if entry.is_meta else "build"),
+        ("kind", "meta: resolves to a build for the machine" if entry.is_meta else "build"),
         ("alias", entry.alias),
         ("version", entry.version),
         ("uri", entry.uri),

@@ -1,4 +1,4 @@
-"""`enginehouse join`: this machine as another node of a server, in the foreground. The work is run.worker's."""
+"""`enginehouse join`: this machine as another node of a server, in the foreground. Calls run.worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from enginehouse.cli.options.galleries import installing
-from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, setting
+from enginehouse.cli.options.node import node
+from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, log_level
 from enginehouse.core.errors import Invalid
 
 
@@ -21,17 +22,15 @@ from enginehouse.core.errors import Invalid
     ),
 )
 @click.argument("address", metavar="URL")
-@setting("name", "Name of this node (the host name).", "NAME")
-@setting("nats_url", "The NATS server, where the frontend does not say; may hold user:password@.", "URL")
-@setting("advertise_host", "Address of this machine as the frontend reaches it.", "ADDRESS")
-@setting("base_port", "First port for engines (50051).", "PORT")
-@setting("labels", "Labels of this node.", "KEY=VALUE,…")
+@node
 @installing
+@log_level
 def entry(address: str, **flags: Any) -> int:
     """Join this machine to the server at URL as another node.
 
-    The node shows up as pending until `enginehouse nodes approve NAME` on the server. Runs until Ctrl-C; what is asked
-    of the node while it is away happens when it returns. Several frontends of one cluster: their addresses with commas.
+    The node is pending until `enginehouse nodes approve NAME` on the server. Runs until Ctrl-C; requests for the node
+    while it is offline are carried out when it returns. For several frontends of one cluster, separate their addresses
+    with commas.
     """
     from enginehouse.cli.terminal.output import remark
     from enginehouse.settings.programs import WorkerSettings, load
@@ -45,7 +44,7 @@ def entry(address: str, **flags: Any) -> int:
     settings = load(WorkerSettings, {**flags, "data": shared.data, "url": url, "token": shared.token}, os.environ)
     if not settings.token:
         raise Invalid(
-            f"cannot join {settings.url} without a join token: make one there with "
+            f"cannot join {settings.url} without a join token: create one there with "
             "`enginehouse tokens create --role join` and give it with --token @FILE, --token - or ENGINEHOUSE_TOKEN",
             code="unauthenticated",
             param="token",
@@ -58,7 +57,7 @@ def entry(address: str, **flags: Any) -> int:
 
 
 def _log_for_people() -> None:
-    """The worker tells its states to the log; whoever sits before it gets those that matter in plain words."""
+    """Log to the terminal, with the states that matter to people in plain words."""
     import logging
 
     class Plain(logging.Formatter):
@@ -74,6 +73,6 @@ def _log_for_people() -> None:
 
     shown = logging.StreamHandler()
     shown.setFormatter(Plain("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-    # Before run.worker sets up its own: logging keeps the first.
+    # Before run.worker configures logging, which leaves existing handlers alone and sets the level of our own lines.
+    # Libraries log only warnings here.
     logging.basicConfig(level=logging.WARNING, handlers=[shown])
-    logging.getLogger("enginehouse").setLevel(logging.INFO)

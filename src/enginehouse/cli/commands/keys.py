@@ -10,29 +10,29 @@ from enginehouse.cli.options.shared import command, group
 
 @group("keys", examples=("enginehouse keys create --name my-app", "enginehouse keys revoke my-app"))
 def entry() -> None:
-    """Make, list and revoke API keys of applications.
+    """Create, list and revoke API keys of applications.
 
-    A key is a token that opens the OpenAI routes and nothing else.
+    A key is a token for the OpenAI routes only.
     """
 
 
 @command("create", examples=("enginehouse keys create --name my-app",))
-@click.option("--name", default="", metavar="NAME", help="What to remember it by.")
+@click.option("--name", default="", metavar="NAME", help="A name for it.")
 def create(name: str) -> None:
-    """Make an API key. It is shown once and never again."""
+    """Create an API key. It is shown only once."""
     make_token("user", name, {})
 
 
 @command("list", examples=("enginehouse keys list",))
 def list_keys() -> None:
-    """All API keys, without the secrets."""
+    """List API keys; secrets are omitted."""
     show_tokens("user")
 
 
 @command("revoke", examples=("enginehouse keys revoke my-app",))
 @click.argument("key")
 def revoke(key: str) -> None:
-    """End KEY (its name or id): it counts for nothing within a second, on every frontend."""
+    """Revoke KEY (a name or id). Every frontend refuses it within a second."""
     end_token(key, "user")
 
 

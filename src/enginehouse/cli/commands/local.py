@@ -1,7 +1,7 @@
 """`enginehouse local`: backends in a directory of this machine, without a server.
 
-The directory has LocalAI's layout, so a LocalAI worker's own can be given. Only one process works on a directory at a
-time; a running worker has its own locked.
+The directory has LocalAI's layout, so that of a LocalAI worker can be used. Only one process changes a directory at a
+time; a running worker holds the lock on its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from enginehouse.cli.options import galleries as sources
-from enginehouse.cli.options.shared import NO_SERVER, command, group, setting, wants_json
+from enginehouse.cli.options.shared import NO_SERVER, command, emit, group, setting, wants_json
 from enginehouse.cli.terminal import output
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def entry() -> None:
 
 
 def place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of everything that works on a backends directory."""
+    """Add the options of commands that use a backends directory."""
     function = sources.galleries(sources.installing(function))
-    return setting("backends_path", "The directory, in LocalAI's layout (a worker's own in --data).", "DIR")(function)
+    return setting("backends_path", "The directory, in LocalAI's layout (the worker's in --data).", "DIR")(function)
 
 
 @command(
@@ -50,10 +50,10 @@ def place(function: Callable[..., Any]) -> Callable[..., Any]:
     ),
 )
 @click.argument("backend")
-@click.option("--name", metavar="NAME", help="The directory to install into, where BACKEND is not a gallery's name.")
-@click.option("--alias", metavar="NAME", default="", help="A name that models may use for it.")
-@click.option("--sha256", metavar="HEX", default="", help="Of an archive.")
-@click.option("--force", is_flag=True, help="Install again what is already there.")
+@click.option("--name", metavar="NAME", help="The directory to install into, if BACKEND is not a gallery name.")
+@click.option("--alias", metavar="NAME", default="", help="Another name that models may use for it.")
+@click.option("--sha256", metavar="HEX", default="", help="Digest of an archive.")
+@click.option("--force", is_flag=True, help="Install again even if it is already installed.")
 @place
 def install(backend: str, name: str | None, alias: str, sha256: str, force: bool, **flags: Any) -> None:
     """Install BACKEND: a name from a gallery, an image, an archive, a directory or pypi:NAME==VERSION."""
@@ -69,15 +69,15 @@ def install(backend: str, name: str | None, alias: str, sha256: str, force: bool
     "upgrade", meanings=NO_SERVER, examples=("enginehouse local upgrade llama-cpp", "enginehouse local upgrade --all")
 )
 @click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Everything that is installed.")
-@click.option("--check", is_flag=True, help="Only say what could be upgraded.")
+@click.option("--all", "everything", is_flag=True, help="Upgrade everything that is installed.")
+@click.option("--check", is_flag=True, help="Only show what could be upgraded.")
 @place
 def upgrade(names: tuple[str, ...], everything: bool, check: bool, **flags: Any) -> int:
-    """Bring NAMES to what their source has now. The version before stays for `rollback`."""
+    """Upgrade NAMES to the current version of their source. The previous version is kept for `rollback`."""
     from enginehouse.cli.commands import local_work as working
 
     if bool(names) == everything:
-        raise click.UsageError("Say what to upgrade: names, or --all")
+        raise click.UsageError("Specify what to upgrade: names, or --all")
     return working.upgrade(names, flags, check=check)
 
 
@@ -85,15 +85,12 @@ def upgrade(names: tuple[str, ...], everything: bool, check: bool, **flags: Any)
 @click.argument("name")
 @place
 def rollback(name: str, **flags: Any) -> None:
-    """Put the previous version of NAME back in place; once more to undo that."""
+    """Restore the previous version of NAME; run it again to undo that."""
     from enginehouse.cli.commands import local_work as working
 
     async def work(local: working.Local) -> None:
         metadata = await local.roll_back(name)
-        if wants_json():
-            output.emit_json(metadata)
-        else:
-            output.say(f"{name} is back at {metadata.version or metadata.digest[:19] or 'the previous version'}")
+        emit(metadata, f"{name} is back at {metadata.version or metadata.digest[:19] or 'the previous version'}")
 
     working.run(work, flags, doing=f"roll {name} back")
 
@@ -102,15 +99,12 @@ def rollback(name: str, **flags: Any) -> None:
 @click.argument("name")
 @place
 def delete(name: str, **flags: Any) -> None:
-    """Delete NAME, its previous version and the meta names that lead to it."""
+    """Delete NAME, its previous version and the meta names that point to it."""
     from enginehouse.cli.commands import local_work as working
 
     async def work(local: working.Local) -> None:
         directory = await local.delete(name)
-        if wants_json():
-            output.emit_json({"deleted": directory})
-        else:
-            output.say(f"deleted {directory}")
+        emit({"deleted": directory}, f"deleted {directory}")
 
     working.run(work, flags, doing=f"delete {name}")
 
@@ -118,13 +112,13 @@ def delete(name: str, **flags: Any) -> None:
 @command("list", meanings=NO_SERVER, examples=("enginehouse local list", "enginehouse local list --json"))
 @place
 def list_backends(**flags: Any) -> None:
-    """What is installed, what came with the system, meta names, and what is broken."""
+    """List installed backends, those of the system, meta names and broken ones."""
     from enginehouse.host import disk
     from enginehouse.worker.backends import listing
     from enginehouse.worker.backends.trees import Trees
 
     settings = sources.local_settings(flags)
-    # Looking takes no lock: a running worker's directory may be looked at too.
+    # Listing takes no lock, so it works beside a running worker.
     with disk.naming_the_culprit(settings.backends, "--backends-path"):
         backends = listing.list_backends(Trees(settings.backends, settings.backends_system_path))
     if wants_json():
@@ -136,10 +130,10 @@ def list_backends(**flags: Any) -> None:
 
 
 @command("gc", meanings=NO_SERVER, examples=("enginehouse local gc", "enginehouse local gc --cap 2GiB"))
-@click.option("--cap", metavar="SIZE", help="How much may stay, for example 2GiB.")
+@click.option("--cap", metavar="SIZE", help="How much to keep, for example 2GiB.")
 @place
 def collect(cap: str | None, **flags: Any) -> None:
-    """Remove what was fetched and no version needs any more, the longest unused first."""
+    """Remove downloads that no version needs any more, least recently used first."""
     from enginehouse.cli.commands import local_work as working
     from enginehouse.core.errors import Invalid
     from enginehouse.core.progress import format_bytes
@@ -164,12 +158,12 @@ def collect(cap: str | None, **flags: Any) -> None:
 
 
 def _cells(one: LocalBackend) -> list[str]:
-    previous = one.previous_version or one.previous_digest.removeprefix("sha256:")[:12] or "yes"
+    previous = one.previous_version or output.short_digest(one.previous_digest) or "yes"
     return [
         one.name,
         f"meta → {one.leads_to}" if one.kind == "meta" else one.kind,
         one.version,
-        one.digest.removeprefix("sha256:")[:12],
+        output.short_digest(one.digest),
         f"{output.age_of(one.installed_at)} ago" if one.installed_at else "",
         previous if one.can_roll_back else "",
         one.uri,
@@ -177,7 +171,7 @@ def _cells(one: LocalBackend) -> list[str]:
 
 
 def emit_plan(resolved: Resolved, reasons: tuple[str, ...], flags: dict[str, Any]) -> None:
-    """For `enginehouse backends plan`."""
+    """Show the plan of an install on this machine, for `enginehouse backends plan`."""
     from enginehouse.cli.commands import local_work as working
     from enginehouse.core.progress import format_bytes
     from enginehouse.core.reference import parse_uri
@@ -186,7 +180,7 @@ def emit_plan(resolved: Resolved, reasons: tuple[str, ...], flags: dict[str, Any
     if wants_json():
         output.emit_json({"plan": plan, "reasons": reasons})
         return
-    unpacked = f"about {format_bytes(plan.unpacked_bytes)}" if plan.unpacked_bytes else "not known before it is fetched"
+    unpacked = f"about {format_bytes(plan.unpacked_bytes)}" if plan.unpacked_bytes else "unknown until it is fetched"
     is_counted = plan.layers or plan.is_current or parse_uri(plan.source).kind != "package"
     state = "installed, nothing to do" if plan.is_current else "another version" if plan.installed_digest else ""
     output.emit_facts(
@@ -196,7 +190,7 @@ def emit_plan(resolved: Resolved, reasons: tuple[str, ...], flags: dict[str, Any
             ("source", plan.source),
             ("digest", plan.digest),
             ("platform", plan.platform),
-            ("to fetch", format_bytes(plan.fetch_bytes) if is_counted else "what uv does not have"),
+            ("to fetch", format_bytes(plan.fetch_bytes) if is_counted else "what uv has not cached"),
             ("reused", format_bytes(plan.reused_bytes) if plan.layers else ""),
             ("unpacked", unpacked),
             ("on disk now", format_bytes(plan.tree_bytes)),

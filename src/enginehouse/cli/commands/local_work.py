@@ -1,6 +1,6 @@
-"""What the commands without a server share: choosing what is meant, the directory, progress on the terminal.
+"""What the commands without a server share: resolving a name, opening the directory, showing progress.
 
-The work itself is `worker.local`'s. Ctrl-C ends it in order: what was fetched stays, and the next run goes on there.
+`worker.local` does the work. Ctrl-C stops it in order: downloaded data is kept, and the next run continues there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from enginehouse.build_worker import open_local
-from enginehouse.cli.client.shapes import Operation, Row
+from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.options.galleries import load_galleries, local_settings
 from enginehouse.cli.options.names import checked_backend
 from enginehouse.cli.options.shared import wants_json
@@ -43,13 +43,13 @@ T = TypeVar("T")
 def chosen(
     backend: str, name: str | None, flags: dict[str, Any], *, alias: str = "", sha256: str = ""
 ) -> tuple[Resolved, tuple[str, ...]]:
-    """What BACKEND means, and why: a gallery's name for this machine, or something given by its address."""
+    """Resolve BACKEND for this machine, with reasons: the name of a gallery entry, or an address."""
     if _is_address(backend):
         return _external(backend, name, alias, sha256), ()
     if name or alias or sha256:
         raise Invalid(
-            f"cannot give {backend} another name: --name, --alias and --sha256 are for images, archives and "
-            "directories, a gallery's entry has its own",
+            f"cannot use --name, --alias or --sha256 with {backend}: they are for images, archives and directories, "
+            "and a gallery entry has its own",
             code="invalid_name",
             param="name",
         )
@@ -71,7 +71,7 @@ def install(resolved: Resolved, flags: dict[str, Any], *, force: bool) -> None:
 
 
 def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> int:
-    """Exit code 3 where some could be upgraded and others not, and that of the refusal where only one was meant."""
+    """Upgrade or check backends; returns 3 if only some succeeded. The error of a single name is raised."""
     catalogue = Catalogue(load_galleries(_gallery_flags(flags))[0])
     failed: list[EnginehouseError] = []
     results: list[dict[str, object]] = []
@@ -83,9 +83,9 @@ def upgrade(names: tuple[str, ...], flags: dict[str, Any], *, check: bool) -> in
             newest = resolved.digest or await local.newest_digest(resolved)
             changed = known is None or newest not in (known.digest, known.index_digest)
             results.append({"directory": directory, "upgrade": changed, "digest": newest})
-            told = f"there is another version, {newest[:19]}" if changed else "is the newest"
+            state = f"another version is available, {newest[:19]}" if changed else "up to date"
             if not wants_json():
-                output.say(f"{directory}: {told}")
+                output.say(f"{directory}: {state}")
             return
         installed = await _shown("upgrade", resolved, lambda report: local.upgrade(resolved, report))
         results.append({"directory": directory, **_as_dict(installed)})
@@ -120,7 +120,7 @@ def plan(resolved: Resolved, flags: dict[str, Any]) -> InstallPlan:
 
 
 def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: str, is_locked: bool = True) -> T:
-    """`work` with the directory, ended in order by Ctrl-C."""
+    """Run `work` on the directory; Ctrl-C stops it in order."""
     settings = local_settings(flags)
     chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
     options = InstallerOptions(
@@ -133,16 +133,16 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
         data=settings.data,
         hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
         confinement=chosen,
-        # Any other than the worker's own may be LocalAI's, whose engines write where they like.
+        # Any other directory may be LocalAI's, whose engines are not confined and may write into linked files.
         may_link=chosen.protects_trees and settings.backends == settings.data / "backends",
     )
-    # Whoever sits before a terminal is told in sentences; without any handler the log would go there too.
+    # The command prints its own messages; without a handler, warnings of the log would be printed too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
 
     async def main() -> T:
         task = asyncio.current_task()
         assert task is not None
-        # A second one while the first is being honoured must not cut the clean-up short.
+        # SIGTERM cancels the task, as Ctrl-C does, so that the clean-up runs.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with open_local(options, os.environ, doing=doing, is_locked=is_locked) as local:
             return await work(local)
@@ -156,17 +156,17 @@ def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: 
 async def _shown(
     kind: str, resolved: Resolved, work: Callable[[Callable[[Phase, str, int, int], None]], Awaitable[T]]
 ) -> T:
-    """`work` with its progress on the terminal; what was told never falls."""
+    """Run `work` and show its progress; the bytes shown never decrease."""
     view = choose_view(as_json=False) if not wants_json() else None
     if view is None:
         return await work(lambda *_: None)
     with view:
-        told = _Told(view, kind, resolved.directory)
-        told.report("resolving", resolved.uri, 0, 0)
-        return await work(told.report)
+        progress = _InstallProgress(view, kind, resolved.directory)
+        progress.report("resolving", resolved.uri, 0, 0)
+        return await work(progress.report)
 
 
-class _Told:
+class _InstallProgress:
     def __init__(self, view: View, kind: str, name: str) -> None:
         self._view = view
         self._kind = kind
@@ -181,7 +181,7 @@ class _Told:
         if phase == self._phase and now - self._at < 0.1 and done_bytes < total_bytes:
             return
         self._phase, self._at = phase, now
-        row = Row(
+        row = ListedRow(
             node_id="here",
             node_name=self._name,
             status="downloading",
@@ -191,7 +191,7 @@ class _Told:
             total_bytes=total_bytes,
             percentage=100.0 * self._done / total_bytes if total_bytes else 0.0,
         )
-        self._view.show(Operation(id="", kind=self._kind, name=self._name, status="running", nodes=(row,)), None)
+        self._view.show(ListedOperation(id="", kind=self._kind, name=self._name, status="running", nodes=(row,)), None)
 
 
 def _is_address(backend: str) -> bool:
@@ -208,7 +208,7 @@ def _external(backend: str, name: str | None, alias: str, sha256: str) -> Resolv
         stem = source.package.partition("==")[0]
     if not (name or stem):
         raise Invalid(
-            f"cannot tell what to call {backend}: give the directory to install into with --name",
+            f"cannot choose a directory for {backend}: give one with --name",
             code="invalid_name",
             param="name",
         )
@@ -216,18 +216,18 @@ def _external(backend: str, name: str | None, alias: str, sha256: str) -> Resolv
 
 
 def _known(local: Local, directory: str, catalogue: Catalogue) -> Resolved:
-    """What an installed directory should be upgraded to: what a gallery says of it, else what it was made of."""
+    """What an installed directory is upgraded to: the entry of a gallery, otherwise its own source."""
     try:
         decision = hardware.detect()
         resolved = catalogue.explain(directory, decision.capability, hardware.platform()).resolved
         if resolved.directory == directory:
             return resolved
     except EnginehouseError:
-        pass  # no gallery knows it, or no longer for this machine
+        pass  # no gallery has it, or none has it for this machine
     metadata = local.metadata_of(directory)
     if metadata is None or not metadata.uri:
         raise NotFound(
-            f"cannot upgrade {directory}: no gallery has it, and it does not say where it came from",
+            f"cannot upgrade {directory}: no gallery has it, and its source is not recorded",
             code="not_found",
         )
     return resolved_from(metadata, directory)
@@ -236,15 +236,15 @@ def _known(local: Local, directory: str, catalogue: Catalogue) -> Resolved:
 def _tell(directory: str, installed: Installed) -> None:
     output.say(_sentence(directory, installed))
     if installed.dropped:
-        output.remark(f"{directory}: not kept, because only root could set it: {installed.dropped}")
+        output.remark(f"{directory}: dropped, because only root can set it: {installed.dropped}")
 
 
 def _sentence(directory: str, installed: Installed) -> str:
     if not installed.changed:
-        return f"{directory} is installed already"
+        return f"{directory} is already installed"
     figures = [
         (installed.fetched_bytes, "fetched"),
-        (installed.reused_bytes, "of it were here"),
+        (installed.reused_bytes, "reused"),
         (installed.shared_bytes, f"shared with other versions by {installed.sharing}s"),
     ]
     told = ", ".join(f"{format_bytes(count)} {what}" for count, what in figures if count)

@@ -1,4 +1,4 @@
-"""`enginehouse models`: what can be asked for by name, and where it runs."""
+"""`enginehouse models`: the models that are served, and where they run."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginehouse.cli.options.shared import command, group, wants_json
+from enginehouse.cli.options.names import node_body
+from enginehouse.cli.options.shared import command, emit, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
-from enginehouse.core.name import check_model_name, check_name
+from enginehouse.core.name import check_model_name
 
 if TYPE_CHECKING:
-    from enginehouse.cli.client.connect import Frontend
+    from enginehouse.cli.client.connect import FrontendApi
 
 
 @group("models", examples=("enginehouse models list", "enginehouse models load tiny-chat"))
 def entry() -> None:
-    """See, load, unload and delete models."""
+    """List, load, unload and delete models."""
 
 
 @command("list", examples=("enginehouse models list",))
 def list_models() -> None:
-    """All models, what state they are in and where they run."""
+    """List models, with their state and nodes."""
+    from enginehouse.cli.answers import ListedModel
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Model
 
     answer = connect().get("/api/models")
     if wants_json():
@@ -39,7 +40,7 @@ def list_models() -> None:
             model.license,
             model.description,
         )
-        for model in read(answer, tuple[Model, ...])
+        for model in read(answer, tuple[ListedModel, ...])
     ]
     columns = ("NAME", "STATE", "NODES", "BACKEND", "SIZE", "LICENSE", "DESCRIPTION")
     output.emit_table(columns, rows, "no models")
@@ -47,10 +48,10 @@ def list_models() -> None:
 
 @command("load", examples=("enginehouse models load tiny-chat", "enginehouse models load tiny-chat --node attic"))
 @click.argument("name")
-@click.option("--node", metavar="NODE", help="On this node.")
-@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+@click.option("--node", metavar="NODE", help="Load it on this node.")
+@no_follow_option
 def load(name: str, node: str | None, no_follow: bool) -> int:
-    """Start the model NAME, with whatever it needs."""
+    """Load the model NAME; installs what it needs."""
     from enginehouse.cli.client.connect import connect
     from enginehouse.cli.commands.ops import finish
 
@@ -58,32 +59,29 @@ def load(name: str, node: str | None, no_follow: bool) -> int:
     answer = request_load(frontend, name, node)
     if not is_ready(answer):
         return finish(frontend, answer, no_follow=no_follow)
-    if wants_json():
-        output.emit_json(answer)
-    else:
-        output.say(f"{name} is already running")
+    emit(answer, f"{name} is already running")
     return 0
 
 
 @command("unload", examples=("enginehouse models unload tiny-chat",))
 @click.argument("name")
-@click.option("--node", metavar="NODE", help="On this node only.")
-@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+@click.option("--node", metavar="NODE", help="Stop it on this node only.")
+@no_follow_option
 def unload(name: str, node: str | None, no_follow: bool) -> int:
-    """Stop the model NAME."""
+    """Stop the replicas of the model NAME."""
     from enginehouse.cli.client.connect import connect, segment
     from enginehouse.cli.commands.ops import finish
 
     frontend = connect()
-    answer = frontend.request("POST", f"/api/models/{segment(check_model_name(name))}/unload", _on(node))
+    answer = frontend.request("POST", f"/api/models/{segment(check_model_name(name))}/unload", node_body(node))
     return finish(frontend, answer, no_follow=no_follow)
 
 
 @command("delete", examples=("enginehouse models delete tiny-chat",))
 @click.argument("name")
-@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+@no_follow_option
 def delete(name: str, no_follow: bool) -> int:
-    """Serve the model NAME no longer, and remove its files from every node that has them."""
+    """Stop serving the model NAME and remove its files from every node."""
     from enginehouse.cli.client.connect import connect, segment
     from enginehouse.cli.commands.ops import finish
 
@@ -92,19 +90,15 @@ def delete(name: str, no_follow: bool) -> int:
     return finish(frontend, answer, no_follow=no_follow)
 
 
-def request_load(frontend: Frontend, name: str, node: str | None) -> object:
-    """The operation that loads the model, or the word that it already runs."""
+def request_load(frontend: FrontendApi, name: str, node: str | None) -> object:
+    """The operation that loads the model, or an answer that it is already running."""
     from enginehouse.cli.client.connect import segment
 
-    return frontend.request("POST", f"/api/models/{segment(check_model_name(name))}/load", _on(node))
+    return frontend.request("POST", f"/api/models/{segment(check_model_name(name))}/load", node_body(node))
 
 
 def is_ready(answer: object) -> bool:
     return isinstance(answer, dict) and answer.get("ready") is True
-
-
-def _on(node: str | None) -> dict[str, str]:
-    return {"node": check_name(node, "node")} if node is not None else {}
 
 
 for each in (list_models, load, unload, delete):

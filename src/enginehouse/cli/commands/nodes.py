@@ -1,4 +1,4 @@
-"""`enginehouse nodes`: the machines, what they have and what they run."""
+"""`enginehouse nodes`: the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginehouse.cli.options.shared import command, group, wants_json
+from enginehouse.cli.options.shared import command, emit, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.name import check_name
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from enginehouse.core.replica import RunningReplica
 
 
-JOIN_SECONDS = 15.0  # a worker asks again every two, and then connects
+JOIN_SECONDS = 15.0  # a pending worker asks every two seconds, then connects
 LOOK_SECONDS = 0.2
 
 
 @group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
 def entry() -> None:
-    """See, approve, drain and remove the machines."""
+    """List, approve, drain and remove nodes."""
 
 
 @command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
 def list_nodes() -> None:
-    """All nodes, with their state and what they have."""
+    """List nodes, with their state, backends and models."""
+    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Node
 
     answer = connect().get("/api/nodes")
     if wants_json():
@@ -48,10 +48,10 @@ def list_nodes() -> None:
             ", ".join(replica.model_id for replica in node.replicas or ()),
             node.id,
         )
-        for node in read(answer, tuple[Node, ...])
+        for node in read(answer, tuple[ListedNode, ...])
     ]
     columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
-    # On a screen the id would only break the lines; `nodes show` has it, and so has a pipe.
+    # The id would wrap the lines on a terminal; a pipe and `nodes show` have it.
     shown = len(columns) - 1 if output.is_terminal(sys.stdout) else len(columns)
     output.emit_table(columns[:shown], [row[:shown] for row in rows], "no nodes yet; join one with `enginehouse join`")
 
@@ -59,24 +59,24 @@ def list_nodes() -> None:
 @command("show", examples=("enginehouse nodes show attic",))
 @click.argument("node")
 def show(node: str) -> None:
-    """Everything about one NODE (its name or id)."""
+    """Show all about NODE (a name or id)."""
+    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.cli.client.shapes import Node
 
     answer = connect().get(f"/api/nodes/{segment(check_name(node, 'node'))}")
     if wants_json():
         output.emit_json(answer)
         return
-    found = read(answer, Node)
+    found = read(answer, ListedNode)
     facts = [
         ("name", found.name),
         ("id", found.id),
         ("status", found.status),
-        ("approved", "yes" if found.approved else "no: `enginehouse nodes approve` lets it work"),
+        ("approved", "yes" if found.approved else "no; run `enginehouse nodes approve`"),
         ("waits", found.waits_for),
         ("address", found.address),
         ("health", found.health),
-        ("bus", "away: it gets no commands, and what runs there goes on serving" if found.degraded else ""),
+        ("bus", "disconnected: the node gets no commands; its replicas go on serving" if found.degraded else ""),
         ("drained", "yes" if found.drained else ""),
         ("heard", heard(found.heartbeat_age_seconds)),
         ("platform", found.platform),
@@ -101,18 +101,18 @@ def show(node: str) -> None:
 @click.argument("node")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has joined.")
 def approve(node: str, no_wait: bool) -> None:
-    """Let a pending NODE (its name or id) work, and wait until it has joined: a few seconds."""
+    """Approve a pending NODE (a name or id) and wait a few seconds until it has joined."""
+    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.cli.client.shapes import Node
 
     frontend = connect()
     answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
-    found = read(answer, Node)
+    found = read(answer, ListedNode)
     deadline = time.monotonic() + (0.0 if no_wait else JOIN_SECONDS)
     while found.status != "healthy" and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         answer = frontend.get(f"/api/nodes/{segment(found.id)}")
-        found = read(answer, Node)
+        found = read(answer, ListedNode)
     if wants_json():
         output.emit_json(answer)
         return
@@ -121,17 +121,17 @@ def approve(node: str, no_wait: bool) -> None:
     if not has_joined and not no_wait:
         output.remark(
             f"{found.name} has not joined within {JOIN_SECONDS:.0f} s (heard {heard(found.heartbeat_age_seconds)}): "
-            "what is asked of it waits until it has; look whether its worker still runs"
+            "its operations wait until then. Check that its worker is running"
         )
 
 
 @command("drain", examples=("enginehouse nodes drain attic",))
 @click.argument("node")
-@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+@no_follow_option
 def drain(node: str, no_follow: bool) -> int:
-    """Give NODE no more work and stop what serves there.
+    """Give NODE no more work and stop its replicas.
 
-    What is asked of it meanwhile waits until `enginehouse nodes resume`.
+    Operations for it wait until `enginehouse nodes resume`.
     """
     from enginehouse.cli.client.connect import connect, segment
     from enginehouse.cli.commands.ops import finish
@@ -148,28 +148,22 @@ def resume(node: str) -> None:
     from enginehouse.cli.client.connect import connect, segment
 
     answer = connect().post(f"/api/nodes/{segment(check_name(node, 'node'))}/resume")
-    if wants_json():
-        output.emit_json(answer)
-    else:
-        output.say(f"resumed {node}")
+    emit(answer, f"resumed {node}")
 
 
 @command("remove", examples=("enginehouse nodes remove attic",))
 @click.argument("node")
 def remove(node: str) -> None:
-    """Forget NODE. What waits for it is cancelled; a worker that still runs there asks to join anew."""
+    """Remove NODE and cancel its waiting operations. A worker that still runs there registers again as pending."""
     from enginehouse.cli.client.connect import connect, segment
 
     answer = connect().delete(f"/api/nodes/{segment(check_name(node, 'node'))}")
-    if wants_json():
-        output.emit_json(answer)
-    else:
-        output.say(f"removed {node}")
+    emit(answer, f"removed {node}")
 
 
 def _installed(backend: InstalledBackend) -> str:
-    """Its name, and its version or the build that it stands for."""
-    version = backend.version or backend.digest.removeprefix("sha256:")[:12]
+    """The name, with the version or the build that a meta backend points to."""
+    version = backend.version or output.short_digest(backend.digest)
     what = f"({backend.meta_backend_for})" if backend.meta_backend_for else version
     return f"{backend.name} {what}{' (broken)' if backend.is_broken else ''}".strip()
 
@@ -184,7 +178,7 @@ def heard(age_seconds: float | None) -> str:
 
 
 def free_of(available: int, total: int) -> str:
-    """0 means that the machine did not say: unknown is not nothing."""
+    """Empty if the total is 0: the machine did not report it."""
     return f"{output.size(available)} of {output.size(total)}" if total else ""
 
 

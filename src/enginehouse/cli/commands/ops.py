@@ -1,4 +1,4 @@
-"""`enginehouse ops`: what was asked for, what became of it, and watching it."""
+"""`enginehouse ops`: operations, their state and their history."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginehouse.cli.options.shared import command, group, wants_json
+from enginehouse.cli.options.names import node_body
+from enginehouse.cli.options.shared import command, emit, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Invalid, NotFound
-from enginehouse.core.name import check_name
 
 if TYPE_CHECKING:
-    from enginehouse.cli.client.connect import Frontend
-    from enginehouse.cli.client.shapes import Operation
+    from enginehouse.cli.answers import ListedOperation
+    from enginehouse.cli.client.connect import FrontendApi
 
-SEARCHED = 500  # what the frontend lists at most; older operations need their whole id
+SEARCHED = 500  # the frontend's largest page; older operations need their full id
 SHORTEST_PREFIX = 8
 
 
 @group("ops", examples=("enginehouse ops list", "enginehouse ops follow 3f2a", "enginehouse ops cancel 3f2a"))
 def entry() -> None:
-    """See, follow, cancel and retry what was asked for."""
+    """List, follow, cancel and retry operations."""
 
 
 @command("list", examples=("enginehouse ops list", "enginehouse ops list --open"))
-@click.option("--open", "only_open", is_flag=True, help="Only what is under way or failed.")
+@click.option("--open", "only_open", is_flag=True, help="Only open and failed operations.")
 @click.option(
     "--limit",
     type=click.IntRange(1, SEARCHED),
     default=50,
     show_default=True,
     metavar="NUMBER",
-    help="How many at most.",
+    help="How many to list at most.",
 )
 def list_operations(only_open: bool, limit: int) -> None:
-    """The latest operations, newest first."""
+    """List operations, newest first."""
+    from enginehouse.cli.answers import OperationPage
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import OperationList
 
     everything = "" if only_open else "all=true&"
     answer = connect().get(f"/api/operations?{everything}limit={limit}")
     if wants_json():
         output.emit_json(answer)
         return
-    operations = read(answer, OperationList).operations
+    operations = read(answer, OperationPage).operations
     short = short_ids([one.id for one in operations])
     rows = [
         (
@@ -60,14 +60,14 @@ def list_operations(only_open: bool, limit: int) -> None:
         for one in operations
     ]
     columns = ("ID", "WHAT", "STATUS", "NODES", "AGE", "BY", "ERROR")
-    nothing = "nothing is under way, and nothing failed" if only_open else "nothing was asked for yet"
+    nothing = "no open or failed operations" if only_open else "no operations yet"
     output.emit_table(columns, output.fit_last(columns, rows), nothing)
 
 
 @command("show", examples=("enginehouse ops show 3f2a", "enginehouse ops show 3f2a --json"))
 @click.argument("operation_id", metavar="ID")
 def show(operation_id: str) -> None:
-    """One operation, node by node. The beginning of its ID is enough."""
+    """Show one operation, node by node. The beginning of its ID is enough."""
     from enginehouse.cli.client.connect import connect
 
     answer = find(connect(), operation_id)
@@ -80,7 +80,7 @@ def show(operation_id: str) -> None:
 @command("follow", examples=("enginehouse ops follow 3f2a", "enginehouse ops follow 3f2a --json"))
 @click.argument("operation_id", metavar="ID")
 def follow_operation(operation_id: str) -> int:
-    """Watch one operation to its end. The beginning of its ID is enough."""
+    """Follow one operation to its end. The beginning of its ID is enough."""
     from enginehouse.cli.client.connect import connect
     from enginehouse.cli.client.follow import exit_code_of, follow
 
@@ -95,14 +95,14 @@ _NODE = click.option("--node", metavar="NODE", help="Only on this node.")
 @click.argument("operation_id", metavar="ID")
 @_NODE
 def cancel(operation_id: str, node: str | None) -> None:
-    """End what is open of an operation. Workers stop at once; what was there before stays.
+    """Cancel what is open of an operation. Workers stop at once and keep what they had before.
 
-    LocalAI's workers cannot be stopped: they go on, and their rows say so until they have ended.
+    LocalAI's workers cannot be stopped: they finish, and their rows say so until then.
     """
     from enginehouse.cli.client.connect import connect
 
     frontend = connect()
-    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/cancel", _on(node))
+    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/cancel", node_body(node))
     if wants_json():
         output.emit_json(answer)
     else:
@@ -115,51 +115,44 @@ def cancel(operation_id: str, node: str | None) -> None:
 )
 @click.argument("operation_id", metavar="ID")
 @_NODE
-@click.option("--no-follow", is_flag=True, help="Do not wait; show the operation and end.")
+@no_follow_option
 def retry(operation_id: str, node: str | None, no_follow: bool) -> int:
-    """Do again what failed or was cancelled of an operation, as a new operation."""
+    """Retry what failed or was cancelled of an operation, as a new operation."""
     from enginehouse.cli.client.connect import connect
 
     frontend = connect()
-    answer = frontend.request("POST", f"/api/operations/{_id(frontend, operation_id)}/retry", _on(node))
+    answer = frontend.request("POST", f"/api/operations/{_id(frontend, operation_id)}/retry", node_body(node))
     return finish(frontend, answer, no_follow=no_follow)
 
 
 @command("dismiss", examples=("enginehouse ops dismiss 3f2a",))
 @click.argument("operation_id", metavar="ID")
 def dismiss(operation_id: str) -> None:
-    """Take a failed operation off the list of open ones. It stays in the history."""
+    """Take a failed operation off the open list. It stays in the history."""
     from enginehouse.cli.client.connect import connect
 
     frontend = connect()
     answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/dismiss")
-    if wants_json():
-        output.emit_json(answer)
-    else:
-        output.say("dismissed")
+    emit(answer, "dismissed")
 
 
-def _id(frontend: Frontend, beginning: str) -> str:
-    """The whole id of the operation that begins so."""
+def _id(frontend: FrontendApi, beginning: str) -> str:
+    """The full id of the operation, as a path segment."""
+    from enginehouse.cli.answers import ListedOperation
     from enginehouse.cli.client.connect import read, segment
-    from enginehouse.cli.client.shapes import Operation
 
-    return segment(read(find(frontend, beginning), Operation).id)
-
-
-def _on(node: str | None) -> dict[str, str]:
-    return {"node": check_name(node, "node")} if node is not None else {}
+    return segment(read(find(frontend, beginning), ListedOperation).id)
 
 
-def finish(frontend: Frontend, answer: object, *, no_follow: bool) -> int:
-    """What every command does with the operation it made: watch it, or say how to."""
+def finish(frontend: FrontendApi, answer: object, *, no_follow: bool) -> int:
+    """Follow a new operation, or show its id; returns the exit code."""
+    from enginehouse.cli.answers import ListedOperation
     from enginehouse.cli.client.connect import read
     from enginehouse.cli.client.follow import exit_code_of, follow
-    from enginehouse.cli.client.shapes import Operation
 
     if not no_follow:
         return exit_code_of(follow(frontend, answer))
-    operation = read(answer, Operation)
+    operation = read(answer, ListedOperation)
     code = 3 if operation.leaves_out else 0
     if wants_json():
         output.emit_json(answer)
@@ -167,12 +160,14 @@ def finish(frontend: Frontend, answer: object, *, no_follow: bool) -> int:
     output.say(operation.id)
     for excluded in operation.excluded or ():
         output.remark(f"left out: {excluded.node_name}: {excluded.reason}")
-    output.remark(f"{operation.kind} {operation.name} was accepted; see it: enginehouse ops follow {operation.id}")
+    output.remark(
+        f"{operation.kind} {operation.name} was accepted; follow it with: enginehouse ops follow {operation.id}"
+    )
     return code
 
 
-def find(frontend: Frontend, beginning: str) -> object:
-    """The operation whose id begins so; a whole id is asked for directly."""
+def find(frontend: FrontendApi, beginning: str) -> object:
+    """The operation whose id starts with `beginning`; a full id is looked up directly."""
     from enginehouse.cli.client.connect import segment
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", beginning):
@@ -193,7 +188,7 @@ def find(frontend: Frontend, beginning: str) -> object:
     if found:
         ids = ", ".join(str(one["jobID"]) for one in found[:5])
         raise Invalid(
-            f"cannot tell which operation {beginning!r} means: {len(found)} begin so ({ids}{', …' * (len(found) > 5)})",
+            f"cannot use {beginning!r}: {len(found)} ids of operations begin with it ({ids}{', …' * (len(found) > 5)})",
             code="invalid_name",
             param="id",
         )
@@ -201,12 +196,12 @@ def find(frontend: Frontend, beginning: str) -> object:
 
 
 def describe(answer: object) -> None:
+    from enginehouse.cli.answers import ListedOperation
     from enginehouse.cli.client.connect import read
     from enginehouse.cli.client.follow import parked_sentence
-    from enginehouse.cli.client.shapes import Operation
     from enginehouse.cli.terminal.progress import ending_lines
 
-    operation = read(answer, Operation)
+    operation = read(answer, ListedOperation)
     output.emit_facts(
         [
             ("id", operation.id),
@@ -223,14 +218,14 @@ def describe(answer: object) -> None:
 
 
 def short_ids(ids: list[str]) -> dict[str, str]:
-    """The shortest beginnings that tell these apart, all of one length."""
+    """Unique prefixes of the ids, all of the same length."""
     length = SHORTEST_PREFIX
     while len({one[:length] for one in ids}) < len(set(ids)):
         length += 1
     return {one: one[:length] for one in ids}
 
 
-def _nodes_done(operation: Operation) -> str:
+def _nodes_done(operation: ListedOperation) -> str:
     done = sum(row.status == "success" for row in operation.rows)
     return f"{done}/{len(operation.rows)}" if operation.rows else ""
 

@@ -1,6 +1,6 @@
-"""`enginehouse backends plan`: what a request would do, on the fleet or on this machine; and how a request is sent.
+"""`enginehouse backends plan`: what a request would do, on the cluster or on this machine. Changes nothing.
 
-A plan goes out as exactly the request it is a plan of. Nothing is changed here.
+A plan is requested with the same body as the operation; `request_from` builds it for both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enginehouse.cli.options.names import checked_backend, checked_nodes
 from enginehouse.cli.options.shared import command, wants_json
 from enginehouse.cli.terminal import output
 
-CHECK_SECONDS = 60.0  # registries are asked; a slow one has ten seconds
+CHECK_SECONDS = 60.0  # the frontend asks registries, each with a timeout of ten seconds
 
 
 def request_from(kind: str, name: str, nodes: list[str], more: dict[str, Any]) -> dict[str, object]:
@@ -26,10 +26,10 @@ def request_from(kind: str, name: str, nodes: list[str], more: dict[str, Any]) -
 
 
 def versions(before: tuple[str, str], after: tuple[str, str]) -> tuple[str, str]:
-    """Two versions, each with its digest: by name where the names tell them apart, else by digest."""
+    """Two versions to compare, given as (version, digest): by version if the versions differ, otherwise by digest."""
     if before[0] and after[0] and before[0] != after[0]:
         return before[0], after[0]
-    short = [digest.removeprefix("sha256:")[:12] or version for version, digest in (before, after)]
+    short = [output.short_digest(digest) or version for version, digest in (before, after)]
     return short[0], short[1]
 
 
@@ -42,16 +42,16 @@ def versions(before: tuple[str, str], after: tuple[str, str]) -> tuple[str, str]
     ),
 )
 @click.argument("name")
-@click.option("--node", "nodes", multiple=True, metavar="NODE", help="On this node; repeatable.")
-@click.option("--upgrade", "is_upgrade", is_flag=True, help="Of an upgrade instead of an install.")
-@click.option("--local", "is_local", is_flag=True, help="Of this machine, without a server.")
-@click.option("--name", "directory", metavar="NAME", help="The directory, where NAME is not a gallery's name.")
-@click.option("--sha256", metavar="HEX", default="", help="Of an archive.")
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Plan for this node; repeatable.")
+@click.option("--upgrade", "is_upgrade", is_flag=True, help="Plan an upgrade instead of an install.")
+@click.option("--local", "is_local", is_flag=True, help="Plan for this machine, without a server.")
+@click.option("--name", "directory", metavar="NAME", help="The directory, if NAME is not a gallery name.")
+@click.option("--sha256", metavar="HEX", default="", help="Digest of an archive.")
 @local.place
 def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **flags: Any) -> None:
-    """What installing NAME would do on each node; nothing is changed.
+    """Show what installing NAME would do on each node; changes nothing.
 
-    With --local, or where there is no server: what it would fetch, reuse and take on this machine.
+    With --local, or without a server: what an install would download, reuse and occupy on this machine.
     """
     from enginehouse.cli.client.connect import has_server
 
@@ -66,14 +66,14 @@ def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **
 
 
 def _plan_fleet(request: dict[str, object]) -> None:
+    from enginehouse.cli.answers import ListedPlan
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Plan
 
     answer = connect().post("/api/operations/plan", request, timeout_seconds=CHECK_SECONDS)
     if wants_json():
         output.emit_json(answer)
         return
-    plan = read(answer, Plan)
+    plan = read(answer, ListedPlan)
     rows = [
         (
             row.node_name,
@@ -88,9 +88,9 @@ def _plan_fleet(request: dict[str, object]) -> None:
         for row in plan.nodes
     ]
     columns = ("NODE", "DOES", "BUILD", "HAS", "WOULD BE", "FETCHES", "FREE DISK", "STATUS", "MACHINE")
-    # On a screen the last two would only break the lines; a pipe and --json have them.
+    # The last two would wrap the lines on a terminal; a pipe and --json have them.
     shown = len(columns) - 2 if output.is_terminal(sys.stdout) else len(columns)
-    output.emit_table(columns[:shown], [row[:shown] for row in rows], "no node would do anything")
+    output.emit_table(columns[:shown], [row[:shown] for row in rows], "nothing to do on any node")
     notes: dict[str, list[str]] = {}
     for row in plan.nodes:
         notes.setdefault(row.note, []).append(row.node_name)

@@ -1,4 +1,4 @@
-"""`enginehouse run`: a model made ready, step by step on stderr, then a chat with it, the answers on stdout."""
+"""`enginehouse run`: loads a model, with progress on stderr, then chats with it, with answers on stdout."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from enginehouse.core.errors import Denied, Hopeless, Invalid, Unavailable
 from enginehouse.core.name import check_model_name
 
 if TYPE_CHECKING:
+    from enginehouse.cli.answers import ListedOperation
     from enginehouse.cli.client.chat import Conversation
-    from enginehouse.cli.client.connect import Frontend
-    from enginehouse.cli.client.shapes import Operation
+    from enginehouse.cli.client.connect import FrontendApi
 
 
 @command(
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument("name")
-@click.option("--prompt", metavar="TEXT", help="Answer this once and end; the same question gives the same answer.")
+@click.option("--prompt", metavar="TEXT", help="Answer this once and exit; the same question gives the same answer.")
 @click.option("--node", metavar="NODE", help="Load the model on this node.")
 @click.option("--no-stream", is_flag=True, help="Show the answer when it is complete.")
 def entry(name: str, prompt: str | None, node: str | None, no_stream: bool) -> int:
-    """Chat with the model NAME; whatever it needs is installed and started first.
+    """Chat with the model NAME; installs and starts what it needs.
 
-    In the chat, Ctrl-C stops an answer, Ctrl-D or /bye ends it, /help lists the rest. In a pipe the question is read
-    from stdin.
+    In the chat, Ctrl-C stops an answer, Ctrl-D or /bye ends the chat, /help lists the commands. In a pipe, the question
+    is read from stdin.
     """
     from enginehouse.cli.client.chat import Conversation
     from enginehouse.cli.client.connect import connect
 
     check_model_name(name)
-    given()  # a token that comes by stdin is read before a question that does
+    given()  # reads a token from stdin before the question is read from there
     question = _question(prompt, name)
     frontend = connect()
     system_prompt = _make_ready(frontend, name, node)
@@ -52,7 +52,7 @@ def entry(name: str, prompt: str | None, node: str | None, no_stream: bool) -> i
 
 
 def _question(prompt: str | None, name: str) -> str | None:
-    """The only question, or None for a chat."""
+    """The question to answer once, or None for a chat."""
     if prompt is None:
         if sys.stdin.isatty():
             if wants_json():
@@ -60,18 +60,18 @@ def _question(prompt: str | None, name: str) -> str | None:
             return None
         prompt = sys.stdin.read()
     if not prompt.strip():
-        raise Invalid(f"cannot ask {name} nothing: the prompt is empty", code="invalid_setting", param="prompt")
+        raise Invalid(f"cannot ask {name}: the prompt is empty", code="invalid_setting", param="prompt")
     return prompt
 
 
-def _make_ready(frontend: Frontend, name: str, node: str | None) -> str:
-    """Load the model and show how; gives its system prompt.
+def _make_ready(frontend: FrontendApi, name: str, node: str | None) -> str:
+    """Load the model and show the progress; returns its system prompt.
 
-    A token that may only use models cannot steer loading; then the first question loads the model as well.
+    A user token may not request a load; then the first question loads the model.
     """
+    from enginehouse.cli.answers import ListedModel
     from enginehouse.cli.client.connect import read
     from enginehouse.cli.client.follow import follow
-    from enginehouse.cli.client.shapes import Model
     from enginehouse.cli.commands.models import is_ready, request_load
 
     try:
@@ -80,16 +80,16 @@ def _make_ready(frontend: Frontend, name: str, node: str | None) -> str:
         if node is not None:
             raise
         return ""
-    # Asked while the load is under way, which takes longer than the answer.
-    models = read(frontend.get("/api/models"), tuple[Model, ...])
+    # Requested while the model loads, so that it costs no time.
+    models = read(frontend.get("/api/models"), tuple[ListedModel, ...])
     if not is_ready(answer):
         _check_loaded(follow(frontend, answer, outcome_to="stderr"), name)
     return next((model.options.system_prompt for model in models if model.name == name), "")
 
 
-def _check_loaded(operation: Operation, name: str) -> None:
+def _check_loaded(operation: ListedOperation, name: str) -> None:
     if operation.is_parked:
-        # `follow` has said why, and that it happens by itself.
+        # `follow` has shown the reason, and that the load continues by itself.
         raise Unavailable(f"cannot chat with {name} yet: the load waits for a node", code="resource_exhausted")
     if operation.status != "succeeded":
         raise Hopeless(
@@ -106,14 +106,14 @@ def _answer_once(conversation: Conversation, question: str) -> int:
     if answer.failure is not None:
         if not answer.text:
             raise answer.failure
-        # Half an answer is out: whatever broke it, this is a failure and not a refusal.
+        # Part of the answer was printed, so the exit code is that of a failure, whatever the error.
         output.remark(f"enginehouse: {answer.failure.message}")
         return 1
     return 130 if answer.is_stopped else 0
 
 
 def _chat(conversation: Conversation) -> int:
-    output.remark(f"{conversation.model} is ready. /help lists what you can do, Ctrl-D ends.")
+    output.remark(f"{conversation.model} is ready. /help lists the commands, Ctrl-D ends the chat.")
     while True:
         try:
             line = _read_line()
@@ -127,9 +127,9 @@ def _chat(conversation: Conversation) -> int:
                 return 0
             case "/clear":
                 conversation.clear()
-                output.remark("forgot what was said")
+                output.remark("cleared the conversation")
             case "/help":
-                output.remark("/clear forgets what was said, /bye or Ctrl-D ends, Ctrl-C stops an answer")
+                output.remark("/clear starts a new conversation, /bye or Ctrl-D ends the chat, Ctrl-C stops an answer")
             case question:
                 failure = conversation.ask(question).failure
                 if failure is not None:
@@ -139,9 +139,9 @@ def _chat(conversation: Conversation) -> int:
 def _read_line() -> str:
     if sys.stdout.isatty():
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # importing it gives `input` its history and editing
+            import readline  # noqa: F401  # importing it adds history and editing to `input`
         return input("> ")
-    # The answers go elsewhere; the prompt must not be among them.
+    # stdout is redirected and holds the answers only, so the prompt goes to stderr.
     sys.stderr.write("> ")
     sys.stderr.flush()
     line = sys.stdin.readline()

@@ -1,4 +1,4 @@
-"""`enginehouse tokens`: who may use the server, steer it, or join it."""
+"""`enginehouse tokens`: access tokens of users, admins and joining nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enginehouse.cli.terminal import output
 
 @group("tokens", examples=("enginehouse tokens create --role join", "enginehouse tokens revoke laptop"))
 def entry() -> None:
-    """Make, list and revoke access tokens."""
+    """Create, list and revoke access tokens."""
 
 
 @command(
@@ -28,10 +28,10 @@ def entry() -> None:
     show_default=True,
     help="user: the OpenAI routes; admin: everything; join: add nodes.",
 )
-@click.option("--name", default="", metavar="NAME", help="What to remember it by.")
-@click.option("--node", default="", metavar="NODE", help="With --role join: for the node of this name alone.")
+@click.option("--name", default="", metavar="NAME", help="A name for it.")
+@click.option("--node", default="", metavar="NODE", help="With --role join: only the node of this name may use it.")
 def create(role: str, name: str, node: str) -> None:
-    """Make a token. It is shown once and never again."""
+    """Create a token. It is shown only once."""
     from enginehouse.core.name import check_name
 
     make_token(role, name, {"node": check_name(node, "node")} if node else {})
@@ -39,20 +39,20 @@ def create(role: str, name: str, node: str) -> None:
 
 @command("list", examples=("enginehouse tokens list",))
 def list_tokens() -> None:
-    """All tokens, without the secrets."""
+    """List tokens; secrets are omitted."""
     show_tokens("")
 
 
 @command("revoke", examples=("enginehouse tokens revoke laptop",))
 @click.argument("name", metavar="TOKEN")
 def revoke(name: str) -> None:
-    """End TOKEN (its name or id): it counts for nothing within a second, on every frontend."""
+    """Revoke TOKEN (a name or id). Every frontend refuses it within a second."""
     end_token(name, "")
 
 
 def make_token(role: str, name: str, more: dict[str, str]) -> None:
+    from enginehouse.cli.answers import ListedToken
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Token
     from enginehouse.core.name import check_name
 
     wanted = {"role": role, **more}
@@ -63,15 +63,15 @@ def make_token(role: str, name: str, more: dict[str, str]) -> None:
     if wants_json():
         output.emit_json(answer)
         return
-    output.say(read(answer, Token).token)
-    output.remark(f"a token for {role}; it is not shown again")
+    output.say(read(answer, ListedToken).token)
+    output.remark(f"a token with the role {role}; it is not shown again")
     if role == "join":
         output.remark(f"on the other machine: enginehouse join {frontend.url} --token @FILE-WITH-THE-TOKEN")
 
 
 def show_tokens(role: str) -> None:
+    from enginehouse.cli.answers import ListedToken
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.client.shapes import Token
 
     answer = connect().get("/api/tokens")
     if wants_json():
@@ -79,21 +79,21 @@ def show_tokens(role: str) -> None:
         return
     rows = [
         (one.id, one.role, one.name, one.node, output.age_of(str(one.created_at)))
-        for one in read(answer, tuple[Token, ...])
+        for one in read(answer, tuple[ListedToken, ...])
         if role in ("", one.role)
     ]
     output.emit_table(("ID", "ROLE", "NAME", "FOR NODE", "AGE"), rows, "no tokens")
 
 
 def end_token(name_or_id: str, role: str) -> None:
+    from enginehouse.cli.answers import ListedToken
     from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.cli.client.shapes import Token
     from enginehouse.core.errors import NotFound
 
     frontend = connect()
     if role:
-        # A name is looked for among those of this role alone: an admin token may have the same.
-        every = read(frontend.get("/api/tokens"), tuple[Token, ...])
+        # Search among tokens of this role only: an admin token may have the same name.
+        every = read(frontend.get("/api/tokens"), tuple[ListedToken, ...])
         found = [one.id for one in every if one.role == role and name_or_id in (one.id, one.name)]
         if not found:
             raise NotFound(f"cannot find an API key {name_or_id!r}: `enginehouse keys list` shows them")
@@ -102,7 +102,7 @@ def end_token(name_or_id: str, role: str) -> None:
     if wants_json():
         output.emit_json(answer)
     else:
-        row = read(answer, Token)
+        row = read(answer, ListedToken)
         output.say(f"revoked the {row.role} token {row.name}")
 
 

@@ -1,4 +1,4 @@
-"""`enginehouse up`: everything on this machine in one command. The work is run.up's."""
+"""`enginehouse up`: a whole server on this machine in one command. Calls run.up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from enginehouse.cli.options.galleries import galleries, installing
-from enginehouse.cli.options.shared import NO_SERVER, command, given, setting, wants_json
+from enginehouse.cli.options.shared import NO_SERVER, command, given, log_level, setting, wants_json
 from enginehouse.cli.options.timings import timings
 from enginehouse.cli.terminal import output
 
@@ -29,31 +29,32 @@ if TYPE_CHECKING:
 @setting("port", "HTTP port; if not given, 8080 or the next free one.", "PORT")
 @setting("name", "Name of this node (the host name).", "NAME")
 @setting("nats_port", "Port of the embedded NATS; if not given, 4222 or the next free one.", "PORT")
-@setting("advertise_nats", "Address of NATS as other machines reach it.", "HOST[:PORT]")
+@setting("advertise_nats", "Address at which other machines reach NATS.", "HOST[:PORT]")
 @setting("base_port", "First port for engines (50051).", "PORT")
-@setting("node_networks", "Where an approved node may move without being approved again.", "CIDR,…")
+@setting("node_networks", "Networks within which an approved node may move without another approval.", "CIDR,…")
 @galleries
 @installing
 @timings
+@log_level
 def entry(**flags: Any) -> int:
     """Run everything on this machine.
 
-    Starts NATS, a frontend and a worker as children and keeps them running. Ctrl-C ends them in order; a second
-    `up` on the same data directory goes on where the first one was.
+    Starts NATS, a frontend and a worker and keeps them running. Ctrl-C stops them in order; the next `up` on the same
+    data directory continues with the same state.
     """
     from enginehouse.settings.programs import UpSettings, load
 
     settings = load(UpSettings, {**flags, "data": given().data}, os.environ)
-    # After the settings: a bad one is told at once, without importing a whole server.
+    # Imported after the settings, so that a bad setting is reported at once.
     from enginehouse import run
 
     return run.up(settings, _greeting(_greet_programs if wants_json() else _greet_people))
 
 
 def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:
-    """`greet`, for whom it is no matter whether anybody listens: the cluster is wanted all the same."""
+    """`greet`, with a closed stdout ignored: the server must run all the same."""
 
-    def told(welcome: Welcome) -> None:
+    def greeting(welcome: Welcome) -> None:
         try:
             greet(welcome)
         except OSError:
@@ -61,7 +62,7 @@ def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:
 
             silence(sys.stdout)
 
-    return told
+    return greeting
 
 
 def _greet_people(welcome: Welcome) -> None:
@@ -75,12 +76,12 @@ def _greet_people(welcome: Welcome) -> None:
         f"  Enginehouse is up: {welcome.url}",
         "",
         f"  API          {welcome.url}/v1   (any OpenAI client)",
-        f"  admin token  {welcome.admin_token_file}   (commands on this machine find it by themselves)",
+        f"  admin token  {welcome.admin_token_file}   (commands on this machine find it automatically)",
         f"  add a node   {welcome.join}",
         f"               ({hint})",
         f"  try it       {welcome.try_it}",
         "",
-        "  Ctrl-C stops everything; what was installed stays.",
+        "  Ctrl-C stops everything; installed backends and models are kept.",
         "",
     ]
     print("\n".join(lines), flush=True)

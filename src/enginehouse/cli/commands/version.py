@@ -1,4 +1,4 @@
-"""`enginehouse version`: which program this is, for people and for bug reports."""
+"""`enginehouse version`: the version, and with --json what a bug report needs."""
 
 from __future__ import annotations
 

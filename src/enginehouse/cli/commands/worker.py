@@ -1,4 +1,4 @@
-"""`enginehouse worker`: the program on a node, set up by variables or flags. `join` is the same for people."""
+"""`enginehouse worker`: the worker of a node, for service managers; `join` is for people. Calls run.worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 from typing import Any
 
 from enginehouse.cli.options.galleries import installing
-from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, setting
+from enginehouse.cli.options.node import node
+from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, log_level, setting
 
 
 @command(
@@ -21,26 +22,23 @@ from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, setting
         "ENGINEHOUSE_URL=http://server:8080 ENGINEHOUSE_TOKEN=… enginehouse worker --name attic",
     ),
 )
-@setting("name", "Name of this node (the host name).", "NAME")
-@setting("nats_url", "The NATS server, where the frontend does not say; may hold user:password@.", "URL")
-@setting("advertise_host", "Address of this machine as the frontend reaches it.", "ADDRESS")
-@setting("base_port", "First port for engines (50051).", "PORT")
-@setting("labels", "Labels of this node.", "KEY=VALUE,…")
+@node
 @setting("grace_seconds", "How long an engine may take to stop (10s).", "DURATION")
 @setting("max_replicas_per_model", "Replicas of one model on this node (1).", "NUMBER")
 @installing
+@log_level
 def entry(**flags: Any) -> int:
     """Run the worker of a node alone.
 
-    Reads LocalAI's LOCALAI_REGISTER_TO, LOCALAI_REGISTRATION_TOKEN, LOCALAI_NODE_NAME, LOCALAI_NODE_LABELS and
-    LOCALAI_NATS_URL too.
+    Also reads LocalAI's LOCALAI_REGISTER_TO, LOCALAI_REGISTRATION_TOKEN, LOCALAI_NODE_NAME, LOCALAI_NODE_LABELS and
+    LOCALAI_NATS_URL.
     """
     from enginehouse.settings.programs import WorkerSettings, load
 
     shared = given()
     flags = {**flags, "data": shared.data, "url": shared.url, "token": shared.token}
     settings = load(WorkerSettings, flags, os.environ)
-    # After the settings: a bad one is told at once, without importing a whole worker.
+    # Imported after the settings, so that a bad setting is reported at once.
     from enginehouse import run
 
     return run.worker(settings)

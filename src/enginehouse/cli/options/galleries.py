@@ -1,6 +1,4 @@
-"""The flags for galleries and for hosts that may be reached, which several commands share; and the galleries
-themselves for commands that need no server.
-"""
+"""The flags for galleries and installing, which several commands share, and loading galleries without a server."""
 
 from __future__ import annotations
 
@@ -20,51 +18,49 @@ if TYPE_CHECKING:
     from enginehouse.settings.programs import LocalSettings
 
 Function = Callable[..., Any]
-TOLD_SECONDS = 24 * 3600.0
+REMIND_SECONDS = 24 * 3600.0  # a missing gallery is reported at most this often
 
 
 def allow_host(function: Function) -> Function:
-    # None where it was not given: only then do the variable and the file count.
+    # None if it was not given, so that the variable and the file are read.
     return click.option(
         "--allow-host",
         "allowed_hosts",
         multiple=True,
         metavar="HOST",
         callback=lambda context, parameter, value: value or None,
-        help="A host or network that may be reached although it is not public, or http://HOST; repeatable.",
+        help="A host or network that may be reached although it is not public; http://HOST allows HTTP; repeatable.",
     )(function)
 
 
 def installing(function: Function) -> Function:
-    """The flags of everything that installs backends."""
-    function = setting("backends_system_path", "Backends that came with the machine.", "DIR")(function)
-    function = setting("archive_limit_bytes", "How large an image may be when it is unpacked (20GiB).", "SIZE")(
+    """Add the flags of commands that install backends."""
+    function = setting("backends_system_path", "Directory of backends that are part of the system.", "DIR")(function)
+    function = setting("archive_limit_bytes", "Largest image that is unpacked (20GiB).", "SIZE")(function)
+    function = setting("blob_cap_bytes", "How much downloaded data is kept for later versions (20GiB).", "SIZE")(
         function
     )
-    function = setting("blob_cap_bytes", "How much of what was fetched is kept for later versions (20GiB).", "SIZE")(
-        function
-    )
-    function = setting("engine_user", "Run engines as this user of the machine; the worker must be root.", "NAME")(
-        function
-    )
+    function = setting("engine_user", "Run engines as this user; the worker must be root.", "NAME")(function)
     function = setting(
-        "engine_confinement", "off: engines may use whatever this user may (auto: as little as they need).", "auto|off"
+        "engine_confinement",
+        "auto: engines may access only what they need; off: all that this user may (auto).",
+        "auto|off",
     )(function)
     function = setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")(function)
     return allow_host(function)
 
 
 def galleries(function: Function) -> Function:
-    """The flag of everything that reads galleries; what reaches them needs `allow_host` or `installing` too."""
-    return setting(
-        "backend_galleries", "Galleries after the built-in one, as LocalAI writes them; [] for none.", "JSON"
-    )(function)
+    """Add the flag of commands that read galleries; they also need `allow_host` or `installing`."""
+    return setting("backend_galleries", "Galleries after the built-in one, in LocalAI's format; [] for none.", "JSON")(
+        function
+    )
 
 
 def load_galleries(
     flags: dict[str, Any], chosen: tuple[str, ...] = ()
 ) -> tuple[tuple[Gallery, ...], tuple[GalleryState, ...]]:
-    """The built-in gallery and the configured ones, or those `chosen` by path or address; no server is asked."""
+    """Load the built-in gallery and the configured ones, or those `chosen` by path or address."""
     import asyncio
     import logging
     import os
@@ -76,21 +72,21 @@ def load_galleries(
 
     settings = load(LocalSettings, {**flags, "data": given().data}, os.environ)
     wanted = named_sources(chosen) if chosen else settings.backend_galleries
-    # Private, as whatever else makes it would.
+    # Private, as every program creates it.
     with contextlib.suppress(OSError):
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Whoever sits before a terminal is told below, in sentences; without any handler the log would go there too.
+    # The states are printed below; without a handler, warnings of the log would be printed too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
 
-    told = _Told(settings.data / "galleries")
+    missing = _MissingGalleries(settings.data / "galleries")
 
     async def read() -> Sources:
         sources = Sources(wanted, Client(Rules(settings.allowed_hosts)), settings.data / "galleries")
         try:
             await sources.restore()
             for name, url in sources.due:
-                if not url.startswith("file:") and not told.has(name):
-                    remark(f"asking for the gallery {name} …")
+                if not url.startswith("file:") and not missing.has(name):
+                    remark(f"reading the gallery {name} …")
             await sources.refresh()
         finally:
             await sources.close()
@@ -99,16 +95,18 @@ def load_galleries(
     sources = asyncio.run(read())
     for state in sources.states:
         if state.status == "stale" and state.age_seconds is not None:
-            remark(f"the gallery {state.name} is {age(state.age_seconds)} old: {state.error or 'nobody asked since'}")
+            remark(
+                f"the gallery {state.name} is {age(state.age_seconds)} old: {state.error or 'it was not read since'}"
+            )
         elif state.status == "never loaded":
-            told.once(state.name, f"the gallery {state.name} is missing: {state.error}", remark)
+            missing.once(state.name, f"the gallery {state.name} is missing: {state.error}", remark)
         if state.status != "never loaded":
-            told.forget(state.name)
+            missing.forget(state.name)
     return (load_builtin(), *sources.galleries), sources.states
 
 
-class _Told:
-    """Which galleries were called missing: a machine without a network is told so once, not with every command."""
+class _MissingGalleries:
+    """Remembers which galleries were reported missing, so that an offline machine reports each once a day."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -120,7 +118,7 @@ class _Told:
         import time
 
         try:
-            return 0 <= time.time() - self._path(name).stat().st_mtime < TOLD_SECONDS
+            return 0 <= time.time() - self._path(name).stat().st_mtime < REMIND_SECONDS
         except OSError:
             return False
 
@@ -147,7 +145,7 @@ def local_settings(flags: dict[str, Any]) -> LocalSettings:
 
 
 def named_sources(chosen: tuple[str, ...]) -> tuple[GallerySource, ...]:
-    """Galleries given by path or address, each with a name made from it."""
+    """Galleries given by path or address, each with a unique name derived from it."""
     from enginehouse.core.gallery_source import BUILTIN, GallerySource, location
     from enginehouse.core.name import MAX_NAME
 

@@ -1,4 +1,4 @@
-"""Names given on the command line, checked by the same rules and with the same sentences as the frontend's."""
+"""Checks names given on the command line, with the rules and messages of the frontend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enginehouse.core.name import check_name
 
 
 def checked_nodes(values: Iterable[str]) -> list[str]:
-    """Names or ids of nodes; an id passes as a name."""
+    """Names or ids of nodes; an id is also a valid name."""
     return [check_name(value, "node") for value in values]
 
 
@@ -19,3 +19,8 @@ def checked_backend(value: str) -> str:
         check_name(gallery, "gallery")
     check_name(name, "backend")
     return value
+
+
+def node_body(node: str | None) -> dict[str, str]:
+    """The body of a request about one node; empty for all of them."""
+    return {} if node is None else {"node": check_name(node, "node")}

@@ -1,7 +1,7 @@
-"""What all commands have in common: the options `--data`, `--url`, `--token` and `--json`, examples in the help.
+"""What all commands share: the options `--data`, `--url`, `--token` and `--json`, and examples in the help.
 
-The shared options are accepted before and after the subcommand; the later one wins. They are kept in the context,
-so that no command has to list them. Nothing heavy is imported here: every `--help` pays for it.
+The shared options are accepted before and after the subcommand; the later one takes precedence. They are stored in the
+context, so that no command has to list them. Nothing heavy is imported here, because every `--help` imports this.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import click
 
 from enginehouse.core.errors import Invalid
 
-# What shared options mean to a command for which they mean something else; "" for nothing, then its help is silent.
+# Help texts of shared options for commands where they mean something else; "" hides an option without a meaning.
 Meanings = Mapping[str, str]
-_AS_EVERYWHERE: Meanings = {}
+_DEFAULT_MEANINGS: Meanings = {}
 NO_SERVER: Meanings = {"--url": "", "--token": ""}
 NO_ANSWER: Meanings = {**NO_SERVER, "--json": ""}
 JOIN_TOKEN = "The join token; @FILE reads a file, - stdin (ENGINEHOUSE_TOKEN)."
 
-MAX_TOKEN = 4096  # characters of a file: a token is a line, and what is longer is something else
-_WHOLE_SENTENCE = 1000  # characters: longer than any
+MAX_TOKEN = 4096  # characters; a longer first line is not a token
+_MAX_DESCRIPTION = 1000  # characters; longer than any description
 _KEY = "enginehouse.given"
 _SHARED = frozenset({"data", "url", "token", "json"})
 
 
 class Given(NamedTuple):
-    """The shared options as they were given; None where they were not."""
+    """The shared options; None if not given."""
 
     data: str | None
     url: str | None
@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 
 def given() -> Given:
-    """What the running command was given. `--token -` and `--token @FILE` are read here, and only when needed."""
+    """The shared options of the running command. `--token -` and `--token @FILE` are read here, only when needed."""
     found: dict[str, Any] = click.get_current_context().meta.get(_KEY, {})
     token = found.get("token")
     if token == "-":
@@ -52,11 +52,21 @@ def wants_json() -> bool:
     return bool(click.get_current_context().meta.get(_KEY, {}).get("json"))
 
 
+def emit(answer: object, sentence: str) -> None:
+    """Print the answer with --json, otherwise a sentence about it."""
+    from enginehouse.cli.terminal import output
+
+    if wants_json():
+        output.emit_json(answer)
+    else:
+        output.say(sentence)
+
+
 def _token_from_stdin() -> str:
     token = sys.stdin.readline().strip()
     if not token:
         raise Invalid(
-            "cannot read a token from stdin: it is empty; pipe it in, for example with `< token-file`",
+            "cannot read a token from stdin: it is empty; pipe one in, for example with `< token-file`",
             code="invalid_setting",
             param="token",
         )
@@ -70,7 +80,7 @@ def _token_from_file(name: str) -> str:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise Invalid(
-            f"cannot read a token from {name!r}: {why}; --token @FILE takes the path of a file that holds it",
+            f"cannot read a token from {name!r}: {why}; --token @FILE takes the path of a file with the token",
             code="invalid_setting",
             param="token",
         ) from error
@@ -95,7 +105,7 @@ def _shared_options(meanings: Meanings) -> list[click.Parameter]:
         option("--data", "Data directory (ENGINEHOUSE_DATA).", metavar="DIR"),
         option("--url", "The frontend to talk to (ENGINEHOUSE_URL).", metavar="URL"),
         option("--token", "Its token; @FILE reads a file, - stdin (ENGINEHOUSE_TOKEN).", metavar="TOKEN"),
-        option("--json", "Answer in JSON.", is_flag=True),
+        option("--json", "Print JSON.", is_flag=True),
     ]
 
 
@@ -110,9 +120,11 @@ def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> 
             formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-class CliCommand(click.Command):
+class _WithExamples(click.Command):
+    """A command with the shared options, and with examples at the end of its help."""
+
     def __init__(
-        self, *arguments: Any, examples: Sequence[str] = (), meanings: Meanings = _AS_EVERYWHERE, **attributes: Any
+        self, *arguments: Any, examples: Sequence[str] = (), meanings: Meanings = _DEFAULT_MEANINGS, **attributes: Any
     ) -> None:
         attributes["params"] = _own_first(attributes.get("params") or [], meanings)
         super().__init__(*arguments, **attributes)
@@ -122,40 +134,38 @@ class CliCommand(click.Command):
         _write_examples(formatter, self.examples)
 
 
-class CliGroup(click.Group):
+class CliCommand(_WithExamples):
+    pass
+
+
+class CliGroup(_WithExamples, click.Group):
     command_class = CliCommand
 
-    def __init__(
-        self, *arguments: Any, examples: Sequence[str] = (), meanings: Meanings = _AS_EVERYWHERE, **attributes: Any
-    ) -> None:
-        attributes["params"] = _own_first(attributes.get("params") or [], meanings)
-        super().__init__(*arguments, **attributes)
-        self.examples = tuple(examples)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # The default cuts descriptions off where a line ends.
-        rows = [(name, one.get_short_help_str(_WHOLE_SENTENCE)) for name, one in sorted(self.commands.items())]
+        # The default implementation truncates descriptions to one line.
+        rows = [(name, one.get_short_help_str(_MAX_DESCRIPTION)) for name, one in sorted(self.commands.items())]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_examples(formatter, self.examples)
-
 
 def command(
-    name: str, *, examples: Sequence[str], meanings: Meanings = _AS_EVERYWHERE
+    name: str, *, examples: Sequence[str], meanings: Meanings = _DEFAULT_MEANINGS
 ) -> Callable[[Callable[..., Any]], click.Command]:
     return click.command(name, cls=CliCommand, examples=examples, meanings=meanings)
 
 
 def group(
-    name: str, *, examples: Sequence[str], meanings: Meanings = _AS_EVERYWHERE
+    name: str, *, examples: Sequence[str], meanings: Meanings = _DEFAULT_MEANINGS
 ) -> Callable[[Callable[..., Any]], CliGroup]:
     return click.group(name, cls=CliGroup, examples=examples, meanings=meanings)
 
 
 def setting(field: str, help: str, metavar: str = "TEXT") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A flag for a field of settings. Its text is passed on unread: `settings.load` checks it like any other place."""
+    """A flag for a field of settings. Its text is passed on unchecked: `settings.load` checks every value."""
     name = field.removesuffix("_seconds").removesuffix("_bytes").replace("_", "-")
     return click.option(f"--{name}", field, metavar=metavar, help=help)
+
+
+no_follow_option = click.option("--no-follow", is_flag=True, help="Do not wait; print the id of the operation.")
+log_level = setting("log_level", "Least severity that is logged: debug, info, warning or error (info).", "LEVEL")

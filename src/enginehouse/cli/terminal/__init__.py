@@ -1,1 +1,1 @@
-"""What a person sees: tables, bars, progress lines."""
+"""Output on a terminal: tables, bars, progress lines."""

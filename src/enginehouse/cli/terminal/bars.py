@@ -1,7 +1,7 @@
-"""One live bar per row of an operation, on a terminal.
+"""Live bars on a terminal, one per row of an operation.
 
-Drawn by rich on its own clock, so countdowns and the spinner move while nothing arrives: never silent for a second.
-The lines that remain afterwards are not this view's: it leaves nothing behind.
+rich redraws them periodically, so countdowns and spinners move while no event arrives. The view erases itself at its
+end; the outcome is printed elsewhere.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.cli.client.shapes import Operation, Row
+from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.progress import describe, next_try, subject, why
 from enginehouse.core.progress import format_bytes
 
 FRAMES_PER_SECOND = 8.0
-RATE_SECONDS = 3.0  # the span that a rate is taken over: long enough to be calm, short enough to be true
+RATE_SECONDS = 3.0  # the window of the rate: long enough to be steady, short enough to be current
 BAR_WIDTH = 24
 _STYLES = {"success": "green", "error": "red", "running_on_worker": "yellow", "queued": "yellow"}
 
@@ -50,14 +50,14 @@ class Meter:
 class Bars:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
-        self._operation: Operation | None = None
+        self._operation: ListedOperation | None = None
         self._shown_at = 0.0
         self._meters: dict[str, Meter] = {}
         self._spinner = Spinner("dots")
         self._moving = Spinner("dots")
         self._trouble = ""
         self._trouble_since = 0.0
-        # Last: it draws once while it is made.
+        # Last, because its constructor already calls `_render`.
         self._live = Live(
             console=self._console,
             get_renderable=self._render,
@@ -72,7 +72,7 @@ class Bars:
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
 
-    def show(self, operation: Operation, answer: object) -> None:
+    def show(self, operation: ListedOperation, answer: object) -> None:
         now = time.monotonic()
         for row in operation.rows:
             if row.status == "downloading" and row.total_bytes:
@@ -92,34 +92,34 @@ class Bars:
         if operation is None:
             return self._spinner
         rows = self._visible(operation.rows)
-        doing = self._said_once(operation.rows)
-        parts = self._lines(rows, doing) if rows else [self._line(self._waiting_text(operation))]
-        if len(operation.rows) > 1 or doing:
+        shared = self._shared_action(operation.rows)
+        parts = self._lines(rows, shared) if rows else [self._line(self._waiting_text(operation))]
+        if len(operation.rows) > 1 or shared:
             done = sum(not row.is_open for row in operation.rows)
             figures = f"{done} of {len(operation.rows)} done"
-            parts.append(Text(output.printable(f"{doing}: {figures}" if doing else figures), style="dim"))
+            parts.append(Text(output.printable(f"{shared}: {figures}" if shared else figures), style="dim"))
         if self._trouble:
             seconds = int(time.monotonic() - self._trouble_since)
             parts.append(Text(output.printable(f"{self._trouble}; trying again ({seconds} s)"), style="yellow"))
         return Group(*parts)
 
-    def _said_once(self, rows: tuple[Row, ...]) -> str:
-        """What all rows do, where there is no room to say it in each of them: then the names of nodes are enough."""
+    def _shared_action(self, rows: tuple[ListedRow, ...]) -> str:
+        """The action that all rows share, if there is no room for it in each row; then rows show only their nodes."""
         doing = {row.action for row in rows}
         longest = max((len(subject(row)) for row in rows), default=0)
         return doing.pop() if longest > self._console.size.width // 3 and len(doing) == 1 else ""
 
-    def _lines(self, rows: tuple[Row, ...], doing: str) -> list[RenderableType]:
-        # Widths are set here: left alone, rich shrinks the marks and the bars to make room for long reasons.
+    def _lines(self, rows: tuple[ListedRow, ...], shared: str) -> list[RenderableType]:
+        # Fixed widths: otherwise rich shrinks the marks and the bars to make room for long reasons.
         screen = self._console.size.width
-        names = [output.printable(row.node_name if doing else subject(row)) for row in rows]
+        names = [output.printable(row.node_name if shared else subject(row)) for row in rows]
         name = min(max(len(one) for one in names), screen // 3)
         bar = min(BAR_WIDTH, screen // 5)
         words = max(1, screen - 1 - name - bar - 3)
         lines: list[RenderableType] = []
         for row, named in zip(rows, names, strict=True):
             mark, *cells = self._cells(row)
-            # What has no bar has its room for words: a reason is longer than figures.
+            # A row without a bar uses that space for its reason, which is longer than figures.
             widths = (1, name, bar, words) if len(cells) == 2 else (1, name, bar + 1 + words)
             line = Table.grid(padding=(0, 1, 0, 0))
             for width in widths:
@@ -132,18 +132,18 @@ class Bars:
         self._spinner.update(text=Text(output.printable(text)))
         return self._spinner
 
-    def _waiting_text(self, operation: Operation) -> str:
+    def _waiting_text(self, operation: ListedOperation) -> str:
         return f"{operation.kind} {operation.name}: {operation.message or operation.status}"
 
-    def _visible(self, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-        """All, or what fits the screen: then what moves or went wrong comes before what is done."""
+    def _visible(self, rows: tuple[ListedRow, ...]) -> tuple[ListedRow, ...]:
+        """All rows, or those that fit on the screen: first active and failed ones, then queued, then finished."""
         room = max(3, self._console.size.height - 4)
         if len(rows) <= room:
             return rows
         return tuple(sorted(rows, key=lambda row: (row.status == "success", row.status == "queued")))[:room]
 
-    def _cells(self, row: Row) -> tuple[RenderableType, ...]:
-        """The mark, the bar where it has one, and the words."""
+    def _cells(self, row: ListedRow) -> tuple[RenderableType, ...]:
+        """The mark, the bar if there is one, and the text."""
         style = _STYLES.get(row.status, "")
         words = Text(output.printable(self._words(row)), style=style)
         match row.status:
@@ -156,17 +156,17 @@ class Bars:
             case _:
                 return Text("✗", style=style), words
 
-    def _bar(self, row: Row, percentage: float) -> ProgressBar:
+    def _bar(self, row: ListedRow, percentage: float) -> ProgressBar:
         unknown = row.status != "success" and not row.total_bytes
         total = None if unknown else 100.0
         return ProgressBar(total=total, completed=percentage, pulse=unknown)
 
-    def _words(self, row: Row) -> str:
+    def _words(self, row: ListedRow) -> str:
         due = row.due_in_seconds
         if due is not None:
             due -= time.monotonic() - self._shown_at
         if when := next_try(row, due):
-            return f"{when}: {why(row)}"  # what moves comes first: a long reason must not hide it
+            return f"{when}: {why(row)}"  # the countdown first, so that a long reason does not hide it
         text = describe(row, due)
         if row.status != "downloading" or not row.total_bytes:
             return text

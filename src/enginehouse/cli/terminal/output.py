@@ -1,7 +1,7 @@
-"""How answers look: tables on a terminal, tab-separated lines in a pipe, JSON when asked for.
+"""Formats output: tables on a terminal, tab-separated lines in a pipe, JSON with --json.
 
-What was asked for goes to stdout, remarks to stderr. Names and reasons come from other machines, so nothing is
-written before its control characters are taken out: a node must not be able to steer somebody's terminal.
+Results go to stdout, remarks to stderr. Names and reasons come from other machines, so control characters are removed
+before anything is written: a node must not be able to control the user's terminal.
 """
 
 from __future__ import annotations
@@ -33,20 +33,24 @@ _STYLES = {
     "failed": "red",
     "broken": "red",
 }
-UNBROKEN = 24  # a word that is at most so long is never broken: names and ids are read and copied whole
+UNBROKEN = 24  # a word up to this length is never wrapped, because names and ids are copied
 _DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """`text` without what could move a cursor; newlines and tabs stay only where `lines` says so."""
+    """`text` without control characters; newlines and tabs are kept only if `lines` is set."""
     text = _CONTROL.sub("", text)
     return text if lines else re.sub(r"[\t\n]+", " ", text)
 
 
 def shortened(text: str) -> str:
-    """`text` with the digests in it as short as everywhere else; `--json` has them whole."""
+    """`text` with short digests; `--json` shows them in full."""
     return _DIGEST.sub(r"\1", text)
+
+
+def short_digest(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:12]
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -62,12 +66,12 @@ def can_show(text: str, stream: TextIO) -> bool:
 
 
 def say(text: str, *, lines: bool = False) -> None:
-    """One line of the answer."""
+    """Print one line of the result to stdout."""
     print(printable(text, lines=lines))
 
 
 def remark(text: str) -> None:
-    """One line beside the answer."""
+    """Print one remark to stderr."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -85,7 +89,7 @@ def emit_json_line(document: object) -> None:
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
-    """On a terminal a table; in a pipe one line per row, fields separated by tabs, without a head."""
+    """Print a table on a terminal; in a pipe, one line per row with tabs between fields and no header."""
     cells = [[printable(cell) for cell in row] for row in rows]
     if not is_terminal(sys.stdout):
         for row in cells:
@@ -97,9 +101,7 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str
 
 
 def fit_last(columns: Sequence[str], rows: Sequence[Sequence[str]], least: int = 20) -> list[list[str]]:
-    """The rows with the last cell cut to what a terminal has room for: a thousand paragraphs are no list. In a pipe
-    they stay as they are.
-    """
+    """The rows with the last cell truncated to the width of the terminal; unchanged in a pipe."""
     cells = [list(row) for row in rows]
     if not cells or not is_terminal(sys.stdout):
         return cells
@@ -128,13 +130,13 @@ def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         _draw_wide((columns, *rows))
         return
     for row in rows:
-        # Text, not str: brackets in a name are not markup.
+        # Text, not str: rich would read brackets in a str as markup.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console.print(table)
 
 
 def _draw_wide(rows: Sequence[Sequence[str]]) -> None:
-    """On a screen that is too narrow for whole words, lines run on into the next: better than words in pieces."""
+    """Print a table on a terminal that is too narrow: the terminal wraps lines, but words stay whole."""
     from rich.cells import cell_len
 
     widths = [max(cell_len(cell) for cell in column) for column in zip(*rows, strict=True)]
@@ -144,7 +146,7 @@ def _draw_wide(rows: Sequence[Sequence[str]]) -> None:
 
 
 def emit_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """The properties of one thing, those without a value left out."""
+    """Print the properties of one thing; those without a value are omitted."""
     shown = [(name, value) for name, value in facts if value]
     if not is_terminal(sys.stdout):
         for name, value in shown:
@@ -156,7 +158,7 @@ def emit_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 
 def age(seconds: float) -> str:
-    """How long ago, in one unit: nobody reads the second one."""
+    """An age in its largest unit."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
@@ -164,7 +166,7 @@ def age(seconds: float) -> str:
 
 
 def age_of(moment: str) -> str:
-    """The age of an RFC 3339 time; the text itself where it is not one."""
+    """The age of an RFC 3339 time; the text itself if it is not one."""
     try:
         return age(time.time() - datetime.fromisoformat(moment).timestamp())
     except ValueError:
@@ -176,5 +178,5 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3 min`: for waits that are told in advance."""
+    """A duration such as `42 s` or `3 min`."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,7 +1,7 @@
-"""How an operation looks while it is followed: lines in a pipe, JSON lines on request, bars on a terminal.
+"""Views of an operation while it is followed: lines in a pipe, JSON lines with --json, bars on a terminal.
 
-A view is told every state and decides what of it is worth showing. Lines appear on a change of state or phase and
-otherwise at most every two seconds, however many nodes report; bars are in `bars.py`, because only they need rich.
+A view gets every state and decides what to show. Lines are printed when a state or phase changes, and otherwise at most
+every two seconds, however many nodes report. Bars are in `bars.py`, because only they need rich.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from enginehouse.cli.client.shapes import Operation, Row
+from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.terminal import output
 from enginehouse.core.intent import DRAINING, NODE_AWAY
 from enginehouse.core.progress import format_bytes
 
 LINE_SECONDS = 2.0
 
-# What workers remark on a success that not everybody would expect.
+# Remarks of workers on a success that may be unexpected.
 _NOTES = {"already_absent": " (it was not there)"}
 _PHASES = {"": "working", "resolving": "looking up", "extracting": "unpacking"}
 
@@ -28,19 +28,19 @@ class View(Protocol):
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def show(self, operation: Operation, answer: object) -> None: ...
+    def show(self, operation: ListedOperation, answer: object) -> None: ...
 
     def trouble(self, text: str) -> None:
-        """Why nothing can be seen at the moment; "" when it can be again."""
+        """Show why no state arrives at the moment; "" when states arrive again."""
 
     def tell(self, line: str) -> None:
-        """One line about how it ended."""
+        """Show one line of the outcome."""
 
 
 def choose_view(*, as_json: bool) -> View:
     if as_json:
         return JsonLines()
-    # A terminal that cannot show them would get lines that are longer than they were made to be, and be flooded.
+    # A terminal that cannot show these characters would get escapes instead, which overflow and wrap its lines.
     if output.is_terminal(sys.stderr) and output.can_show("✓✗…⠋━", sys.stderr):
         from enginehouse.cli.terminal.bars import Bars
 
@@ -48,29 +48,29 @@ def choose_view(*, as_json: bool) -> View:
     return Lines()
 
 
-def phase_words(row: Row) -> str:
-    # Every command says first that it has come; only those that fetch something have anything to look up.
+def phase_words(row: ListedRow) -> str:
+    # Every command starts in this phase, but only those that fetch something look anything up.
     is_fetched = row.action.partition(" ")[0] in ("install", "upgrade", "place")
     phase = "" if row.phase == "resolving" and not is_fetched else row.phase
     words = _PHASES.get(phase, phase)
     return f"{words} {output.shortened(row.file_name)}" if row.file_name else words
 
 
-def next_try(row: Row, due_in_seconds: float | None) -> str:
-    """When a row that failed for the moment is tried again; "" for any other."""
+def next_try(row: ListedRow, due_in_seconds: float | None) -> str:
+    """When a row that waits after an error is retried; "" for any other row."""
     if row.status != "queued" or row.reason in (NODE_AWAY, DRAINING) or not (row.error or row.reason):
         return ""
-    # A wait that is due is about to be tried: a countdown must not stop at zero and say nothing.
+    # At zero the retry is about to start, so the countdown is replaced.
     soon = due_in_seconds is None or due_in_seconds < 1
     return "trying again" if soon else f"next try in {output.duration(due_in_seconds or 0)}"
 
 
-def why(row: Row) -> str:
+def why(row: ListedRow) -> str:
     return output.shortened(row.error or row.reason)
 
 
-def describe(row: Row, due_in_seconds: float | None) -> str:
-    """Where the row stands, in words: the state, the reason, and when the next try is."""
+def describe(row: ListedRow, due_in_seconds: float | None) -> str:
+    """The state of a row in words, with the reason and the time of the next retry."""
     match row.status:
         case "success":
             return "done"
@@ -94,8 +94,8 @@ def describe(row: Row, due_in_seconds: float | None) -> str:
             return row.status
 
 
-def with_bytes(row: Row) -> str:
-    """The description in a line of its own, with the figures that a bar would show."""
+def with_bytes(row: ListedRow) -> str:
+    """The description with the figures that a bar would show."""
     text = describe(row, row.due_in_seconds)
     if row.status == "downloading" and row.total_bytes:
         done, total = format_bytes(row.current_bytes), format_bytes(row.total_bytes)
@@ -103,12 +103,12 @@ def with_bytes(row: Row) -> str:
     return text
 
 
-def subject(row: Row) -> str:
+def subject(row: ListedRow) -> str:
     return f"{row.node_name}: {row.action}" if row.action else row.node_name
 
 
-def ending_lines(operation: Operation) -> Iterator[str]:
-    """One line per row with its outcome, then the nodes that were left out, then what belongs to no node."""
+def ending_lines(operation: ListedOperation) -> Iterator[str]:
+    """One line per row with its outcome, then the excluded nodes, then an error that belongs to no row."""
     marks = {"success": "✓", "error": "✗", "cancelled": "✗", "superseded": "✗"}
     plain = {"success": "ok", "error": "FAILED", "cancelled": "FAILED", "superseded": "FAILED"}
     fancy = output.can_show("✓✗…", sys.stdout) and output.can_show("✓✗…", sys.stderr)
@@ -120,13 +120,13 @@ def ending_lines(operation: Operation) -> Iterator[str]:
         yield f"{mark} {subject(row)}{end}"
     for excluded in operation.excluded or ():
         yield f"- {excluded.node_name}: left out: {excluded.reason}"
-    told = {row.error for row in operation.rows}
-    if operation.status == "failed" and operation.error and not any(one and one in operation.error for one in told):
+    shown = {row.error for row in operation.rows}
+    if operation.status == "failed" and operation.error and not any(one and one in operation.error for one in shown):
         yield f"{'✗' if fancy else 'FAILED'} {operation.error}"
 
 
 class Lines:
-    """One plain line per change, to stderr."""
+    """Prints one plain line per change to stderr."""
 
     def __init__(
         self, write: Callable[[str], None] = output.remark, monotonic: Callable[[], float] = time.monotonic
@@ -134,7 +134,7 @@ class Lines:
         self._write = write
         self._monotonic = monotonic
         self._seen: dict[str, tuple[object, ...]] = {}
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
         self._written_at = 0.0
         self._trouble = ""
 
@@ -144,24 +144,24 @@ class Lines:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def show(self, operation: Operation, answer: object) -> None:
-        moved: list[Row] = []
+    def show(self, operation: ListedOperation, answer: object) -> None:
+        moved: list[ListedRow] = []
         for row in operation.rows:
             seen = (row.status, row.phase, row.reason, row.error, row.attempt)
             if self._seen.get(row.key) != seen:
                 self._seen[row.key] = seen
-                # The end of a row is told once, with the others at the end.
+                # The outcome of a row is printed at the end, with the others.
                 if row.is_open:
-                    self._tell(row)
-            elif row.is_open and self._told.get(row.key) != with_bytes(row) and row.current_bytes:
+                    self._print(row)
+            elif row.is_open and self._printed.get(row.key) != with_bytes(row) and row.current_bytes:
                 moved.append(row)
         if moved and self._monotonic() - self._written_at >= LINE_SECONDS:
-            self._tell(min(moved, key=lambda row: list(self._told).index(row.key)))
+            self._print(min(moved, key=lambda row: list(self._printed).index(row.key)))
 
-    def _tell(self, row: Row) -> None:
-        # Last told is last in the dict, so that rows that move at the same time take turns.
-        self._told.pop(row.key, None)
-        self._told[row.key] = with_bytes(row)
+    def _print(self, row: ListedRow) -> None:
+        # The last printed row is last in the dict, so that rows with progress take turns.
+        self._printed.pop(row.key, None)
+        self._printed[row.key] = with_bytes(row)
         self._written_at = self._monotonic()
         self._write(f"{subject(row)}: {with_bytes(row)}")
 
@@ -175,7 +175,7 @@ class Lines:
 
 
 class JsonLines:
-    """Every state of the operation as one line of JSON, to stdout; remarks stay on stderr."""
+    """Prints every state of the operation as one line of JSON to stdout; remarks go to stderr."""
 
     def __init__(self) -> None:
         self._last: object = None
@@ -187,8 +187,8 @@ class JsonLines:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def show(self, operation: Operation, answer: object) -> None:
-        # After a break the same state is read again.
+    def show(self, operation: ListedOperation, answer: object) -> None:
+        # After an interruption the same state may be read again.
         if answer != self._last:
             output.emit_json_line(answer)
         self._last = answer

@@ -1,6 +1,8 @@
 """The parts of the frontend's answers that the commands show.
 
-Unknown fields are ignored and missing ones have defaults, so that a newer or older frontend can be talked to.
+Unknown fields are ignored, and only fields that every frontend has always sent are required, so that commands can talk
+to a newer or older frontend. Structs of `core` are used where the frontend sends them; those of `frontend` are not,
+because importing them would import the database.
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from enginehouse.core.backend import InstalledBackend
-from enginehouse.core.operation import RequestOptions
+from enginehouse.core.model import ModelOptions
+from enginehouse.core.operation import Excluded, RequestOptions
 from enginehouse.core.replica import RunningReplica
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class ListedRow(Struct, frozen=True, kw_only=True):
     """One action on one node of an operation."""
 
     node_id: str = ""
@@ -40,13 +43,7 @@ class Row(Struct, frozen=True, kw_only=True):
         return self.status in ("queued", "downloading", "running_on_worker")
 
 
-class Excluded(Struct, frozen=True, kw_only=True):
-    node_name: str = ""
-    reason: str = ""
-    code: str = ""
-
-
-class Operation(Struct, frozen=True, kw_only=True):
+class ListedOperation(Struct, frozen=True, kw_only=True):
     id: str = field(name="jobID")
     name: str = ""
     kind: str = ""
@@ -57,30 +54,30 @@ class Operation(Struct, frozen=True, kw_only=True):
     progress: int = 0
     message: str = ""
     error: str = ""
-    nodes: tuple[Row, ...] | None = None
+    nodes: tuple[ListedRow, ...] | None = None
     excluded: tuple[Excluded, ...] | None = None
     asked: RequestOptions = RequestOptions()
 
     @property
     def leaves_out(self) -> bool:
-        """Whether nodes were left out that somebody named, or of which nobody knows whether they should have been."""
+        """Whether a node was excluded although it was named, or because its version is unknown."""
         return any(self.asked.nodes or one.code == "unknown" for one in self.excluded or ())
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ListedRow, ...]:
         return self.nodes or ()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will change that somebody should sit and wait for."""
+        """Whether following can end: the operation has ended, or it only waits for nodes to return."""
         return self.is_parked or self.status not in ("queued", "running")
 
 
-class OperationList(Struct, frozen=True):
-    operations: tuple[Operation, ...] = ()
+class OperationPage(Struct, frozen=True):
+    operations: tuple[ListedOperation, ...] = ()
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class ListedNode(Struct, frozen=True, kw_only=True):
     id: str
     name: str
     status: str = ""
@@ -112,7 +109,7 @@ class Node(Struct, frozen=True, kw_only=True):
     replicas: tuple[RunningReplica, ...] | None = None
 
 
-class BackendOnNode(Struct, frozen=True, kw_only=True):
+class ListedHolder(Struct, frozen=True, kw_only=True):
     node_name: str = ""
     node_status: str = ""
     version: str = ""
@@ -124,7 +121,7 @@ class BackendOnNode(Struct, frozen=True, kw_only=True):
     report_age_seconds: float | None = None
 
 
-class NodeUpgrade(Struct, frozen=True, kw_only=True):
+class UpgradableNode(Struct, frozen=True, kw_only=True):
     node_id: str
     node_name: str = ""
     installed_version: str = ""
@@ -134,11 +131,11 @@ class NodeUpgrade(Struct, frozen=True, kw_only=True):
     unknown: bool = False
 
 
-class Upgrade(Struct, frozen=True, kw_only=True):
-    nodes: tuple[NodeUpgrade, ...] = ()
+class UpgradableBackend(Struct, frozen=True, kw_only=True):
+    nodes: tuple[UpgradableNode, ...] = ()
 
 
-class PlanRow(Struct, frozen=True, kw_only=True):
+class PlannedNode(Struct, frozen=True, kw_only=True):
     node_name: str = ""
     node_status: str = ""
     does: str = ""
@@ -154,17 +151,17 @@ class PlanRow(Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    nodes: tuple[PlanRow, ...] = ()
+class ListedPlan(Struct, frozen=True, kw_only=True):
+    nodes: tuple[PlannedNode, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     max_parallel: int = 0
 
 
-class Backend(Struct, frozen=True, kw_only=True):
+class ListedBackend(Struct, frozen=True, kw_only=True):
     name: str = field(name="Name")
     is_meta: bool = field(name="IsMeta", default=False)
-    nodes: tuple[BackendOnNode, ...] | None = None
-    drift: tuple[BackendOnNode, ...] | None = None
+    nodes: tuple[ListedHolder, ...] | None = None
+    drift: tuple[ListedHolder, ...] | None = None
 
 
 class GalleryName(Struct, frozen=True):
@@ -176,7 +173,7 @@ class AvailableBackend(Struct, frozen=True, kw_only=True):
     description: str = ""
     license: str = ""
     version: str = ""
-    gallery: GalleryName | str = ""  # a text in answers of older frontends
+    gallery: GalleryName | str = ""  # older frontends send a string
     installed: bool = False
     is_development: bool = False
     is_variant: bool = False
@@ -188,16 +185,11 @@ class AvailableBackend(Struct, frozen=True, kw_only=True):
         return self.gallery if isinstance(self.gallery, str) else self.gallery.name
 
 
-class ModelOptions(Struct, frozen=True, kw_only=True):
-    system_prompt: str = ""
-    context_size: int = 0
-
-
 class ReplicaPlace(Struct, frozen=True, kw_only=True):
     node_name: str = ""
 
 
-class Model(Struct, frozen=True, kw_only=True):
+class ListedModel(Struct, frozen=True, kw_only=True):
     name: str
     backend: str = ""
     description: str = ""
@@ -208,7 +200,7 @@ class Model(Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaPlace, ...] | None = None
 
 
-class Token(Struct, frozen=True, kw_only=True):
+class ListedToken(Struct, frozen=True, kw_only=True):
     id: str
     role: str
     name: str = ""

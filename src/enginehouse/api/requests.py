@@ -1,0 +1,73 @@
+"""What a route reads from a request and how it answers: the caller, the JSON body within its limits, a JSON response.
+
+Every control route goes through these functions, so limits and errors are the same everywhere. The inference routes
+read their bodies in `intake`, because they pass them on as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from enginehouse.core.errors import Malformed, TooLarge
+from enginehouse.core.reading import read_json
+from enginehouse.frontend.acceptance import Requester
+from enginehouse.frontend.fleet.tokens import Caller
+
+MAX_CONTROL_BYTES = 1024 * 1024
+BODY_SECONDS = 30.0  # to receive 1 MiB; a slower client does not keep its connection open
+# Key in the state of a request: a function that ends its connection at once. An orderly close would wait for a client
+# that does not read.
+ABORT = "enginehouse.abort"
+# Key in the state of a request: a function that limits the bytes the kernel buffers for a client that does not read.
+SEND_BUFFER = "enginehouse.send_buffer"
+T = TypeVar("T")
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope["enginehouse.caller"]
+    return caller
+
+
+def requester_of(request: Request) -> Requester:
+    """The author of a request and its idempotency key."""
+    return Requester(author=caller_of(request).name, key=request.headers.get("idempotency-key", ""))
+
+
+async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_CONTROL_BYTES) -> T:
+    """Read the body as `kind`. An empty body counts as `{}`: many clients send none where every field is optional."""
+    received = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                received += chunk
+                if len(received) > limit_bytes:
+                    raise TooLarge(f"cannot read the body: it is larger than {limit_bytes} bytes", code="too_large")
+    except TimeoutError as error:
+        raise Malformed(f"cannot read the body: it did not arrive within {BODY_SECONDS:.0f} s", code="slow") from error
+    try:
+        # Only bodies from people are checked: a worker's report may quote the output of an engine.
+        is_from_people = getattr(kind, "__struct_config__", None) and kind.__struct_config__.forbid_unknown_fields  # type: ignore[attr-defined]
+        if is_from_people and b"\\u0000" in received and _has_nul(msgspec.json.decode(received)):
+            raise Malformed("cannot read the body: it contains a NUL character", code="invalid_json")
+        return read_json(bytes(received) or b"{}", kind)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"cannot read the body: {error}", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"cannot read the body: it is not valid JSON ({error})", code="invalid_json") from error
+
+
+def _has_nul(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(_has_nul(part) for pair in value.items() for part in pair)
+    if isinstance(value, list):
+        return any(_has_nul(part) for part in value)
+    return isinstance(value, str) and "\x00" in value
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

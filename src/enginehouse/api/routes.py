@@ -1,0 +1,142 @@
+"""The route table: every route of the frontend with its method, path, role and summary.
+
+A route that is not in this table does not exist, and a row cannot be written without a role. The application
+(`app.build`) and the OpenAPI document (`openapi.document`) are both made from this table. The order matters where two
+paths match the same request: the first one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from enginehouse.api.auth import RouteRole
+from enginehouse.api.backend_jobs import Apply, BackendJobRoutes
+from enginehouse.api.backends import BackendRoutes
+from enginehouse.api.events import EventRoutes
+from enginehouse.api.models import ModelRoutes, ModelTarget
+from enginehouse.api.nodes import NodeBackend, NodeRoutes
+from enginehouse.api.openai import OpenAI
+from enginehouse.api.operations import OperationRoutes, OperationTarget
+from enginehouse.api.system import SystemRoutes
+from enginehouse.api.tokens import TokenRequest, TokenRoutes
+from enginehouse.api.workers import WorkerRoutes
+from enginehouse.core.node_api import HeartbeatRequest, RegisterRequest
+from enginehouse.core.operation import BackendRequest
+
+# Summaries that are too long for a row of the table.
+_OPERATIONS = "List operations, newest first: open and failed ones, or `all=true`. `before` takes the page's `next`."
+_HISTORY = "List ended operations, newest first. `before` takes the page's `next`."
+_CANCEL = "Cancel the open intents of an operation, on every node or on one."
+_RETRY = "Retry what failed or was cancelled, on every node or on one."
+_EVENTS = "Stream every change as server-sent events; `operation=ID` selects one operation."
+_LOAD = "Load a model; installs what it needs."
+_UNLOAD = "Stop the replicas of a model."
+_DELETE_MODEL = "Stop serving a model and remove its files from every node."
+
+
+class ApiRoute(Struct, frozen=True):
+    """One row of the table. Either `call` or `raw` is set; `raw` is a plain ASGI callable."""
+
+    method: str
+    path: str
+    role: RouteRole
+    summary: str
+    call: Callable[[Request], Awaitable[Response]] | None = None
+    raw: ASGIApp | None = None
+    body: type | None = None
+    status: int = 200
+
+
+class RouteObjects(Struct, frozen=True, kw_only=True):
+    """The objects whose methods the table calls, one per resource."""
+
+    system: SystemRoutes
+    workers: WorkerRoutes
+    nodes: NodeRoutes
+    operations: OperationRoutes
+    events: EventRoutes
+    backends: BackendRoutes
+    jobs: BackendJobRoutes
+    models: ModelRoutes
+    tokens: TokenRoutes
+    inference: OpenAI
+
+
+def make_routes(of: RouteObjects) -> list[ApiRoute]:
+    get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
+    system, workers, nodes, operations = of.system, of.workers, of.nodes, of.operations
+    backends, jobs, models, tokens = of.backends, of.jobs, of.models, of.tokens
+    return [
+        # The frontend itself.
+        get("/", "public", "A page about this server, for browsers.", system.root),
+        get("/healthz", "public", "Liveness.", system.alive),
+        get("/readyz", "public", "Readiness, with the reasons if not ready.", system.ready),
+        get("/version", "user", "The version of this frontend.", system.version),
+        get("/metrics", "admin", "Statistics for Prometheus.", system.statistics),
+        get("/openapi.json", "admin", "The OpenAPI document of this API.", system.document),
+        # Workers; LocalAI's paths (`node`, singular).
+        post("/api/node/challenge", "join", "Get a challenge to sign at registration.", workers.challenge),
+        post("/api/node/register", "join", "Register a node.", workers.register, body=RegisterRequest, status=201),
+        post("/api/node/{id}/heartbeat", "node", "Send a heartbeat.", workers.heartbeat, body=HeartbeatRequest),
+        post("/api/node/{id}/deregister", "node", "Set the own node offline.", workers.deregister),
+        delete("/api/node/{id}", "node", "LocalAI's alias of deregister.", workers.deregister),
+        post("/api/node/{id}/drain", "node", "Announce that the worker is about to stop.", workers.leaving),
+        post("/api/node/{id}/resume", "node", "Withdraw that announcement.", workers.staying),
+        get("/api/node/{id}/models", "node", "List the replicas on the own node.", workers.models),
+        # Nodes.
+        get("/api/nodes", "admin", "List nodes, by name.", nodes.every),
+        get("/api/nodes/{id}", "admin", "Show a node, by id or name.", nodes.one),
+        delete("/api/nodes/{id}", "admin", "Remove a node and cancel its waiting intents.", nodes.remove),
+        post("/api/nodes/{id}/approve", "admin", "Approve a pending node.", nodes.approve),
+        post("/api/nodes/{id}/drain", "admin", "Drain a node and stop its replicas.", nodes.drain, status=202),
+        post("/api/nodes/{id}/resume", "admin", "Give a drained node work again.", nodes.resume),
+        get("/api/nodes/{id}/backends", "admin", "List a node's backends, as last reported.", nodes.backends),
+        *(
+            post(f"/api/nodes/{{id}}/backends/{kind}", "admin", summary, call, body=NodeBackend, status=202)
+            for kind, summary, call in (
+                ("install", "Install a backend on one node.", nodes.install),
+                ("upgrade", "Upgrade a backend on one node.", nodes.upgrade),
+                ("delete", "Delete a backend from one node.", nodes.delete),
+            )
+        ),
+        # Operations and the event stream.
+        post("/api/operations", "admin", "Request an operation.", operations.request, body=BackendRequest, status=202),
+        post("/api/operations/plan", "admin", "Plan a request; changes nothing.", operations.plan, body=BackendRequest),
+        get("/api/operations", "admin", _OPERATIONS, operations.every),
+        get("/api/operations/history", "admin", _HISTORY, operations.history),
+        get("/api/operations/{id}", "admin", "Show an operation.", operations.one),
+        post("/api/operations/{id}/cancel", "admin", _CANCEL, operations.cancel, body=OperationTarget),
+        post("/api/operations/{id}/retry", "admin", _RETRY, operations.retry, body=OperationTarget, status=202),
+        post("/api/operations/{id}/dismiss", "admin", "Take a failure off the open list.", operations.dismiss),
+        get("/api/events", "admin", _EVENTS, raw=of.events.events),
+        # Backends and galleries; LocalAI's paths.
+        get("/backends", "admin", "List installed backends over all nodes.", backends.installed),
+        get("/backends/available", "admin", "List the backends that the galleries offer.", backends.available),
+        get("/backends/galleries", "admin", "List galleries: age and unusable entries.", backends.galleries),
+        get("/backends/upgrades", "admin", "List available upgrades, as of the last check.", backends.upgrades),
+        post("/backends/upgrades/check", "admin", "Check the registries for upgrades now.", backends.check_upgrades),
+        post("/backends/apply", "admin", "Install a backend on every compatible node.", jobs.apply, body=Apply),
+        post("/backends/upgrade/{name}", "admin", "Upgrade a backend wherever it is installed.", jobs.upgrade),
+        post("/backends/delete/{name}", "admin", "Delete a backend wherever it is installed.", jobs.delete),
+        get("/backends/jobs/{id}", "admin", "Show such an operation as a job of LocalAI's.", jobs.job),
+        # Models.
+        get("/api/models", "admin", "List served models and those that a gallery offers.", models.every),
+        post("/api/models/{name:path}/load", "admin", _LOAD, models.load, body=ModelTarget, status=202),
+        post("/api/models/{name:path}/unload", "admin", _UNLOAD, models.unload, body=ModelTarget, status=202),
+        delete("/api/models/{name:path}", "admin", _DELETE_MODEL, models.delete, status=202),
+        # Tokens.
+        post("/api/tokens", "admin", "Create a token.", tokens.create, body=TokenRequest, status=201),
+        get("/api/tokens", "admin", "List tokens; secrets are omitted.", tokens.every),
+        delete("/api/tokens/{id}", "admin", "Revoke a token, by id or name, within a second.", tokens.revoke),
+        # OpenAI.
+        get("/v1/models", "user", "OpenAI: list models.", models.listed),
+        get("/v1/models/{name:path}", "user", "OpenAI: show a model.", models.described),
+        post("/v1/chat/completions", "user", "OpenAI: chat completion.", raw=of.inference.chat_completions),
+        post("/v1/completions", "user", "OpenAI: completion.", raw=of.inference.completions),
+    ]
