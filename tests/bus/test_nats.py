@@ -250,7 +250,7 @@ async def test_a_credential_is_renewed_without_missing_a_message(tmp_path: Path)
     async with running(tmp_path) as world:
         frontend = await world.frontend()
 
-        def made(seconds: float) -> credentials.BusCredential:
+        def made(seconds: float) -> credentials.MintedUser:
             permissions = subjects.worker_permissions("n-1")
             return credentials.mint_user(world.accounts.account_seed, "w", permissions, life_seconds=seconds)
 

@@ -10,17 +10,23 @@ import stat
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import openai
 import psutil
+import pytest
 from tests.e2e.conftest import PROGRAM, Cluster, wait_for
 
 FRANCE = "What is the capital of France?"
 
 
-def client(cluster: Cluster) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=user_token(cluster), max_retries=0, timeout=60)
+@contextmanager
+def client(cluster: Cluster) -> Iterator[openai.OpenAI]:
+    """Closed at the end: a connection that is left to the collector is a warning, and warnings fail a run."""
+    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=user_token(cluster), max_retries=0, timeout=60) as made:
+        yield made
 
 
 def user_token(cluster: Cluster) -> str:
@@ -45,10 +51,17 @@ def figure(cluster: Cluster, name: str, **labels: str) -> float:
     )
 
 
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[openai.OpenAI]:
+    with client(cluster) as made:
+        yield made
+
+
 def ask(cluster: Cluster, question: str) -> str:
-    answer = client(cluster).chat.completions.create(
-        model="tiny-chat", temperature=0, messages=[{"role": "user", "content": question}]
-    )
+    with client(cluster) as api:
+        answer = api.chat.completions.create(
+            model="tiny-chat", temperature=0, messages=[{"role": "user", "content": question}]
+        )
     return answer.choices[0].message.content or ""
 
 
@@ -117,8 +130,7 @@ def test_an_install_goes_to_both_nodes_and_ops_tell_the_same_story(cluster: Clus
     assert cluster.has_backend("second")
 
 
-def test_the_official_client_chats_streams_and_completes(cluster: Cluster) -> None:
-    api = client(cluster)
+def test_the_official_client_chats_streams_and_completes(cluster: Cluster, api: openai.OpenAI) -> None:
     assert [model.id for model in api.models.list()] == ["tiny-chat"]
     assert api.models.retrieve("tiny-chat").id == "tiny-chat"
     assert ask(cluster, FRANCE) == "The capital of France is Paris."
@@ -154,9 +166,8 @@ def test_either_node_answers(cluster: Cluster) -> None:
     assert shown == {"first", "second"}
 
 
-def test_a_warm_request_needs_no_database(cluster: Cluster) -> None:
+def test_a_warm_request_needs_no_database(cluster: Cluster, api: openai.OpenAI) -> None:
     """The database is locked by somebody else: whoever needs it waits for five seconds and then fails."""
-    api = client(cluster)
     other = sqlite3.connect(cluster.data / "enginehouse.db", isolation_level=None)
     try:
         other.execute("begin immediate")
@@ -172,9 +183,9 @@ def test_a_warm_request_needs_no_database(cluster: Cluster) -> None:
         other.close()
 
 
-def test_a_client_error_of_the_engine_keeps_its_status_and_our_shape(cluster: Cluster) -> None:
+def test_a_client_error_of_the_engine_keeps_its_status_and_our_shape(api: openai.OpenAI) -> None:
     try:
-        client(cluster).chat.completions.create(
+        api.chat.completions.create(
             model="tiny-chat", messages=[{"role": "user", "content": "word " * 2000}], temperature=0
         )
     except openai.BadRequestError as error:

@@ -77,7 +77,7 @@ _UNLIMITED = {
 }
 
 
-class BusCredential(Struct, frozen=True):
+class MintedUser(Struct, frozen=True):
     """A user of the account. `expires_at` is in seconds since 1970; None if it does not expire."""
 
     jwt: str
@@ -103,7 +103,7 @@ def load_or_create(directory: Path) -> BusAccounts:
 
 def mint_user(
     account_seed: str, name: str, permissions: Permissions, *, life_seconds: float | None = None
-) -> BusCredential:
+) -> MintedUser:
     """Create a user of the account."""
     seed = _new_seed(nkeys.PREFIX_BYTE_USER)
     user = _public(seed)
@@ -119,7 +119,7 @@ def mint_user(
     if permissions.answers:
         claims["resp"] = _RESPONSES
     jwt = _sign(account_seed, subject=user, name=name, expires_at=expires_at, claims=claims)
-    return BusCredential(jwt, seed, user, expires_at)
+    return MintedUser(jwt, seed, user, expires_at)
 
 
 def _new_seed(prefix: int) -> str:

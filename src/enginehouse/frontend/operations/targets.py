@@ -43,7 +43,7 @@ async def as_known(_nodes: Collection[str] | None) -> Collection[str]:
     return ()
 
 
-class Choice(Struct, frozen=True):
+class TargetChoice(Struct, frozen=True):
     """What a request comes to."""
 
     actions: list[tuple[Node, Action]]
@@ -58,7 +58,7 @@ class Targets:
         self._galleries = galleries
         self._versions = versions
 
-    def choose(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> Choice:
+    def choose(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> TargetChoice:
         """`unknown` are nodes of which nobody knows now what they have (`Listings.freshen`)."""
         every = nodes.every(connection)
         targets, reasons = _asked_for(connection, every, request)
@@ -88,7 +88,7 @@ class Targets:
         if not actions:
             raise _nothing_to_do(request, excluded)
         actions = [(node, _with_before(action, node)) for node, action in actions]
-        return Choice(actions, excluded, sum(node.is_target for node in every))
+        return TargetChoice(actions, excluded, sum(node.is_target for node in every))
 
     def _changing(self, connection: Connection, request: BackendRequest, targets: Sequence[Node]) -> list[Intent]:
         """What is open, or was done since their reports, about what the request may mean on these nodes."""
