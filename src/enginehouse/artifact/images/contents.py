@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -41,7 +42,7 @@ class Entries(Protocol):
     def drain(self) -> None: ...
 
 
-class CountedContents:
+class CountedContents(ABC):
     """`contents` and `whole` for an archive that knows the number of unread bytes of the current file."""
 
     _left = 0
@@ -53,9 +54,9 @@ class CountedContents:
     def whole(self) -> bytes:
         return self._take(self._left)
 
+    @abstractmethod
     def _take(self, size: int) -> bytes:
         """Read exactly `size` bytes of the current file and reduce `_left`."""
-        raise NotImplementedError
 
 
 class Contents:
