@@ -157,7 +157,7 @@ async def test_a_cancelled_operation_is_cancelled_at_once_everywhere_and_for_goo
     gate.set()
     for frontend in frontends.both:
         for name in ("worker-1", "worker-2"):
-            await _says(frontend, operation_id, name, "LocalAI's worker went on with it and has done it")
+            await _says(frontend, operation_id, name, "LocalAI's worker continued it, and it succeeded")
     await frontends.first.lists("worker-1", *(one["name"] for one in late["backends"]))
     for frontend in frontends.both:
         await _is_cancelled(frontend, operation_id)

@@ -152,7 +152,7 @@ async def test_cancel_says_that_the_worker_goes_on_and_follows_it_to_its_end(wor
     row = await row_of(world, view)
     assert row.status == "cancelled"
     assert isinstance(row.error, str)
-    assert row.error.endswith("went on with it and has done it")
+    assert row.error.endswith("continued it, and it succeeded")
     assert len(await sent(world, subjects.INSTALL)) == 1
     assert (await world.intent(again)).state == "running"
 

@@ -1,1 +1,1 @@
-"""What is special about LocalAI's Go workers, and nowhere else."""
+"""Everything that is specific to LocalAI's Go workers; no other package knows about them."""
