@@ -46,7 +46,7 @@ class Galleries:
 
     @property
     def encoded(self) -> str:
-        """The configured galleries in the encoding of LocalAI's workers, without the built-in one: they cannot use it."""
+        """The configured galleries as LocalAI's workers read them, without the built-in one: they cannot use it."""
         return self._encoded
 
     async def restore(self) -> None:

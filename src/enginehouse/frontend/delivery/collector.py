@@ -258,7 +258,7 @@ class Collector:
         return done.ended
 
     async def restarted(self, node_id: str) -> None:
-        """Requeue the running intents of a worker that sends no reports and registered again: a restart ends its work."""
+        """Requeue the running intents of a worker that sends no reports and registered again: a restart ends work."""
 
         def work(connection: Connection) -> list[Intent]:
             now = db.now(connection)

@@ -54,7 +54,7 @@ class BusCredentials:
         self._is_told = False
 
     async def issue(self, node: Node, host: str) -> BusCredential:
-        """Issue a credential to an approved node that reached this frontend at `host`. Its public key is stored first."""
+        """Issue a credential to an approved node that reached this frontend at `host`; its key is stored first."""
         if self._mint is None:
             return BusCredential(nats_url=self._url_for(host))
         made = self._mint(node.id)

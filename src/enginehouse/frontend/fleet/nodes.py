@@ -229,8 +229,8 @@ class Nodes:
                 raise Invalid(f"cannot register {request.name}: {why}", code="invalid_address", param=field)
 
     def replica_refusal(self, node: Node, address: str) -> str:
-        """Return why a replica of this node may not have this address; empty if it may. LocalAI's workers use every port
-        above their first.
+        """Return why a replica of this node may not have this address; empty if it may. LocalAI's workers use every
+        port above their first.
         """
         return replica_refusal(address, node.address, self._addresses.taken, last_port=65535 if node.is_localai else 0)
 
@@ -294,8 +294,8 @@ class Nodes:
         return node
 
     async def rotate_token(self, node_id: str, shown: str) -> str:
-        """Return a new token for a node. The token in use stays valid until the new one is used, because the answer that
-        carries it may be lost.
+        """Return a new token for a node. The token in use stays valid until the new one is used, because the answer
+        that carries it may be lost.
         """
         token = secrets.token_urlsafe(32)
 

@@ -37,8 +37,8 @@ class Created(Struct, frozen=True):
 
 
 class Caller(Struct, frozen=True):
-    """The identity behind a token. `node_id` is set for a node's own token, `only_node` for a join token that is limited
-    to one node.
+    """The identity behind a token. `node_id` is set for a node's own token, `only_node` for a join token for one
+    node only.
     """
 
     role: Literal["admin", "user", "join", "node"]

@@ -61,7 +61,7 @@ class Listings:
         self._store = store
         self._reports = reports
         self._owner = owner
-        # Whether a gallery has a backend of that name. Needed because no listing contains a pointer named like an alias.
+        # Whether a gallery has a backend of that name. Needed because listings contain no pointer named like an alias.
         self._is_backend = is_backend
         self._bus: Bus | None = None
         self._number = 0
@@ -100,8 +100,8 @@ class Listings:
     async def freshen(self, named: Collection[str] | None = None) -> frozenset[str]:
         """Refresh the listings of all LocalAI workers, or of those named.
 
-        Returns the nodes that did not answer in time, whose state is unknown. Nodes that are not healthy are not polled:
-        their last listing counts.
+        Returns the nodes that did not answer in time, whose state is unknown. Only healthy nodes are polled; for others the
+        last listing counts.
         """
         present, now = await self._store.transaction(lambda connection: _present(connection, named))
         if not present or not self.is_connected:
@@ -135,8 +135,8 @@ class Listings:
             await self._stop(question.node_id, idle)
 
     async def _stop(self, node_id: str, idle: Iterable[RunningReplica]) -> None:
-        """Stop idle processes by their exact keys, because any other name would stop more. A process is left alone while
-        an install of its backend runs, which would fail without it.
+        """Stop idle processes by their exact keys, because any other name would stop more. A process is left alone
+        while an install of its backend runs, which would fail without it.
         """
         busy = await self._store.transaction(lambda connection: _being_installed(connection, node_id))
         for one in idle:

@@ -203,7 +203,7 @@ class Targets:
     def _held(self, request: BackendRequest, node: Node) -> InstalledBackend | None:
         """Return what a node has installed of a backend.
 
-        LocalAI's workers do not report where their pointers lead, and list no pointer named like the alias of its build.
+        LocalAI's workers do not report where their pointers lead, and list no pointer named like the alias of a build.
         For them the build that the galleries have for the machine is looked up.
         """
         held = backends.find(node.report.backends, request.plain_name)
@@ -274,7 +274,7 @@ def _asked_for(
     found = [node for node in every if node.is_target]
     if not found:
         raise Conflict(
-            f"cannot {request.kind} {request.name}: no node is approved; `enginehouse nodes list` shows the pending ones",
+            f"cannot {request.kind} {request.name}: no node is approved; `enginehouse nodes list` shows pending ones",
             code="node_not_approved",
         )
     return found, _why_no_targets([node for node in every if not node.is_target])

@@ -159,8 +159,8 @@ def _is_unknown(backend: InstalledBackend, available: Resolved) -> bool:
 
 
 def drift_of(holders: Sequence[tuple[Node, InstalledBackend]]) -> list[Drift]:
-    """Return the nodes whose version differs from the most common one, or is unknown. Of two equally common versions the
-    first in sort order is used. A pointer has no version of its own.
+    """Return the nodes whose version differs from the most common one, or is unknown. Of two equally common versions
+    the first in sort order is used. A pointer has no version of its own.
     """
     counts = Counter((backend.version, backend.digest) for _, backend in holders)
     if len(holders) < 2:

@@ -48,8 +48,8 @@ class Versions:
         self._known: dict[tuple[str, str], KnownVersion] = {}
 
     async def look(self, builds: Iterable[Resolved], *, insist: bool = True) -> None:
-        """Resolve the versions of these builds, all at once; on return each has an answer or a failure. Without `insist`,
-        builds whose query failed a moment ago are skipped.
+        """Resolve the versions of these builds, all at once; on return each has an answer or a failure. Without
+        `insist`, builds whose query failed a moment ago are skipped.
         """
         asked = {_key(one): one for one in builds if _has_tag(one)}
         async with asyncio.TaskGroup() as group:

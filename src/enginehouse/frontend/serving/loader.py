@@ -229,8 +229,8 @@ class Loader:
 def _changing(
     connection: Connection, model: Model, every: Sequence[Node], builds: Mapping[str, Resolved]
 ) -> list[Intent]:
-    """Return the intents about the model's backend and files that are open or ended after the last reports, on the nodes
-    that could run it.
+    """Return the intents about the model's backend and files that are open or ended after the last reports, on the
+    nodes that could run it.
     """
     able = [node for node in every if node.id in builds and node.is_target]
     subjects = {f"backend:{build.directory}" for build in builds.values()}

@@ -27,8 +27,8 @@ class Loads(Protocol):
     """The part of the loader that the router uses."""
 
     async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> str:
-        """Start or join a load and return its operation's id; "" if there is a replica other than the processes known to
-        be `dead`. Raises if the model is unknown or its last load just failed, or if the load that the caller was
+        """Start or join a load and return its operation's id; "" if there is a replica other than the processes known
+        to be `dead`. Raises if the model is unknown or its last load just failed, or if the load that the caller was
         `waiting_for` was cancelled or superseded.
         """
 
@@ -101,8 +101,8 @@ class Router:
             self._in_flight.pop(route.id, None)
 
     def drop(self, route: Route) -> None:
-        """Stop using a route that could not be reached, until another process has its slot or a later report of its node
-        still shows this process: a busy machine may miss one connection.
+        """Stop using a route that could not be reached, until another process has its slot or a later report of its
+        node still shows this process: a busy machine may miss one connection.
         """
         self._dropped.setdefault(route, None)
         left = [one for one in self._routes.get(route.model, ()) if one.id != route.id]

@@ -162,8 +162,8 @@ class Board:
             await self._tell(lambda connection: self._read(connection, ids))
 
     async def _tell(self, read: Callable[[Connection], list[Snapshot]]) -> None:
-        """Read and publish. An outage of the store is no error here: the change is stored, and `catch_up_step` publishes
-        it later.
+        """Read and publish. An outage of the store is no error here: the change is stored, and `catch_up_step`
+        publishes it later.
         """
         with suppress(Unavailable):
             self._keep(await self._store.transaction(read))
@@ -240,8 +240,9 @@ class Board:
         return self._clock.monotonic() - sign.monotonic
 
     def plain_progress(self, node_id: str, operation_id: str, progress: Progress) -> tuple[str, Progress]:
-        """Store progress from a worker that names only the operation, without attempt and sequence. Returns the intent ("" if
-        ignored) and the progress with an attempt and a sequence; it never decreases.
+        """Store progress from a worker that names only the operation, without attempt and sequence.
+
+        Returns the intent ("" if ignored) and the progress with an attempt and a sequence. It never decreases.
         """
         for intent_id, tracked in self._tracked.items():
             if tracked.node_id == node_id and operation_id in tracked.operations and tracked.attempt:
