@@ -29,6 +29,21 @@ class BusAddress(Struct, frozen=True, kw_only=True):
         return bool(self.user or self.token)
 
 
+def worker_url(url: str, *, advertised: str, host: str, is_embedded: bool) -> str:
+    """Return the address of the bus for a worker that reached the frontend at `host`; `url` is the frontend's own.
+
+    An `advertised` host, with or without a port, wins. The embedded server runs on the frontend's machine. Another bus
+    keeps its address, without the frontend's user and password: its workers bring their own.
+    """
+    port = url.rpartition(":")[2]
+    if advertised:
+        return f"nats://{advertised}" if ":" in advertised.strip("[]") else f"nats://{advertised}:{port}"
+    if not is_embedded:
+        parts = urlsplit(url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return f"nats://[{host}]:{port}" if ":" in host else f"nats://{host}:{port}"
+
+
 def parse_address(url: str) -> BusAddress:
     """Parse an address; the message of `Invalid` does not repeat it, because it may contain a password."""
     found: list[SplitResult] = []

@@ -100,8 +100,8 @@ class Listings:
     async def freshen(self, named: Collection[str] | None = None) -> frozenset[str]:
         """Refresh the listings of all LocalAI workers, or of those named.
 
-        Returns the nodes that did not answer in time, whose state is unknown. Only healthy nodes are polled; for others the
-        last listing counts.
+        Returns the nodes that did not answer in time: their state is unknown. Only healthy nodes are polled; for the
+        others the last listing counts.
         """
         present, now = await self._store.transaction(lambda connection: _present(connection, named))
         if not present or not self.is_connected:
