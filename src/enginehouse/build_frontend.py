@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 import uuid
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from contextlib import nullcontext
 from functools import partial
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse import parent
@@ -35,7 +35,7 @@ from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
 from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
-from enginehouse.bus import credentials, embedded, revocation
+from enginehouse.bus import credentials, revocation
 from enginehouse.bus.address import parse_address, worker_url
 from enginehouse.bus.credentials import BusAccounts
 from enginehouse.bus.nats import BusOptions, NatsBus
@@ -67,6 +67,7 @@ from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import Freshen, Targets
 from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
 from enginehouse.frontend.operations.versions import LIMIT_SECONDS, AskRegistry, Versions
+from enginehouse.frontend.readiness import unready_reasons
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
@@ -75,6 +76,7 @@ from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECOND
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.host import disk, listen, signing
+from enginehouse.host.clock import SystemClock
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Clock
 from enginehouse.settings.file import read_credentials
@@ -85,14 +87,6 @@ POSTGRES_PORT = 5432
 RESOLVE_SECONDS = 2.0  # for the name that a worker advertises; a name that does not resolve in time has no addresses
 REVOKE_SECONDS = 2.0  # for the server on this machine; the loop retries a failure
 HOPELESS_SECONDS = 60.0  # ends intents that can never run; not urgent
-
-
-class SystemClock:
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def random(self) -> float:
-        return random.random()
 
 
 class Outside(Struct, frozen=True, kw_only=True):
@@ -193,19 +187,12 @@ async def run(settings: FrontendSettings) -> int:
 
 
 async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wakes: Wakes) -> NatsBus:
-    jwt, seed = "", ""
+    options = BusOptions(url=settings.nats_url, name="enginehouse-frontend", on_connected=wakes.connected)
     if accounts is not None:
         name = f"enginehouse-frontend-{uuid.uuid4()}"
         # Without an expiry: this process has the key that signs credentials anyway.
         made = credentials.mint_user(accounts.account_seed, name, subjects.frontend_permissions())
-        jwt, seed = made.jwt, made.seed
-    options = BusOptions(
-        url=settings.nats_url,
-        name="enginehouse-frontend",
-        jwt=jwt,
-        seed=seed,
-        on_connected=wakes.connected,
-    )
+        options = msgspec.structs.replace(options, jwt=made.jwt, seed=made.seed)
     return await NatsBus.connect(options, limit_seconds=settings.start_wait_seconds)
 
 
@@ -316,13 +303,7 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
 def make_entries(
     settings: FrontendSettings, frontend: Frontend, engine: HttpEngine, bus: Bus, wakes: Wakes
 ) -> list[ApiRoute]:
-    def unready() -> list[str]:
-        reasons = ["this frontend is stopping"] if wakes.is_stopping else []
-        # If no node has the bus either, other frontends are no better, and requests for loaded models do not need it.
-        reasons += [] if bus.is_connected or frontend.nodes.is_bus_away else ["the bus is not connected"]
-        reasons += ["the database does not answer"] if frontend.store.is_away else []
-        return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.is_stuck]
-
+    unready = partial(unready_reasons, frontend.store, bus, frontend.nodes, wakes)
     objects = RouteObjects(
         system=SystemRoutes(frontend.metrics, unready),
         workers=WorkerRoutes(
@@ -388,11 +369,8 @@ def _registry_question(client: Client, rules: Rules, settings: FrontendSettings)
 def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> BusIssuer:
     """Create the issuer of bus credentials. `accounts` are those of the embedded server; None for another bus."""
     life = settings.bus_credential_seconds
-
-    def url_for(host: str) -> str:
-        is_embedded = accounts is not None
-        return worker_url(settings.nats_url, advertised=settings.advertise_nats, host=host, is_embedded=is_embedded)
-
+    is_embedded = accounts is not None
+    url_for = partial(worker_url, url=settings.nats_url, advertised=settings.advertise_nats, is_embedded=is_embedded)
     if accounts is None:
         return BusIssuer(life_seconds=life, url_for=url_for)
     embedded_accounts = accounts
@@ -411,14 +389,10 @@ def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> Bus
 
 def _address_rules(settings: FrontendSettings, port: int) -> AddressRules:
     """Return the rules for addresses that nodes advertise. Blocks: resolves names."""
-    taken = [(settings.host, port)]
-    for server in parse_address(settings.nats_url).servers:
-        parts = urlsplit(server)
-        taken.append((parts.hostname or "", parts.port or embedded.DEFAULT_PORT))
+    taken = [(settings.host, port), *parse_address(settings.nats_url).endpoints]
     if settings.database_url.startswith("postgres"):
         parts = urlsplit(settings.database_url)
         taken.append((parts.hostname or "127.0.0.1", parts.port or POSTGRES_PORT))
-
     resolve = partial(listen.resolve_within, limit_seconds=RESOLVE_SECONDS)
     endpoints = {Endpoint(plain_host(one), number) for host, number in taken for one in listen.addresses_of(host)}
     return AddressRules(settings.node_networks, frozenset(endpoints), resolve)
