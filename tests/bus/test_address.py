@@ -10,7 +10,7 @@ import pytest
 from tests.bus.server import plain_server
 
 from enginehouse.bus import credentials
-from enginehouse.bus.address import BusAddress, parse_address
+from enginehouse.bus.address import BusAddress, parse_address, worker_url
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import subjects
 from enginehouse.core.errors import Denied, EnginehouseError, Invalid, Unavailable

@@ -116,7 +116,7 @@ async def test_a_delete_waits_for_an_older_install_that_goes_on(world: World) ->
     assert STILL in (await world.intent_now(older)).message
     await says(world, older, b'{"success":true,"address":"h:1"}')
     ended = await world.intent_now(older)
-    assert (ended.state, STILL in ended.message, "has done it" in ended.message) == ("superseded", False, True)
+    assert (ended.state, STILL in ended.message, "it succeeded" in ended.message) == ("superseded", False, True)
     assert len(await sent(world, subjects.DELETE)) == 1
     await answer_polls(world, listed())
     assert (await world.intent(delete)).state == "succeeded"
