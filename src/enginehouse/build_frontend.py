@@ -250,7 +250,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         acceptance=acceptance,
         targets=targets,
         versions=versions,
-        operations=Requests(acceptance, targets, versions, freshen),
+        operations=Requests(acceptance, targets, freshen),
         cancellation=Cancellation(acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease),
         listings=listings,
         poller=poller,

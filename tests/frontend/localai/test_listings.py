@@ -29,7 +29,7 @@ Says = Callable[[str], wire.BackendListReply | None]
 
 def asking(world: World) -> Requests:
     """Requests as a frontend in earnest takes them: what LocalAI's workers have is asked first."""
-    return Requests(world.acceptance, world.targets, world.versions, world.listings.freshen)
+    return Requests(world.acceptance, world.targets, world.listings.freshen)
 
 
 def answering(world: World, monkeypatch: pytest.MonkeyPatch, says: Says, running: bytes = b'{"models":[]}') -> None:

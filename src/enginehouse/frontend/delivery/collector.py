@@ -24,8 +24,8 @@ from enginehouse.core import report as reports
 from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend, StartReplica, UnknownAction, phrase
 from enginehouse.core.errors import Conflict, Malformed, Unavailable
-from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
-from enginehouse.core.operation import AWAY_MESSAGE
+from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.operation import wait_for_node
 from enginehouse.core.progress import Progress
 from enginehouse.core.progress import bounded as bounded_progress
 from enginehouse.core.report import Report
@@ -220,7 +220,7 @@ class Collector:
                 # In the same transaction as the wait: otherwise the dispatcher sees a due intent on a healthy node.
                 if note_deaf(connection, intent.node_id, now):
                     done.deaf.add(intent.node_id)
-                change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
+                change = wait_for_node(now)
             else:
                 outcome = self._believed(connection, intent, reply.outcome)
                 change = intents_core.after_outcome(intent, outcome, now, self._clock.random())

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from enginehouse.core import subjects
 from enginehouse.core.action import phrase
 from enginehouse.core.errors import Conflict, EnginehouseError, can_heal
-from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
-from enginehouse.core.operation import AWAY_MESSAGE
+from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.operation import wait_for_node
 from enginehouse.frontend.delivery.messages import encode_cancel, encode_command, encode_forced
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus
@@ -117,8 +117,7 @@ class Dispatcher:
     def _claim(self, connection: Connection) -> tuple[list[tuple[Intent, str]], list[Intent]]:
         now = db.now(connection)
         # Running intents of an offline node wait, due as soon as the node is healthy again.
-        away = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
-        changed = claims.park_absent(connection, away)
+        changed = claims.park_absent(connection, wait_for_node(now))
         claimed = claims.claim_due(connection, self.owner, now, now + self._lease_seconds, CLAIM_LIMIT)
         # Workers report progress under the id of the first operation of an intent.
         first = operations.first_of_intents(connection, [intent.id for intent in claimed])

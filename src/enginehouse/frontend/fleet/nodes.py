@@ -153,9 +153,8 @@ class Nodes:
         self._listening_since: float | None = None
         self._looked_at = 0.0
         self._doubted_since: float | None = None
-        self.is_bus_away = (
-            False  # no node that sends heartbeats has the bus, so the fault is not this frontend's connection
-        )
+        # No node that sends heartbeats has the bus, so the fault is not this frontend's connection.
+        self.is_bus_away = False
 
     async def challenge(self) -> str:
         """Return a challenge, which the worker signs in its next registration."""
@@ -276,8 +275,7 @@ class Nodes:
             return msgspec.structs.replace(node, approved=True, waits_for="")
 
         node = await self._store.transaction(work)
-        await self._board.node_changed(node.id)
-        self._wake()
+        await self.tell([node.id])
         return node
 
     async def resume(self, name_or_id: str) -> Node:
@@ -289,8 +287,7 @@ class Nodes:
             return msgspec.structs.replace(node, drained=False)
 
         node = await self._store.transaction(work)
-        await self._board.node_changed(node.id)
-        self._wake()
+        await self.tell([node.id])
         return node
 
     async def rotate_token(self, node_id: str, shown: str) -> str:
@@ -328,8 +325,7 @@ class Nodes:
 
         now, is_news = await self._store.transaction(work)
         if is_news:
-            await self._board.node_changed(node_id)
-            self._wake()
+            await self.tell([node_id])
         return now
 
     async def set_health(self, node_id: str, health: Health) -> None:
@@ -341,11 +337,10 @@ class Nodes:
             return nodes.set_health(connection, node_id, health, db.now(connection))
 
         if await self._store.transaction(work):
-            await self._board.node_changed(node_id)
-            self._wake()
+            await self.tell([node_id])
 
     async def tell(self, node_ids: Iterable[str]) -> None:
-        """Publish nodes whose health `note_deaf` has changed."""
+        """Publish changed nodes, and wake the loops that depend on them."""
         for node_id in node_ids:
             await self._board.node_changed(node_id)
             self._wake()

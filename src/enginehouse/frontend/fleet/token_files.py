@@ -7,11 +7,10 @@ saves it in a file. The file is written first: a token known only to a dead proc
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from enginehouse.frontend.fleet.tokens import Keys, Role
+from enginehouse.frontend.fleet.tokens import Keys, Role, new_token
 from enginehouse.host import disk
 
 log = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ async def take_tokens(keys: Keys, given: Mapping[Role, str], directory: Path) ->
         if token or path.exists():
             await keys.create(role, role, token or path.read_text().strip())
             continue
-        made = f"eh-{role}-{secrets.token_urlsafe(32)}"
+        made = new_token(role)
         disk.write_atomic(path, f"{made}\n".encode(), 0o600)
         if await keys.make_first(role, made):
             log.warning("token.made role=%s file=%s", role, path)

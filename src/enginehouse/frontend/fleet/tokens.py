@@ -29,6 +29,10 @@ LOOK_AGAIN_SECONDS = 0.5  # between two reads for unknown tokens: each wrong tok
 _MAKING_SECONDS = 10.0  # lease on making the first token, for frontends that start together
 
 
+def new_token(role: str) -> str:
+    return f"eh-{role}-{secrets.token_urlsafe(32)}"
+
+
 class Created(Struct, frozen=True):
     id: str
     role: str
@@ -99,7 +103,7 @@ class Keys:
                 f"cannot use the {role} token: it has {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed",
                 code="invalid_name",
             )
-        given = token or f"eh-{role}-{secrets.token_urlsafe(32)}"
+        given = token or new_token(role)
         hashed = token_hash(given)
 
         def work(connection: Connection) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct, field
 
 from enginehouse.core.action import UnknownAction
-from enginehouse.core.intent import NODE_AWAY, Change, Intent
-from enginehouse.core.operation import AWAY_MESSAGE
+from enginehouse.core.intent import Change, Intent
+from enginehouse.core.operation import wait_for_node
 from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
 from enginehouse.frontend.localai.lingering import UNHEARD, note_over
 from enginehouse.frontend.localai.listings import Listings, Question, Reports
@@ -33,7 +33,7 @@ LOST_AFTER_BUDGETS = 2.0
 UNHEARD_MESSAGE = "the worker was silent for too long; the command is sent again"
 
 
-class _Looked(Struct):
+class _Round(Struct):
     """The plan of one round."""
 
     at: float
@@ -63,7 +63,7 @@ class Poller:
         self._lease_seconds = lease_seconds
         self._round = 0
         self._busy: set[str] = set()
-        self._foreign: set[str] = set()
+        self._polled: set[str] = set()
         self._soon: set[str] = set()
         self._questions: dict[str, Question] = {}
         self._deaf: dict[str, int] = {}
@@ -80,7 +80,7 @@ class Poller:
 
     def note_ended(self, intents: Iterable[Intent]) -> None:
         """Poll the nodes of these ended intents again: a reply says that a command ended, not what is installed now."""
-        ended = {one.node_id for one in intents if not one.is_open} & self._foreign
+        ended = {one.node_id for one in intents if not one.is_open} & self._polled
         if ended:
             self._soon |= ended
             self._wake()
@@ -91,11 +91,11 @@ class Poller:
         if not self._listings.is_connected:
             return
         self._round += 1
-        looked = await self._store.transaction(self._silent_nodes)
-        self._busy = looked.busy
-        if looked.changed:
-            await self._reports.tell(looked.changed)
-        await self._ask(looked.asked, looked.at)
+        planned = await self._store.transaction(self._plan_round)
+        self._busy = planned.busy
+        if planned.changed:
+            await self._reports.tell(planned.changed)
+        await self._ask(planned.asked, planned.at)
 
     async def answers_step(self) -> None:
         """Make reports of the answers that have arrived, and poll nodes where a command ended."""
@@ -109,7 +109,7 @@ class Poller:
                 self._answered[question.node_id] = question.asked_at
                 await self._listings.keep(question)
             else:
-                await self._note_unheard(question.node_id)
+                await self._note_deaf(question.node_id)
         if self._soon and self._listings.is_connected:
             soon, self._soon = sorted(self._soon), set()
             await self._ask(soon, await self._store.transaction(db.now))
@@ -119,7 +119,7 @@ class Poller:
             self._listings.drop([one for one in [self._questions.get(question.node_id)] if one is not None])
             self._questions[question.node_id] = question
 
-    async def _note_unheard(self, node_id: str) -> None:
+    async def _note_deaf(self, node_id: str) -> None:
         """Count a poll without a subscriber. After the second one the node is away, and its running intents wait."""
         self._deaf[node_id] = self._deaf.get(node_id, 0) + 1
         if self._deaf[node_id] < DEAF_ROUNDS:
@@ -128,42 +128,41 @@ class Poller:
 
         def work(connection: Connection) -> tuple[bool, list[Intent]]:
             now = db.now(connection)
-            away = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
             ids = [one.id for one in operations.open_on(connection, node_id)]
             locked = operations.lock_intents(connection, ids).values()
             running = [one for one in locked if one.state == "running" and not isinstance(one.action, UnknownAction)]
-            return note_deaf(connection, node_id, now), claims.park(connection, running, away)
+            return note_deaf(connection, node_id, now), claims.park(connection, running, wait_for_node(now))
 
         is_news, parked = await self._store.transaction(work)
         if is_news:
             await self._nodes.tell({node_id})
         await self._reports.tell(parked)
 
-    def _silent_nodes(self, connection: Connection) -> _Looked:
+    def _plan_round(self, connection: Connection) -> _Round:
         now = db.now(connection)
-        looked = _Looked(now)
+        planned = _Round(now)
         found = nodes.without_key(connection)
-        self._foreign = {one.id for one in found}
+        self._polled = {one.id for one in found}
         # Without such nodes no lease is needed.
         if not found or not leases.acquire(connection, "poll", self._owner, now, now + self._lease_seconds):
-            return looked
-        looked.changed += self._given_up(connection, now)
+            return planned
+        planned.changed += self._given_up(connection, now)
         held = {one.node_id for one in lingering.every(connection)}
         for node in found:
             if node.health != "healthy":
                 continue
             open_ones = operations.open_on(connection, node.id)
             if open_ones or node.id in held:
-                looked.busy.add(node.id)
+                planned.busy.add(node.id)
             # Also once after its last intent ended: the reply does not say what is installed now.
-            is_due = node.id in looked.busy | self._busy or node.id in self._deaf
+            is_due = node.id in planned.busy | self._busy or node.id in self._deaf
             if is_due or self._round % IDLE_ROUNDS == 1:
-                looked.asked.append(node.id)
+                planned.asked.append(node.id)
             for intent in open_ones:
-                if intent.state == "running" and self._is_unheard(intent, now):
+                if intent.state == "running" and self._may_be_lost(intent, now):
                     again = Change(kind="wait", now=now, reason="stalled", message=UNHEARD_MESSAGE, due_at=now)
-                    looked.changed.append(operations.apply(connection, intent, again))
-        return looked
+                    planned.changed.append(operations.apply(connection, intent, again))
+        return planned
 
     def _given_up(self, connection: Connection, now: float) -> list[Intent]:
         """End lingering commands that were silent for too long, so that they no longer hold up newer ones.
@@ -179,12 +178,12 @@ class Poller:
         silent = [one.intent_id for one in held if one.received_at and now - one.received_at > limit]
         return note_over(connection, dict.fromkeys(silent, UNHEARD), now)
 
-    def _is_unheard(self, intent: Intent, now: float) -> bool:
+    def _may_be_lost(self, intent: Intent, now: float) -> bool:
         """Whether the command may have been lost.
 
         A worker that reports progress has it, however long it takes. Sent again, it would run an upgrade twice, and the
         reply to the first attempt would come too late to count.
         """
         limit = LOST_AFTER_BUDGETS * self._patience.budget_of(intent)
-        heard_ago = self._reports.silence_of(intent)
-        return now - intent.dispatched_at > limit and (heard_ago is None or heard_ago > limit)
+        silent_seconds = self._reports.silence_of(intent)
+        return now - intent.dispatched_at > limit and (silent_seconds is None or silent_seconds > limit)

@@ -202,11 +202,8 @@ def _retried(connection: Connection, operation_id: str, node: str | None) -> tup
             f"cannot retry the load of {before.name}: request a new load, which chooses a node again",
             code="unsupported",
         )
-    newest = {(intent.node_id, intent.subject): intent for intent in found}
     again = [
-        intent
-        for intent in newest.values()
-        if intent.state in _RETRIED and not isinstance(intent.action, UnknownAction)
+        intent for intent in _newest(found) if intent.state in _RETRIED and not isinstance(intent.action, UnknownAction)
     ]
     if not again:
         raise Conflict(f"cannot retry operation {operation_id}: no part of it failed or was cancelled", code="conflict")
@@ -235,8 +232,12 @@ def _note_lingering(connection: Connection, before: Iterable[Intent], cancelled:
 def _left_behind(connection: Connection, operation_id: str, again: Collection[str]) -> bool:
     """Whether the operation has a failed intent that the retry does not repeat; then it is not dismissed."""
     every = operations.intents_of(connection, [operation_id])[operation_id]
-    newest = {(intent.node_id, intent.subject): intent for intent in every}
-    return any(intent.state == "failed" and intent.id not in again for intent in newest.values())
+    return any(intent.state == "failed" and intent.id not in again for intent in _newest(every))
+
+
+def _newest(intents: Iterable[Intent]) -> list[Intent]:
+    """Return the last intent of each node and subject."""
+    return list({(intent.node_id, intent.subject): intent for intent in intents}.values())
 
 
 def cancel_all(connection: Connection, intents: Iterable[Intent], reason: str, message: str) -> list[Intent]:

@@ -57,12 +57,7 @@ class Planner:
 
     async def plan(self, request: BackendRequest) -> FleetPlan:
         check_backend_request(request)
-        unknown = await self._freshen(request.nodes)
-        if request.kind != "delete":
-            builds = await self._store.transaction(
-                lambda connection: self._targets.builds(connection, request, unknown)
-            )
-            await self._versions.look(builds, insist=request.insists)
+        unknown = await self._targets.prepare(self._store, request, self._freshen)
         chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, request, unknown))
         rows = [self._row(request, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)

@@ -25,7 +25,6 @@ from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.operations.cancel import cancel_all
 from enginehouse.frontend.operations.checks import check_backend_request
 from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
-from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
 
@@ -33,26 +32,17 @@ DRAIN_SECONDS = 30.0  # for running answers on a node that is drained; the same 
 
 
 class Requests:
-    def __init__(
-        self, acceptance: Acceptance, targets: Targets, versions: Versions, freshen: Freshen = as_known
-    ) -> None:
+    def __init__(self, acceptance: Acceptance, targets: Targets, freshen: Freshen = as_known) -> None:
         self._acceptance = acceptance
         self._store = acceptance.store
         self._board = acceptance.board
         self._targets = targets
-        self._versions = versions
         self._freshen = freshen
 
     async def request(self, request: BackendRequest, requester: Requester) -> str:
         """Accept a request and return the operation's id. On return the operation is stored durably."""
         check_backend_request(request)
-        # Outside of any transaction, because workers and registries may be slow.
-        unknown = await self._freshen(request.nodes)
-        if request.kind != "delete":
-            builds = await self._store.transaction(
-                lambda connection: self._targets.builds(connection, request, unknown)
-            )
-            await self._versions.look(builds, insist=request.insists)
+        unknown = await self._targets.prepare(self._store, request, self._freshen)
 
         def work(connection: Connection) -> str:
             chosen = self._targets.choose(connection, request, unknown)

@@ -29,7 +29,7 @@ from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import intents, nodes
-from enginehouse.store.db import Connection
+from enginehouse.store.db import Connection, Store
 
 Unknown = Collection[str]  # the ids of nodes
 # Refreshes the state of these nodes, or of all; returns the ids of nodes whose state is unknown.
@@ -127,7 +127,17 @@ class Targets:
         )
         return _with_before(renewed, node)
 
-    def builds(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> list[Resolved]:
+    async def prepare(self, store: Store, request: BackendRequest, freshen: Freshen) -> Unknown:
+        """Refresh the state of the nodes and resolve the versions of the builds, before `choose`. Returns the nodes
+        whose state is unknown. Runs outside of any transaction, because workers and registries may be slow.
+        """
+        unknown = await freshen(request.nodes)
+        if request.kind != "delete":
+            builds = await store.transaction(lambda connection: self._builds(connection, request, unknown))
+            await self._versions.look(builds, insist=request.insists)
+        return unknown
+
+    def _builds(self, connection: Connection, request: BackendRequest, unknown: Unknown) -> list[Resolved]:
         """Return the builds of a request, to look up their versions; empty if the request will be refused."""
         try:
             chosen = self.choose(connection, request, unknown)

@@ -64,10 +64,7 @@ class Versions:
 
     def pinned(self, build: Resolved) -> Resolved:
         """Return the build with its resolved digest; unchanged if none is known."""
-        known = self._known.get(_key(build))
-        if known is None or not known.digest or known.failure or not _has_tag(build):
-            return build
-        return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
+        return self._with_known(build) if _has_tag(build) else build
 
     def unpinned(self, build: Resolved) -> Resolved:
         """Return the build without a digest that `pinned` added, so that it can be resolved again."""
@@ -78,8 +75,11 @@ class Versions:
 
     def renewed(self, build: Resolved) -> Resolved:
         """Return the build pinned to the digest known now, whatever it was pinned to; unchanged if none is known."""
+        return self._with_known(build) if _has_tag(without_pin(build)) else build
+
+    def _with_known(self, build: Resolved) -> Resolved:
         known = self._known.get(_key(build))
-        if known is None or not known.digest or known.failure or not _has_tag(without_pin(build)):
+        if known is None or not known.digest or known.failure:
             return build
         return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
 
