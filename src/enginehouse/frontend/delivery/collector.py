@@ -157,7 +157,7 @@ class Collector:
             self._unwritten[told] = progress
 
     def _refuse(self, kind: str, node_id: str) -> None:
-        """Count a message that one node's credential was used to send about another node."""
+        """Count and log a message that this node's credential does not entitle it to send."""
         self.violations[kind] += 1
         if self.violations[kind] & (self.violations[kind] - 1) == 0:  # the 1st, 2nd, 4th, 8th …
             log.error("bus.violation kind=%s node=%s count=%d", kind, node_id, self.violations[kind])
@@ -258,7 +258,7 @@ class Collector:
         return done.ended
 
     async def restarted(self, node_id: str) -> None:
-        """Requeue the running intents of a worker that sends no reports and registered again: a restart ends work."""
+        """Set the running intents of a restarted worker to waiting. Called for workers that send no reports."""
 
         def work(connection: Connection) -> list[Intent]:
             now = db.now(connection)
@@ -324,7 +324,7 @@ class Collector:
             return intents_core.after_outcome(intent, outcome, now, self._clock.random())
         return None
 
-    # Telling -----------------------------------------------------------------------------------
+    # Publishing --------------------------------------------------------------------------------
 
     async def tell(self, settled: Sequence[Intent], *, wake: bool = False) -> None:
         for intent in settled:

@@ -1,1 +1,1 @@
-"""Everything that is specific to LocalAI's Go workers; no other package knows about them."""
+"""Code that is specific to LocalAI's Go workers; it belongs here and nowhere else."""

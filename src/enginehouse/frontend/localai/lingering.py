@@ -38,7 +38,7 @@ def _ended_as(outcome: Outcome) -> str:
 
 
 def note_over(connection: Connection, ended: Mapping[str, str], now: float) -> list[Intent]:
-    """These commands (intent, and how it ended in words) have ended. Returns the intents whose message changed."""
+    """Remove ended commands; `ended` says how, by intent. Returns the intents whose message changed."""
     ids = lingering.among(connection, ended)
     if not ids:
         return []
@@ -63,7 +63,7 @@ def note_shown(connection: Connection, before: Intent, report: Report) -> None:
 
 
 def shadows(connection: Connection, node_id: str) -> dict[str, set[str]]:
-    """Commands that the node's worker may still carry out, by subject."""
+    """Return the commands that the node's worker may still carry out, by subject."""
     found: dict[str, set[str]] = {}
     for one in lingering.every(connection):
         if one.node_id == node_id:
