@@ -1,20 +1,21 @@
-"""Builds one frontend: its objects, its loops, its routes, and the order in which they start and stop."""
+"""Builds one frontend: its objects, its loops and its routes, and starts and stops them in order.
+
+The only place that chooses the frontend's adapters. `make_frontend` gets everything outside as an argument (`Outside`),
+so the program, the tests and the simulation run the same objects.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import random
-import secrets
-import socket
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse import parent
@@ -34,8 +35,8 @@ from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
 from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
-from enginehouse.bus import credentials, embedded, revocation
-from enginehouse.bus.address import parse_address
+from enginehouse.bus import credentials, revocation
+from enginehouse.bus.address import parse_address, worker_url
 from enginehouse.bus.credentials import BusAccounts
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.bus.violations import LOOK_SECONDS, ViolationLog
@@ -54,7 +55,8 @@ from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials, BusIssuer, Minted
 from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Nodes, Verify
-from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys, Role
+from enginehouse.frontend.fleet.token_files import take_tokens
+from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
 from enginehouse.frontend.localai import lingering
 from enginehouse.frontend.localai.listings import Listings
@@ -65,6 +67,7 @@ from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import Freshen, Targets
 from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
 from enginehouse.frontend.operations.versions import LIMIT_SECONDS, AskRegistry, Versions
+from enginehouse.frontend.readiness import unready_reasons
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
@@ -73,37 +76,28 @@ from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECOND
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.host import disk, listen, signing
+from enginehouse.host.clock import SystemClock
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Clock
 from enginehouse.settings.file import read_credentials
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store, StoreLimits
 
-log = logging.getLogger(__name__)
-
 POSTGRES_PORT = 5432
-RESOLVE_SECONDS = 2.0  # for the name that a worker advertises; one that nobody knows is nobody else's
-REVOKE_SECONDS = 2.0  # for the server beside us; what fails is tried again
-HOPELESS_SECONDS = 60.0  # what ends so was never going to run: nobody waits for it
-
-
-class SystemClock:
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def random(self) -> float:
-        return random.random()
+RESOLVE_SECONDS = 2.0  # for the name that a worker advertises; a name that does not resolve in time has no addresses
+REVOKE_SECONDS = 2.0  # for the server on this machine; the loop retries a failure
+HOPELESS_SECONDS = 60.0  # ends intents that can never run; not urgent
 
 
 class Outside(Struct, frozen=True, kw_only=True):
-    """What a frontend is built over. Tests and the simulation pass their own."""
+    """Everything outside of a frontend. Tests and the simulation pass their own."""
 
     store: Store
     bus: Bus
     clock: Clock
-    ask_registry: AskRegistry  # which version a tag means now
+    ask_registry: AskRegistry  # resolves a tag to a version
     galleries: Galleries
-    owner: str  # who holds leases
+    owner: str  # of this frontend's leases
     verify: Verify = signing.verify
     addresses: AddressRules = ANYWHERE
     bus_issuer: BusIssuer = BusIssuer()
@@ -142,13 +136,14 @@ class Frontend(Struct, frozen=True, kw_only=True):
 
 async def run(settings: FrontendSettings) -> int:
     disk.make_usable(settings.data)
-    is_inherited = parent.LISTEN_VARIABLE in os.environ  # then nobody finds the door closed, and the next one answers
-    listener = _listener(settings)
-    accounts = bus_accounts(settings)
+    inherited = parent.inherited_listener()
+    listener = inherited if inherited is not None else listen.bind(settings.host, settings.port)
+    accounts = credentials.load_existing(settings.data / "bus")
     wakes = Wakes()
-    # Whoever asks an `up` that is being started waits for its answer; alone, nobody else would say why.
+    # Under `up`, connections wait in the socket until this frontend is ready. Alone, it answers with the reason why it
+    # is not ready yet.
     waiting = Waiting()
-    async with nullcontext() if is_inherited else answering(waiting, listener):
+    async with nullcontext() if inherited else answering(waiting, listener):
         waiting.reason = "the database does not answer yet"
         limits = StoreLimits(settings.store_timeout_seconds, settings.start_wait_seconds)
         store = await Store.open(settings.database_url or f"sqlite:///{settings.data / 'enginehouse.db'}", limits)
@@ -160,7 +155,7 @@ async def run(settings: FrontendSettings) -> int:
     outside = make_outside(settings, store, bus, accounts, addresses)
     frontend = make_frontend(settings, outside, wakes)
     wakes.on_connected.append(frontend.bus_credentials.forget_told)
-    await _take_tokens(settings, frontend.keys)
+    await take_tokens(frontend.keys, {"admin": settings.admin_token, "join": settings.join_token}, settings.data)
     await frontend.galleries.restore()
     await frontend.board.restore()
     await frontend.router.step()
@@ -181,7 +176,7 @@ async def run(settings: FrontendSettings) -> int:
             wakes.loops,
             on_notice=wakes.note_stop,
             on_stop=wakes.stop_with(frontend.events.close),
-            linger_seconds=0.0 if is_inherited else LINGER_SECONDS,
+            linger_seconds=0.0 if inherited else LINGER_SECONDS,
         )
     finally:
         await bus.close()
@@ -192,24 +187,17 @@ async def run(settings: FrontendSettings) -> int:
 
 
 async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wakes: Wakes) -> NatsBus:
-    jwt, seed = "", ""
+    options = BusOptions(url=settings.nats_url, name="enginehouse-frontend", on_connected=wakes.connected)
     if accounts is not None:
         name = f"enginehouse-frontend-{uuid.uuid4()}"
-        # It does not end: this process has the key that makes credentials.
+        # Without an expiry: this process has the key that signs credentials anyway.
         made = credentials.mint_user(accounts.account_seed, name, subjects.frontend_permissions())
-        jwt, seed = made.jwt, made.seed
-    options = BusOptions(
-        url=settings.nats_url,
-        name="enginehouse-frontend",
-        jwt=jwt,
-        seed=seed,
-        on_connected=wakes.connected,
-    )
+        options = msgspec.structs.replace(options, jwt=made.jwt, seed=made.seed)
     return await NatsBus.connect(options, limit_seconds=settings.start_wait_seconds)
 
 
 def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) -> Frontend:
-    """The objects of one frontend, over what is outside of it. The program, tests and the simulation use it."""
+    """Create the objects of one frontend. The program, the tests and the simulation use it."""
     store, bus, clock, owner = outside.store, outside.bus, outside.clock, outside.owner
     lease = settings.lease_seconds
     events = Events()
@@ -239,7 +227,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         proofs=proofs,
     )
     collector = Collector(store, board, nodes, clock, owner, lingering)
-    # The router first: a request may be waiting for the route.
+    # The router first, because a request may be waiting for the route.
     collector.on_settled(wakes.of("route", "load", "dispatch"))
     dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease)
     dispatcher.on_more(wakes.of("dispatch"))
@@ -262,7 +250,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         acceptance=acceptance,
         targets=targets,
         versions=versions,
-        operations=Requests(acceptance, targets, versions, freshen),
+        operations=Requests(acceptance, targets, freshen),
         cancellation=Cancellation(acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease),
         listings=listings,
         poller=poller,
@@ -284,7 +272,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
 def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop]:
     every = settings.reconcile_seconds
     loops = [
-        # Also the clock of waits: a due intent is sent at most this much late.
+        # Also bounds the delay of waiting intents: a due one is sent at most this late.
         Loop("dispatch", frontend.dispatcher.step, min(1.0, every)),
         Loop("renew", frontend.dispatcher.renew_step, settings.lease_seconds / 6),
         Loop("collect", frontend.collector.replies_step, 0.0),
@@ -315,13 +303,7 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
 def make_entries(
     settings: FrontendSettings, frontend: Frontend, engine: HttpEngine, bus: Bus, wakes: Wakes
 ) -> list[ApiRoute]:
-    def unready() -> list[str]:
-        reasons = ["this frontend is stopping"] if wakes.is_stopping else []
-        # If no node has the bus either, other frontends are no better off, and warm requests do not need it.
-        reasons += [] if bus.is_connected or frontend.nodes.is_bus_away else ["the bus is not connected"]
-        reasons += ["the database does not answer"] if frontend.store.is_away else []
-        return reasons + [f"the loop {loop.name} keeps failing" for loop in wakes.loops.values() if loop.is_stuck]
-
+    unready = partial(unready_reasons, frontend.store, bus, frontend.nodes, wakes)
     objects = RouteObjects(
         system=SystemRoutes(frontend.metrics, unready),
         workers=WorkerRoutes(
@@ -345,26 +327,6 @@ def make_entries(
     return routes
 
 
-async def _take_tokens(settings: FrontendSettings, keys: Keys) -> None:
-    """The tokens of the settings, or those kept in files, are known to the store under fixed names. A cluster that has
-    none gets its first ones, in files of whichever frontend comes first.
-    """
-    given: dict[Role, str] = {"admin": settings.admin_token, "join": settings.join_token}
-    for role, token in given.items():
-        path = settings.data / f"{role}.token"
-        if token or path.exists():
-            await keys.create(role, role, token or path.read_text().strip())
-            continue
-        made = f"eh-{role}-{secrets.token_urlsafe(32)}"
-        # The file first: a token that only a dead process knew would lock everybody out.
-        disk.write_atomic(path, f"{made}\n".encode(), 0o600)
-        if await keys.make_first(role, made):
-            log.warning("token.made role=%s file=%s", role, path)
-        else:
-            path.unlink(missing_ok=True)
-    await keys.step()
-
-
 def make_outside(
     settings: FrontendSettings,
     store: Store,
@@ -372,7 +334,7 @@ def make_outside(
     accounts: BusAccounts | None = None,
     addresses: AddressRules = ANYWHERE,
 ) -> Outside:
-    """What the program's frontend is built over: real registries and galleries."""
+    """Create the outside of the program: real registries and galleries."""
     rules = Rules(settings.allowed_hosts)
     client = Client(rules)
     sources = Sources(settings.backend_galleries, client, settings.data / "galleries")
@@ -382,7 +344,7 @@ def make_outside(
         clock=SystemClock(),
         ask_registry=_registry_question(client, rules, settings),
         galleries=Galleries([load_builtin()], sources),
-        owner=_owner(),
+        owner=parent.inherited_owner() or str(uuid.uuid4()),
         addresses=addresses,
         bus_issuer=_bus_issuer(settings, accounts),
         violation_log=ViolationLog(settings.data / "logs" / "nats.log"),
@@ -390,7 +352,7 @@ def make_outside(
 
 
 def _registry_question(client: Client, rules: Rules, settings: FrontendSettings) -> AskRegistry:
-    """How a registry is asked which version a tag means now."""
+    """Return a function that resolves a tag by a query to its registry."""
     registries = Registries(
         rules,
         environment=os.environ,
@@ -404,40 +366,11 @@ def _registry_question(client: Client, rules: Rules, settings: FrontendSettings)
     return ask
 
 
-def _listener(settings: FrontendSettings) -> socket.socket:
-    """The socket that `up` opened and keeps open while frontends come and go, or one of our own."""
-    inherited = os.environ.pop(parent.LISTEN_VARIABLE, "")
-    if inherited:
-        return socket.socket(fileno=int(inherited))
-    return listen.bind(settings.host, settings.port)
-
-
-def _owner() -> str:
-    """Who holds leases. Under `up` the same after a restart, because `up` sees to it that there is only one."""
-    return os.environ.pop(parent.OWNER_VARIABLE, "") or str(uuid.uuid4())
-
-
-def bus_accounts(settings: FrontendSettings) -> BusAccounts | None:
-    """The keys of the embedded server, which sign bus credentials; None where the bus is not ours."""
-    directory = settings.data / "bus"
-    return credentials.load_or_create(directory) if (directory / "system.seed").exists() else None
-
-
 def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> BusIssuer:
-    """How nodes get credentials for the bus. `accounts` are those of the embedded server, None for another bus."""
-    port = settings.nats_url.rpartition(":")[2]
+    """Create the issuer of bus credentials. `accounts` are those of the embedded server; None for another bus."""
     life = settings.bus_credential_seconds
-
-    def url_for(host: str) -> str:
-        if settings.advertise_nats:
-            told = settings.advertise_nats
-            return f"nats://{told}" if ":" in told.strip("[]") else f"nats://{told}:{port}"
-        if accounts is None:
-            # The user and password of this frontend are its own; workers of such a bus bring theirs.
-            parts = urlsplit(settings.nats_url)
-            return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        return f"nats://[{host}]:{port}" if ":" in host else f"nats://{host}:{port}"
-
+    is_embedded = accounts is not None
+    url_for = partial(worker_url, url=settings.nats_url, advertised=settings.advertise_nats, is_embedded=is_embedded)
     if accounts is None:
         return BusIssuer(life_seconds=life, url_for=url_for)
     embedded_accounts = accounts
@@ -455,21 +388,11 @@ def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> Bus
 
 
 def _address_rules(settings: FrontendSettings, port: int) -> AddressRules:
-    """What nodes may advertise. Blocks for name resolution."""
-    taken = [(settings.host, port)]
-    for server in parse_address(settings.nats_url).servers:
-        parts = urlsplit(server)
-        taken.append((parts.hostname or "", parts.port or embedded.DEFAULT_PORT))
+    """Return the rules for addresses that nodes advertise. Blocks: resolves names."""
+    taken = [(settings.host, port), *parse_address(settings.nats_url).endpoints]
     if settings.database_url.startswith("postgres"):
         parts = urlsplit(settings.database_url)
         taken.append((parts.hostname or "127.0.0.1", parts.port or POSTGRES_PORT))
-
-    async def resolve(host: str) -> Collection[str]:
-        try:
-            async with asyncio.timeout(RESOLVE_SECONDS):
-                return await asyncio.to_thread(listen.resolved, host)
-        except TimeoutError:
-            return ()
-
+    resolve = partial(listen.resolve_within, limit_seconds=RESOLVE_SECONDS)
     endpoints = {Endpoint(plain_host(one), number) for host, number in taken for one in listen.addresses_of(host)}
     return AddressRules(settings.node_networks, frozenset(endpoints), resolve)

@@ -175,6 +175,17 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
     return ChildProgram("frontend", tuple(argv), environment, (listener.fileno(),))
 
 
+def inherited_listener() -> socket.socket | None:
+    """Return the socket that `up` keeps open while frontends restart; None in a frontend that runs alone."""
+    descriptor = os.environ.pop(LISTEN_VARIABLE, "")
+    return socket.socket(fileno=int(descriptor)) if descriptor else None
+
+
+def inherited_owner() -> str:
+    """Return the owner of leases that `up` gave to this frontend; "" in a frontend that runs alone."""
+    return os.environ.pop(OWNER_VARIABLE, "")
+
+
 def _worker(settings: UpSettings, url: str) -> ChildProgram:
     argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
     argv += as_flags(settings, ("log_level", *InstallSettings.__struct_fields__))

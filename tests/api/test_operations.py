@@ -141,7 +141,7 @@ async def test_one_reason_of_several_nodes_is_told_once(here: Site) -> None:
 async def test_a_worker_of_localais_that_does_not_answer_is_no_proof_that_it_has_nothing(here: Site) -> None:
     refused = await admin(here, "POST", "/api/operations", {"kind": "upgrade", "name": "llama-cpp"})
     assert (refused.status, refused.error["code"]) == (503, "unknown")
-    assert "(old: its worker did not say what it has; ask again when it answers)" in refused.error["message"]
+    assert "(old: its worker did not answer which backends it has; retry when it answers)" in refused.error["message"]
 
 
 async def test_a_plan_changes_nothing(here: Site) -> None:

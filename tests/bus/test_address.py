@@ -10,7 +10,7 @@ import pytest
 from tests.bus.server import plain_server
 
 from enginehouse.bus import credentials
-from enginehouse.bus.address import BusAddress, parse_address
+from enginehouse.bus.address import BusAddress, parse_address, worker_url
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import subjects
 from enginehouse.core.errors import Denied, EnginehouseError, Invalid, Unavailable
@@ -113,3 +113,22 @@ async def test_a_server_that_is_not_there_is_named_without_the_password() -> Non
     with pytest.raises(EnginehouseError, match=r"nats://127\.0\.0\.1:1 within") as caught:
         await NatsBus.connect(BusOptions(url="nats://worker:secret@127.0.0.1:1", name="one"), limit_seconds=0.3)
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "advertised", "is_embedded", "told"),
+    [
+        ("nats://127.0.0.1:4222", "", True, "nats://box:4222"),
+        ("nats://127.0.0.1:4222", "bus.example", True, "nats://bus.example:4222"),
+        ("nats://127.0.0.1:4222", "bus.example:4333", True, "nats://bus.example:4333"),
+        ("nats://user:secret@bus:4222", "", False, "nats://bus:4222"),
+    ],
+)
+def test_a_worker_gets_an_address_of_the_bus_without_the_password(
+    url: str, advertised: str, is_embedded: bool, told: str
+) -> None:
+    assert worker_url("box", url=url, advertised=advertised, is_embedded=is_embedded) == told
+
+
+def test_a_worker_that_uses_ipv6_gets_a_bracketed_address() -> None:
+    assert worker_url("::1", url="nats://127.0.0.1:4222", advertised="", is_embedded=True) == "nats://[::1]:4222"

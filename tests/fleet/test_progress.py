@@ -86,7 +86,7 @@ def test_a_silent_worker_is_shown_as_running_there_until_its_success_is_known(
 
         row = wait_for("the silence to be shown", shown, BUDGET_SECONDS + 3)
         assert (row["state"], row["attempt"]) == ("running", 1)
-        assert "nothing was heard of it" in row["error"]
+        assert "no progress for" in row["error"]
         ended = fleet.ended(operation, hasty)
         node_id = fleet.node(QUIET)["id"]
         assert tap.sent_to(node_id) == ["backend.install"]

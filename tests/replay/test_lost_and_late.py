@@ -90,7 +90,7 @@ async def test_no_answer_in_time_is_not_the_end_and_the_late_answer_is(impatient
     for name in ("worker-1", "worker-2"):
         row = await frontends.first.shows(operation_id, name, status="running_on_worker")
         assert row["state"] == "running"
-        assert "it may go on there" in row["error"]
+        assert "it may still be running there" in row["error"]
     for frontend in frontends.both:
         job = await frontend.get(f"/backends/jobs/{operation_id}")
         assert job["processed"] is False
@@ -157,7 +157,7 @@ async def test_a_cancelled_operation_is_cancelled_at_once_everywhere_and_for_goo
     gate.set()
     for frontend in frontends.both:
         for name in ("worker-1", "worker-2"):
-            await _says(frontend, operation_id, name, "LocalAI's worker went on with it and has done it")
+            await _says(frontend, operation_id, name, "LocalAI's worker continued it, and it succeeded")
     await frontends.first.lists("worker-1", *(one["name"] for one in late["backends"]))
     for frontend in frontends.both:
         await _is_cancelled(frontend, operation_id)

@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from msgspec import Struct
 
+from enginehouse.bus.embedded import DEFAULT_PORT
 from enginehouse.core.errors import Invalid
 
 SCHEMES = ("nats", "tls")  # web sockets would need another library
@@ -25,8 +26,29 @@ class BusAddress(Struct, frozen=True, kw_only=True):
         return ",".join(self.servers)
 
     @property
+    def endpoints(self) -> list[tuple[str, int]]:
+        """Host and port of each server."""
+        found = [urlsplit(server) for server in self.servers]
+        return [(parts.hostname or "", parts.port or DEFAULT_PORT) for parts in found]
+
+    @property
     def has_user(self) -> bool:
         return bool(self.user or self.token)
+
+
+def worker_url(host: str, *, url: str, advertised: str, is_embedded: bool) -> str:
+    """Return the address of the bus for a worker that reached the frontend at `host`; `url` is the frontend's own.
+
+    An `advertised` host, with or without a port, wins. The embedded server runs on the frontend's machine. Another bus
+    keeps its address, without the frontend's user and password: its workers bring their own.
+    """
+    port = url.rpartition(":")[2]
+    if advertised:
+        return f"nats://{advertised}" if ":" in advertised.strip("[]") else f"nats://{advertised}:{port}"
+    if not is_embedded:
+        parts = urlsplit(url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return f"nats://[{host}]:{port}" if ":" in host else f"nats://{host}:{port}"
 
 
 def parse_address(url: str) -> BusAddress:

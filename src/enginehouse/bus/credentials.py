@@ -101,6 +101,11 @@ def load_or_create(directory: Path) -> BusAccounts:
     return BusAccounts(operator_seed=operator, account_seed=account, system_seed=system)
 
 
+def load_existing(directory: Path) -> BusAccounts | None:
+    """Load the accounts from `directory`; None if they were not created, because the bus is not the embedded server."""
+    return load_or_create(directory) if (directory / "system.seed").exists() else None
+
+
 def mint_user(
     account_seed: str, name: str, permissions: Permissions, *, life_seconds: float | None = None
 ) -> MintedUser:

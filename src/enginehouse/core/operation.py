@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from enginehouse.core.action import RemoveModel, StopReplica
 from enginehouse.core.errors import NotFound
-from enginehouse.core.intent import NODE_AWAY, Intent
+from enginehouse.core.intent import NODE_AWAY, Change, Intent
 from enginehouse.core.name import shown
 from enginehouse.core.progress import Progress
 
@@ -122,6 +122,11 @@ OLDER_AT_WORK = "older_at_work"  # the reason of an intent that is sent after an
 OLDER_MESSAGE = "LocalAI's worker is still busy with an older request for the same subject; this one is sent afterwards"
 AWAY_MESSAGE = "the node is away; this continues automatically when it returns"
 BUS_AWAY_MESSAGE = "the node has no connection to the bus; this continues automatically when it reconnects"
+
+
+def wait_for_node(now: float) -> Change:
+    """Return the change of an intent whose node is away: it is due as soon as the node returns."""
+    return Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
 
 
 def absence_of(health: str, *, bus_away: bool) -> str:

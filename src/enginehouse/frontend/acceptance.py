@@ -1,7 +1,7 @@
-"""How a request becomes rows: one operation and its intents in one transaction, once for one idempotency key.
+"""Stores an accepted request: one operation and its intents in one transaction, once per idempotency key.
 
-Nobody is answered before the commit, and nothing is kept in memory until then: whoever does not hear the answer asks
-again with the same key and gets the same operation.
+The answer is sent only after the commit, and nothing is kept in memory before it. A client that loses the answer
+repeats the request with the same key and gets the same operation.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from enginehouse.store.requests import Wanted, add_intents
 MAX_KEY = 255
 
 T = TypeVar("T")
-NodeActions = Sequence[tuple[str, Action]]  # the id of a node, and what it is to do
+NodeActions = Sequence[tuple[str, Action]]  # node ids and their actions
 
 
 class Requester(Struct, frozen=True, kw_only=True):
-    """Who asks, and under which key ("" for none)."""
+    """The author of a request and its idempotency key ("" for none)."""
 
     author: str
     key: str = ""
@@ -44,7 +44,10 @@ class Acceptance:
         self.wake = wake
 
     async def accept(self, work: Callable[[Connection], str], requester: Requester, body: object) -> str:
-        """Store what `work` makes of the request, once for one key; `body` is what a second request is compared by."""
+        """Run `work` once per idempotency key and return the operation's id.
+
+        `body` identifies the request: the same key with another body is a conflict.
+        """
         operation_id = await self.store.transaction(once(work, requester, body))
         self.wake()
         await self.board.operations_changed([operation_id])
@@ -52,7 +55,9 @@ class Acceptance:
 
 
 def once(work: Callable[[Connection], str | T], requester: Requester, body: object) -> Callable[[Connection], str | T]:
-    """`work`, unless the key has been used: then the operation that came of it. What is no operation is not kept."""
+    """Wrap `work` so that a used key returns the operation of the first request. Results other than an operation id are
+    not remembered.
+    """
     if not requester.key:
         return work
     if len(requester.key) > MAX_KEY or not requester.key.isprintable():
@@ -77,7 +82,7 @@ def once(work: Callable[[Connection], str | T], requester: Requester, body: obje
 
 
 class OperationDetails(Struct, frozen=True, kw_only=True):
-    """What an operation's row keeps beside who asked for what."""
+    """The fields of an operation beside its kind, name and author."""
 
     targets: tuple[str, ...]
     excluded: tuple[Excluded, ...] = ()
@@ -102,7 +107,7 @@ def new_operation(
 
 
 def insert_operation(connection: Connection, operation: Operation, actions: NodeActions, width: int = 0) -> str:
-    """The rows of an operation and of its intents; with a `width`, so many of them run at once."""
+    """Insert an operation and its intents, and return its id. At most `width` intents run at once; 0 means all."""
     operations.insert(connection, operation)
     wanted = [Wanted(node_id, action, str(uuid.uuid4())) for node_id, action in actions]
     add_intents(connection, operation.id, wanted, operation.created_at, width)
@@ -112,7 +117,7 @@ def insert_operation(connection: Connection, operation: Operation, actions: Node
 
 
 def with_intents(connection: Connection, operation_id: str, node: str | None) -> tuple[Operation, list[Intent]]:
-    """An operation and its intents, on one node or all."""
+    """Return an operation and its intents, on one node or on all."""
     operation = operations.get(connection, operation_id)
     if operation is None:
         raise unknown_operation(operation_id)
@@ -122,5 +127,7 @@ def with_intents(connection: Connection, operation_id: str, node: str | None) ->
     only = find_node(connection, node).id
     found = [intent for intent in intents if intent.node_id == only]
     if not found:
-        raise NotFound(f"cannot find {node} in operation {operation_id}: it was not sent there", param="node")
+        raise NotFound(
+            f"cannot find {node} in operation {operation_id}: this node is not one of its targets", param="node"
+        )
     return operation, found

@@ -1,8 +1,8 @@
-"""The operator's catalogue: the built-in gallery, then the configured ones in their order, and the choice of a build
-for a node.
+"""The catalogue of this frontend: the built-in gallery, then the configured ones in their order. Chooses the build of a
+backend for a node.
 
-Answers come from what is known now; only `step` waits for anything outside. The catalogue is replaced as a whole, so a
-transaction in another thread sees the old one or the new one, never a mixture.
+Lookups use the galleries in memory; only `step` reads from outside. The catalogue is replaced as a whole, so a
+transaction in another thread sees either the old or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from enginehouse.core.model import Model
 from enginehouse.core.node import Node
 from enginehouse.fetch.galleries.sources import Sources
 
-STEP_SECONDS = 5.0  # how often the sources are asked whether one of them is due; nothing is sent for that
+STEP_SECONDS = 5.0  # between two checks for a source that is due for a refresh; a check alone sends nothing
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """An entry as it is shown: whether a meta entry leads to it, whether some machine can take it, and whether its
-    gallery could be asked lately.
+    """A gallery entry for display: `is_variant` if a meta entry leads to it, `fits` if some machine can use it,
+    `is_stale` if the last refresh of its gallery failed.
     """
 
     gallery: str
@@ -46,11 +46,11 @@ class Galleries:
 
     @property
     def encoded(self) -> str:
-        """The configured galleries as LocalAI's workers take them; they have no use for the built-in one."""
+        """The configured galleries as LocalAI's workers read them, without the built-in one: they cannot use it."""
         return self._encoded
 
     async def restore(self) -> None:
-        """Take what an earlier run kept, so that nothing that was known is unknown after a restart."""
+        """Load the galleries saved by an earlier run, so that a restart keeps the catalogue."""
         if self._sources is not None:
             await self._sources.restore()
             self._gather()
@@ -74,7 +74,7 @@ class Galleries:
         return list(self._catalogue.entries())
 
     def offers(self, nodes: Iterable[Node]) -> list[Offer]:
-        """Every entry, in the order of the galleries; `nodes` are the machines that it may be for."""
+        """Return every entry, in the order of the galleries; `fits` is judged by the machines in `nodes`."""
         catalogue = self._catalogue
         machines = {(node.capability, node.platform) for node in nodes}
         fitting = set().union(*(self._fitting_on(catalogue, *machine) for machine in machines))
@@ -98,18 +98,18 @@ class Galleries:
         return gallery.find_model(self._catalogue.galleries, name)
 
     def known(self, name: str) -> list[GalleryEntry]:
-        """What that name stands for; `NotFound` where no gallery has it."""
+        """Return the entries that a name stands for; raises `NotFound` if no gallery has it."""
         return [entry for _, entry in self._catalogue.builds(name)]
 
     def has(self, name: str) -> bool:
-        """Whether a gallery that can be read has a backend of that name."""
+        """Whether one of the loaded galleries has a backend of that name."""
         try:
             return bool(self.known(name))
         except EnginehouseError:
             return False
 
     def metas_of(self, name: str) -> list[str]:
-        """The meta entries that lead to this one, where it is a build for one kind of hardware."""
+        """Return the meta entries that lead to this entry; empty unless it is a build for one kind of hardware."""
         plain = name.rpartition("@")[2]
         return [
             entry.name
@@ -124,8 +124,8 @@ class Galleries:
         return self._catalogue.explain(name, node.capability, node.platform)
 
     def resolve_each(self, name: str, nodes: Iterable[Node]) -> tuple[dict[str, Resolved], dict[str, str]]:
-        """The build for each node that has one, and the reason for each that has none; `NotFound` for an unknown
-        name.
+        """Return the build for each node that has one, and the reason for each other node. Raises `NotFound` for an
+        unknown name.
         """
         self.known(name)
         builds: dict[str, Resolved] = {}
@@ -144,7 +144,7 @@ class Galleries:
             self._fitting = {}
 
     def _fitting_on(self, catalogue: Catalogue, capability: str, platform: str) -> set[tuple[str, str]]:
-        """The entries that a machine can take; asked anew only after a gallery changed."""
+        """Return the entries that a machine can use; computed once per version of the catalogue."""
         fitting = self._fitting
         key = (capability, platform)
         if key not in fitting:

@@ -5,6 +5,7 @@ Without a given port, the next free one from 8080 on is used. A given port is us
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import socket
@@ -91,6 +92,15 @@ def resolved(host: str) -> set[str]:
     try:
         return {str(one[4][0]).partition("%")[0] for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
+        return set()
+
+
+async def resolve_within(host: str, *, limit_seconds: float) -> set[str]:
+    """Return the addresses of a name; empty if it does not resolve in time."""
+    try:
+        async with asyncio.timeout(limit_seconds):
+            return await asyncio.to_thread(resolved, host)
+    except TimeoutError:
         return set()
 
 

@@ -52,4 +52,4 @@ async def test_a_crowd_that_waits_for_approval_is_counted_and_not_listed(world: 
     view = await world.install()
     assert len(view.excluded) == 10
     assert {one.reason for one in view.excluded[:-1]} == {"it waits for approval"}
-    assert view.excluded[-1].reason == "it waits for approval, and 20 more machines do"
+    assert view.excluded[-1].reason == "it waits for approval, as do 20 more nodes"

@@ -116,7 +116,7 @@ async def test_a_delete_waits_for_an_older_install_that_goes_on(world: World) ->
     assert STILL in (await world.intent_now(older)).message
     await says(world, older, b'{"success":true,"address":"h:1"}')
     ended = await world.intent_now(older)
-    assert (ended.state, STILL in ended.message, "has done it" in ended.message) == ("superseded", False, True)
+    assert (ended.state, STILL in ended.message, "it succeeded" in ended.message) == ("superseded", False, True)
     assert len(await sent(world, subjects.DELETE)) == 1
     await answer_polls(world, listed())
     assert (await world.intent(delete)).state == "succeeded"
@@ -152,7 +152,7 @@ async def test_cancel_says_that_the_worker_goes_on_and_follows_it_to_its_end(wor
     row = await row_of(world, view)
     assert row.status == "cancelled"
     assert isinstance(row.error, str)
-    assert row.error.endswith("went on with it and has done it")
+    assert row.error.endswith("continued it, and it succeeded")
     assert len(await sent(world, subjects.INSTALL)) == 1
     assert (await world.intent(again)).state == "running"
 

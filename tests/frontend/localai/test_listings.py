@@ -29,7 +29,7 @@ Says = Callable[[str], wire.BackendListReply | None]
 
 def asking(world: World) -> Requests:
     """Requests as a frontend in earnest takes them: what LocalAI's workers have is asked first."""
-    return Requests(world.acceptance, world.targets, world.versions, world.listings.freshen)
+    return Requests(world.acceptance, world.targets, world.listings.freshen)
 
 
 def answering(world: World, monkeypatch: pytest.MonkeyPatch, says: Says, running: bytes = b'{"models":[]}') -> None:
@@ -87,7 +87,7 @@ async def test_a_worker_that_does_not_answer_is_left_out_as_unknown_and_holds_no
         view = await world.board.view(await asking(world).request(request("upgrade", "image"), ME))
     assert view.targets == (first.id,)
     assert [(one.node_id, one.code) for one in view.excluded] == [(second.id, UNKNOWN)]
-    with pytest.raises(Unavailable, match="nobody knows who has it"):
+    with pytest.raises(Unavailable, match="it is unknown which nodes have it"):
         await asking(world).request(request("upgrade", "image", "silent"), ME)
 
 
@@ -97,7 +97,7 @@ async def test_a_name_that_only_a_silent_worker_may_know_is_no_mistake(
 ) -> None:
     monkeypatch.setattr(listings_file, "FRESH_SECONDS", 0.05)
     await joined(world)
-    with pytest.raises(Unavailable, match="nobody knows who has it"):
+    with pytest.raises(Unavailable, match="it is unknown which nodes have it"):
         await asking(world).request(request(kind, "installed-by-uri"), ME)
     with pytest.raises(NotFound):
         await asking(world).request(request("install", "installed-by-uri"), ME)

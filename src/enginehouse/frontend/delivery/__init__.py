@@ -1,1 +1,1 @@
-"""Intents become messages, and messages of workers become rows."""
+"""Sends intents to workers, and stores what workers reply and report."""

@@ -1,10 +1,10 @@
-"""What workers say, written down: replies, progress and reports.
+"""Stores what workers send: replies, progress and reports.
 
-Messages are taken off the bus at once and worked through in batches, one transaction each, so a thousand replies cost
-a handful of transactions, a slow database never stalls the reader, and one that is away costs no reply. A reply is
-written by the frontend that owns the intent, or by anyone who heard it once that lease has ended; a report is evidence
-whoever receives it. Every write is a compare-and-set through the state table, so a late, doubled or stale word changes
-nothing.
+Messages are queued as they arrive and stored in batches, one transaction each: a thousand replies cost a few
+transactions, a slow database does not stall the reader, and an outage of the database loses no reply. A reply is stored
+by the frontend that owns the intent, or by any frontend that received it once the owner's lease has ended. A report
+counts on every frontend. Every write is a compare-and-set through the state table, so late, duplicate and stale
+messages change nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from enginehouse.core import report as reports
 from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend, StartReplica, UnknownAction, phrase
 from enginehouse.core.errors import Conflict, Malformed, Unavailable
-from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
-from enginehouse.core.operation import AWAY_MESSAGE
+from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.operation import wait_for_node
 from enginehouse.core.progress import Progress
 from enginehouse.core.progress import bounded as bounded_progress
 from enginehouse.core.report import Report
@@ -39,32 +39,34 @@ from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-# Replies of a hundred nodes many times over; beyond it they are dropped, and reports tell instead.
+# Many times the replies of a hundred nodes. Beyond it replies are dropped, and reports settle their intents.
 QUEUE_LENGTH = 10_000
 BATCH = 200
-MAX_RUNNING = 1000  # commands that one worker may say it works on
-LATE_SECONDS = 1.0  # between two looks for replies whose owner did not take them; nothing is asked for that
-PROGRESS_WRITE_SECONDS = 2.0  # the row is for those who look later; watchers are told from memory
-RESTARTED_MESSAGE = "the worker was restarted before it was done; it is sent again"
-LOST_MESSAGE = "the worker knows nothing of it: it was restarted, or the message was lost; it is sent again"
+MAX_RUNNING = 1000  # commands that one worker may report as running
+LATE_SECONDS = 1.0  # between two checks for replies whose owner did not store them; reads memory only
+PROGRESS_WRITE_SECONDS = 2.0  # the row serves later readers; watchers get progress from memory
+RESTARTED_MESSAGE = "the worker was restarted before the command ended; the command is sent again"
+LOST_MESSAGE = (
+    "the worker does not know the command: it was restarted, or the message was lost; the command is sent again"
+)
 
 
 class _Settled(Struct):
-    """What a batch of replies did."""
+    """The effects of a batch of replies."""
 
     intents: list[Intent]
-    deaf: set[str]  # nodes where nobody listens
-    forced: list[Intent]  # upgrades to be sent again, to workers that know none
-    others: list[tuple[Reply, float]]  # to what another frontend has sent, and for how long its lease still holds
-    over: list[Intent]  # ended before, and now on their workers too
+    deaf: set[str]  # nodes without a subscriber
+    forced: list[Intent]  # upgrades to send again as forced installs: their workers do not know upgrades
+    others: list[tuple[Reply, float]]  # intents of another owner, and the rest of its lease in seconds
+    over: list[Intent]  # ended earlier; now their lingering commands ended too
 
 
 class Reported(Struct):
-    """What a report did."""
+    """The effects of a report."""
 
     intents: list[Intent]
     changed: bool = False
-    ended: tuple[str, ...] = ()  # which of those that the worker still works on have been cancelled or superseded
+    ended: tuple[str, ...] = ()  # cancelled or superseded, but still running on the worker
 
 
 class LingeringCommands(Protocol):
@@ -93,22 +95,22 @@ class Collector:
         self._batch: list[Reply] = []
         self._overheard = Overheard(clock)
         self._unwritten: dict[str, Progress] = {}
-        # What a node said that only another one may say, by kind.
+        # Messages about one node sent with the credential of another, by kind.
         self.violations: Counter[str] = Counter()
         self._on_settled: list[Callable[[], None]] = []
         self._on_ended: Callable[[Sequence[Intent]], None] = lambda intents: None
         self._send_forced: Callable[[Sequence[Intent]], Awaitable[None]] | None = None
 
     def on_settled(self, wake: Callable[[], None]) -> None:
-        """Whom to wake when an intent ended or a replica came or went: the dispatcher, the loader, the router."""
+        """Set a callback for ended intents and for new or lost replicas: it wakes the dispatcher, loader and router."""
         self._on_settled.append(wake)
 
     def on_ended(self, note: Callable[[Sequence[Intent]], None]) -> None:
-        """Who is told of every intent that a reply has changed: the poller."""
+        """Set the callback for intents that a reply changed: the poller's."""
         self._on_ended = note
 
     def on_old_worker(self, send_forced: Callable[[Sequence[Intent]], Awaitable[None]]) -> None:
-        """How an upgrade is sent to a worker that knows none: the dispatcher's."""
+        """Set how an upgrade is sent to a worker that does not know upgrades: the dispatcher's method."""
         self._send_forced = send_forced
 
     async def listen(self, bus: Bus) -> None:
@@ -139,7 +141,8 @@ class Collector:
         except Malformed as error:
             log.warning("progress.dropped subject=%s error=%s", message.subject, error)
             return
-        # The subject's node is the one whose credential could publish it; the payload may claim anything.
+        # The bus enforces the node in the subject, because only its credential may publish there. The payload is not
+        # trusted.
         sender = message.subject.split(".")[1]
         if event.node_id != sender:
             self._refuse("progress", sender)
@@ -148,19 +151,19 @@ class Collector:
         if event.intent:
             told = event.intent if self._board.progress(sender, event.intent, progress) else ""
         else:
-            # One of LocalAI's workers: it knows the operation, and events come in order or not at all.
+            # LocalAI's workers name the operation only. Their events arrive in order or not at all.
             told, progress = self._board.plain_progress(sender, event.op_id, progress)
         if told:
             self._unwritten[told] = progress
 
     def _refuse(self, kind: str, node_id: str) -> None:
-        """The credential of one node, used to speak about another."""
+        """Count and log a message that this node's credential does not entitle it to send."""
         self.violations[kind] += 1
         if self.violations[kind] & (self.violations[kind] - 1) == 0:  # the 1st, 2nd, 4th, 8th …
             log.error("bus.violation kind=%s node=%s count=%d", kind, node_id, self.violations[kind])
 
     async def replies_step(self) -> None:
-        """Work through the replies that have come; waits for the first."""
+        """Store the replies that have arrived; waits for the first one."""
         if not self._batch:
             self._batch.append(await self._replies.get())
         while len(self._batch) < BATCH and not self._replies.empty():
@@ -169,7 +172,7 @@ class Collector:
         try:
             done = await self._store.transaction(lambda connection: self._settle(connection, batch))
         except Unavailable:
-            self._batch = batch  # the first of the next step
+            self._batch = batch  # retried by the next step
             raise
         for reply, seconds in done.others:
             self._overheard.keep(reply, seconds)
@@ -181,7 +184,7 @@ class Collector:
         await self._board.intents_changed(done.over)
 
     async def late_step(self) -> None:
-        """Look once more at replies that their owner may not have heard."""
+        """Queue again the replies that their owner may not have received."""
         for reply in self._overheard.take_due():
             with contextlib.suppress(asyncio.QueueFull):
                 self._replies.put_nowait(reply)
@@ -202,22 +205,22 @@ class Collector:
             if intent is None or intent.state != "running" or intent.attempt != reply.to.attempt:
                 continue
             if intent.id in changes:
-                continue  # said twice
+                continue  # a duplicate
             if intent.owner != self._owner and intent.lease_until >= now:
-                # Its owner should have heard the same. That nobody listens is only true now.
+                # Its owner should have received the same reply. A missing subscriber is not kept: it holds only now.
                 if reply.outcome is not None:
                     done.others.append((reply, intent.lease_until - now))
                 continue
             if isinstance(intent.action, UnknownAction):
-                continue  # what follows from it only a later version knows
+                continue  # only a later version knows the effects
             if reply.outcome is None and _may_be_old(intent) and not reply.to.is_forced:
                 done.forced.append(intent)
                 continue
             if reply.outcome is None:
-                # In one transaction with the wait, or the dispatcher would take it for due on a healthy node.
+                # In the same transaction as the wait: otherwise the dispatcher sees a due intent on a healthy node.
                 if note_deaf(connection, intent.node_id, now):
                     done.deaf.add(intent.node_id)
-                change = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
+                change = wait_for_node(now)
             else:
                 outcome = self._believed(connection, intent, reply.outcome)
                 change = intents_core.after_outcome(intent, outcome, now, self._clock.random())
@@ -231,22 +234,22 @@ class Collector:
         return done
 
     def _believed(self, connection: Connection, intent: Intent, outcome: Outcome) -> Outcome:
-        """What a worker says of its work, except where prompts and keys would be sent to a place of its choice."""
+        """Return the outcome, or a failure if its replica address is not allowed: prompts and keys are sent there."""
         if not isinstance(intent.action, StartReplica) or not outcome.succeeded or not outcome.address:
             return outcome
         node = nodes.get(connection, intent.node_id)
-        why = "its node is gone" if node is None else self._nodes.replica_refusal(node, outcome.address)
+        why = "its node was removed" if node is None else self._nodes.replica_refusal(node, outcome.address)
         if not why:
             return outcome
         self._refuse("address", intent.node_id)
-        message = f"cannot use the address {outcome.address[:80]!r} that the worker named for the replica: {why}"
+        message = f"cannot use the address {outcome.address[:80]!r} that the worker gave for the replica: {why}"
         return Outcome(code="address_refused", message=message)
 
     # From heartbeats ---------------------------------------------------------------------------
 
     async def report(self, node_id: str, report: Report) -> tuple[str, ...]:
-        """Store a report and settle what it proves. Which of the intents it works on have been cancelled or superseded:
-        the worker is to stop them.
+        """Store a report and settle the intents it proves. Returns the running intents that were cancelled or
+        superseded; the worker must stop them.
         """
         done = await self._store.transaction(lambda connection: self._take_report(connection, node_id, report))
         if done.changed:
@@ -255,7 +258,7 @@ class Collector:
         return done.ended
 
     async def restarted(self, node_id: str) -> None:
-        """A worker that sends no reports has registered anew: what it was doing it does no longer."""
+        """Set the running intents of a restarted worker to waiting. Called for workers that send no reports."""
 
         def work(connection: Connection) -> list[Intent]:
             now = db.now(connection)
@@ -272,15 +275,15 @@ class Collector:
 
     def _take_report(self, connection: Connection, node_id: str, report: Report) -> Reported:
         node = nodes.get(connection, node_id)
-        # Of a machine that nobody approved nothing is kept but that it is there: a join token must not fill rows.
+        # A pending node's report is not stored: a join token alone must not fill the database.
         if node is None or not node.approved or _is_older(report, node.report):
             return Reported([])
         now = db.now(connection)
         report = reports.believed(report, now)
         settled: list[Intent] = []
         open_ones = operations.open_on(connection, node_id)
-        # What is so proves nothing while an older command about it is at work, or may still arrive: the newer one has
-        # to be seen first.
+        # An observed state proves nothing while an older command for the same subject runs or may still arrive. The
+        # effect of the newer command must be seen first.
         shadowed = intents.shadowed(connection, node_id, {intent.subject for intent in open_ones})
         at_work = {} if report.is_whole else self._lingering.shadows(connection, node_id)
         for intent in open_ones:
@@ -290,7 +293,7 @@ class Collector:
             if change is not None and change.outcome is not None:
                 outcome = self._believed(connection, intent, change.outcome)
                 if outcome is not change.outcome:
-                    # One that waits is sent again, and its answer settles it.
+                    # A waiting intent is sent again, and the reply settles it.
                     is_running = intent.state == "running"
                     change = intents_core.after_outcome(intent, outcome, now, 0.0) if is_running else None
             if change is not None:
@@ -306,9 +309,9 @@ class Collector:
         return Reported(settled, changed, ended)
 
     def _evidence(self, report: Report, intent: Intent, now: float, *, is_shadowed: bool) -> Change | None:
-        """What a report proves about an open intent; None when it proves nothing."""
+        """Return the change that a report proves for an open intent; None if it proves nothing."""
         result = reports.result_for(report, intent)
-        # Also of one that waits for its node to come back: what was done while nobody heard is not sent again.
+        # Waiting intents too: a command that succeeded while its node was unreachable is not sent again.
         if result is not None and (intent.state == "running" or result.succeeded):
             return intents_core.after_outcome(intent, intents_core.bounded(result), now, self._clock.random())
         if intent.id in report.running or report.mark < intent.created_at:
@@ -321,7 +324,7 @@ class Collector:
             return intents_core.after_outcome(intent, outcome, now, self._clock.random())
         return None
 
-    # Telling -----------------------------------------------------------------------------------
+    # Publishing --------------------------------------------------------------------------------
 
     async def tell(self, settled: Sequence[Intent], *, wake: bool = False) -> None:
         for intent in settled:
@@ -336,14 +339,14 @@ class Collector:
                 intent.reason or "-",
                 intent.message,
             )
-        # Waking comes first: whoever waits for a replica should not wait for the watchers to be told.
+        # Wake first: requests that wait for a replica must not wait until events are published.
         if settled or wake:
             for call in self._on_settled:
                 call()
         await self._board.intents_changed(settled)
 
     async def write_progress_step(self) -> None:
-        """Keep the rows roughly up to date for those who look later, however fast the events come."""
+        """Write the latest progress to the rows, at a fixed rate however fast the events arrive."""
         taken, self._unwritten = self._unwritten, {}
         if not taken:
             return
@@ -355,29 +358,29 @@ class Collector:
 
 
 def _may_be_old(intent: Intent) -> bool:
-    """Whether nobody listening may only mean that the worker is older than upgrades."""
+    """Whether a missing subscriber may only mean that the worker does not know upgrades."""
     return isinstance(intent.action, InstallBackend) and intent.action.upgrade
 
 
 def _applied(connection: Connection, intent: Intent, change: Change) -> list[Intent]:
-    """Apply a change and what follows from it for replicas, in the same transaction."""
+    """Apply a change and its effects on replica rows, in one transaction."""
     try:
         after = operations.apply(connection, intent, change)
     except Conflict:
-        return []  # someone else settled it first
+        return []  # settled concurrently
     follow(connection, after, change.now)
     return [after]
 
 
 def _point(connection: Connection, settled: Sequence[Intent], now: float) -> None:
-    """Other names that lead to what was installed are written next, for those who asked for them."""
+    """Add intents for the other requested names that lead to what was installed."""
     for intent in requests.add_pointers(connection, settled, lambda: str(uuid.uuid4()), now):
-        log.info("intent.pointer intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
+        log.info("pointer.requested intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
 
 
 def _is_older(report: Report, known: Report) -> bool:
     if not report.is_whole and not known.is_whole:
-        return report.mark < known.mark  # of two listings of one of LocalAI's workers, asked one after the other
+        return report.mark < known.mark  # listings of LocalAI's workers are ordered by the time of the poll
     return report.boot_id == known.boot_id and report.sequence < known.sequence
 
 

@@ -1,9 +1,9 @@
-"""Sends what is due, to all nodes at once, and never waits for a reply.
+"""Sends due intents to all nodes at once, and never waits for a reply.
 
-Each step claims every due intent of every healthy node in one transaction (a new attempt with a new fence) and
-publishes them one after the other without awaiting anybody. Replies are the collector's. Besides, it keeps this
-frontend's leases, takes over what a dead frontend left, and tells intents of absent nodes that they wait. It sends
-only what it has claimed, so each intent goes out once per attempt, on however many frontends.
+Each step claims the due intents of all healthy nodes in one transaction (a new attempt with a new fence) and publishes
+them without awaiting replies; the collector stores those. The dispatcher also renews this frontend's leases, takes over
+intents whose lease ended, and sets the intents of absent nodes to waiting. It sends only what it has claimed, so each
+intent is sent once per attempt, however many frontends run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from enginehouse.core import subjects
 from enginehouse.core.action import phrase
 from enginehouse.core.errors import Conflict, EnginehouseError, can_heal
-from enginehouse.core.intent import NODE_AWAY, Change, Intent, Outcome
-from enginehouse.core.operation import AWAY_MESSAGE
+from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.operation import wait_for_node
 from enginehouse.frontend.delivery.messages import encode_cancel, encode_command, encode_forced
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus
@@ -24,8 +24,8 @@ from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-CLAIM_LIMIT = 250  # per step, about a quarter of a second; the rest is the next step, which starts at once
-BUS_RETRY_SECONDS = 1.0  # nothing was sent, so trying again costs nothing
+CLAIM_LIMIT = 250  # per step, about a quarter of a second; the next step starts at once and takes the rest
+BUS_RETRY_SECONDS = 1.0  # nothing was sent, so a retry is cheap
 
 
 class Dispatcher:
@@ -38,12 +38,12 @@ class Dispatcher:
         self._wake_again: Callable[[], None] = lambda: None
 
     def on_more(self, wake: Callable[[], None]) -> None:
-        """Whom to wake when a step leaves work for the next."""
+        """Set the callback for a step that left due intents for the next one."""
         self._wake_again = wake
 
     async def step(self) -> None:
         if not self._bus.is_connected:
-            # Claiming without being able to send would only burn attempts.
+            # A claim without a connection would only use up attempts.
             return
         claimed, changed = await self._store.transaction(self._claim)
         unsent: list[tuple[Intent, EnginehouseError]] = []
@@ -75,7 +75,7 @@ class Dispatcher:
         return None
 
     async def send_forced(self, intents: Sequence[Intent]) -> None:
-        """The same attempt once more, as a worker understands it that knows no upgrades."""
+        """Send the same attempt again as a forced install, for workers that do not know upgrades."""
         ids = [intent.id for intent in intents]
         first = await self._store.transaction(lambda connection: operations.first_of_intents(connection, ids))
         unsent: list[tuple[Intent, EnginehouseError]] = []
@@ -92,7 +92,7 @@ class Dispatcher:
             await self._store.transaction(lambda connection: _give_back(connection, unsent))
 
     async def recall(self, intents: Iterable[Intent]) -> None:
-        """Tell workers to stop what has been cancelled. Who does not hear it learns it with the next heartbeat."""
+        """Tell workers to stop cancelled intents. A worker that misses the message gets it with the next heartbeat."""
         for intent in intents:
             sent = encode_cancel(intent)
             try:
@@ -101,9 +101,9 @@ class Dispatcher:
                 log.warning("cancel.not_sent intent=%s error=%s", intent.id, error)
 
     async def renew_step(self) -> None:
-        """Keep this frontend's leases and take over those that ended."""
+        """Renew this frontend's leases and take over intents whose lease ended."""
         if not self._bus.is_connected:
-            # What it cannot hear of is left to those that can: nobody else takes a reply while a lease holds.
+            # Without the bus it receives no replies, and a valid lease keeps other frontends from storing them.
             return
 
         def work(connection: Connection) -> list[Intent]:
@@ -116,17 +116,16 @@ class Dispatcher:
 
     def _claim(self, connection: Connection) -> tuple[list[tuple[Intent, str]], list[Intent]]:
         now = db.now(connection)
-        # What ran on a node that is offline waits for it, due as soon as the node is healthy again.
-        away = Change(kind="wait", now=now, reason=NODE_AWAY, message=AWAY_MESSAGE, due_at=now)
-        changed = claims.park_absent(connection, away)
+        # Running intents of an offline node wait, due as soon as the node is healthy again.
+        changed = claims.park_absent(connection, wait_for_node(now))
         claimed = claims.claim_due(connection, self.owner, now, now + self._lease_seconds, CLAIM_LIMIT)
-        # Workers report progress under the id of the operation that asked first.
+        # Workers report progress under the id of the first operation of an intent.
         first = operations.first_of_intents(connection, [intent.id for intent in claimed])
         return [(intent, first.get(intent.id, intent.id)) for intent in claimed], changed
 
 
 def _give_back(connection: Connection, unsent: list[tuple[Intent, EnginehouseError]]) -> None:
-    """What could not be handed to the bus waits for it; what no bus would take (too large) has failed."""
+    """Set unsent intents to waiting; fail those that no bus would accept, such as a message that is too large."""
     now = db.now(connection)
     for intent, error in unsent:
         if can_heal(error):

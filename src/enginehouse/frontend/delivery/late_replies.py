@@ -1,9 +1,9 @@
-"""Replies to what another frontend has sent, kept until its lease would have ended.
+"""Keeps replies to intents of another owner until the owner's lease ends.
 
-Every frontend hears every reply and its owner writes it. An owner that died or lost the bus in that moment has not
-heard it, and nobody says it again: one of LocalAI's workers has no other word for a failure. So the others look once
-more when the lease must have been renewed or have ended. Nothing is decided here, and what is lost here costs time only
-where the worker sends reports.
+Every frontend receives every reply; the owner of the intent stores it. An owner that died or lost the bus at that
+moment misses the reply, and it is not sent again: for LocalAI's workers a reply is the only way to report a failure. So
+the other frontends check the reply again once the lease has been renewed or has ended. This module decides nothing. A
+reply lost here only costs time if the worker sends reports.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from enginehouse.core import subjects
 from enginehouse.core.intent import Outcome
 from enginehouse.ports import Clock
 
-MAX_KEPT = 10_000  # as many as wait to be worked through at most
-MARGIN_SECONDS = 0.5  # the database's clock and this one are read at different moments
+MAX_KEPT = 10_000  # the same as the collector's queue
+MARGIN_SECONDS = 0.5  # the store's clock and this one are read at different moments
 
 
 class Reply(Struct, frozen=True):
-    """A worker's last word on one attempt; no outcome means that nobody listens on that node."""
+    """The end of one attempt. No outcome means that the node has no subscriber."""
 
     to: subjects.ReplySubject
     outcome: Outcome | None
@@ -31,7 +31,7 @@ class Overheard:
         self._kept: list[tuple[float, Reply]] = []
 
     def keep(self, reply: Reply, seconds: float) -> None:
-        """For so long at least."""
+        """Keep a reply for at least `seconds`. Beyond `MAX_KEPT` it is dropped."""
         if len(self._kept) < MAX_KEPT:
             self._kept.append((self._clock.monotonic() + seconds + MARGIN_SECONDS, reply))
 

@@ -1,7 +1,7 @@
-"""How an intent travels: LocalAI's message for its action, with our additive fields.
+"""Encodes an intent as LocalAI's message for its action, with additional fields.
 
-A worker of ours obeys `command` and `resolved`. One of LocalAI's sees neither: it gets a plain name and the galleries
-to look it up in, or an address with a name.
+Enginehouse workers use `command` and `resolved`. LocalAI's workers ignore both: they get a plain name and the galleries
+to look it up in, or a URI with a name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sent(Struct, frozen=True):
 
 
 def encode_command(intent: Intent, operation_id: str) -> Sent:
-    """The message for an intent."""
+    """Return the message for an intent."""
     command = command_of(intent)
     action = intent.action
     match action:
@@ -44,8 +44,8 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
             )
         case RemoveBackend():
             verb = subjects.DELETE
-            # The directory, because that is what a delete means on every worker; with its pointer only where a worker
-            # would leave that behind.
+            # The directory, which means the same on every worker; the pointer's name only if the worker would
+            # otherwise leave the pointer behind.
             name = action.called or action.directory
             message = wire.BackendDeleteRequest(backend=name, op_id=operation_id, command=command)
         case PullModel():
@@ -75,16 +75,18 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
                 drain_seconds=action.drain_seconds,
             )
         case UnknownAction():
-            raise Hopeless(f"cannot send intent {intent.id}: a newer version wrote it", code="unsupported")
+            raise Hopeless(
+                f"cannot send intent {intent.id}: a newer version of Enginehouse wrote it", code="unsupported"
+            )
         case _:
             assert_never(action)
     return Sent(subjects.node_subject(intent.node_id, verb), wire.encode(message))
 
 
 def encode_forced(intent: Intent, operation_id: str) -> Sent:
-    """An upgrade as it was before there were upgrades: an install with `force`, for a worker that knows no other."""
+    """Return an upgrade as an install with `force`, for workers that do not know upgrades."""
     if not isinstance(intent.action, InstallBackend):
-        raise Hopeless(f"cannot force intent {intent.id}: it installs nothing", code="unsupported")
+        raise Hopeless(f"cannot force intent {intent.id}: it is not an install", code="unsupported")
     message = _install(intent.action, operation_id, command_of(intent), force=True)
     return Sent(subjects.node_subject(intent.node_id, subjects.INSTALL), wire.encode(message))
 

@@ -1,4 +1,7 @@
-"""What follows for replicas from what became of an intent, or from a report; in the same transaction."""
+"""Updates replica rows after an intent ended or a report arrived.
+
+Every function runs in the transaction that stores its cause, so intents and replica rows always agree.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from enginehouse.store.db import Connection
 
 
 def follow(connection: Connection, after: Intent, now: float) -> None:
+    """Update the replica rows after an intent changed."""
     outcome, action = after.outcome, after.action
     if after.state == "succeeded" and outcome is not None:
         if isinstance(action, StartReplica) and outcome.address:
@@ -37,22 +41,22 @@ def follow(connection: Connection, after: Intent, now: float) -> None:
 
 
 def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:
-    """The rows of processes that an upgrade or a delete has stopped: nothing is routed there any more."""
+    """Remove the rows of processes that an upgrade or a delete stopped, so that no request is routed there."""
     for key in keys:
         try:
             model, slot = parse_process_key(key)
         except Invalid:
-            continue  # of a worker's own naming
+            continue  # a name of the worker's own, without a row
         replicas.remove(connection, node_id, model, slot)
 
 
 def forget_gone_replicas(connection: Connection, node_id: str, report: Report) -> bool:
-    """Remove the rows of processes that the worker no longer has; whether there were any."""
+    """Remove the rows of processes that the worker no longer has. Returns whether there were any."""
     running = {(one.model_id, one.replica_index, one.nonce) for one in report.replicas}
     gone = [
         replica
         for replica, created_at in replicas.on_node(connection, node_id)
-        # A row younger than the report may be of a process that started after it was taken.
+        # A row newer than the report may belong to a process that started after the report was taken.
         if (replica.model, replica.slot, replica.nonce) not in running and created_at <= report.mark
     ]
     for replica in gone:

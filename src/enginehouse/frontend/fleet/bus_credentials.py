@@ -1,9 +1,9 @@
-"""What nodes get in order to use the bus, and the list of what no longer counts.
+"""Issues bus credentials to nodes, and revokes them.
 
-A credential lives an hour and is renewed with a heartbeat. The store remembers its public key for as long, so that
-removing a node, or taking its approval back, revokes what it still has: the frontend beside the embedded server tells
-the server, which cuts the connection; on other servers it ends by itself. Telling is level-triggered: the whole list,
-whenever it or the server is new.
+A credential is valid for an hour and is renewed with a heartbeat. The store keeps its public key for as long, so that
+removing a node or withdrawing its approval revokes its credentials: the frontend beside the embedded server sends the
+revocations to the server, which closes the connections. On other servers a credential expires by itself. Revocation is
+level-triggered: the whole list is sent whenever the list or the server is new.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-STEP_SECONDS = 2.0  # a removed node is cut off within five, on whichever frontend it was removed
-REFRESHED = (0.7, 1.3)  # of a life: when one of LocalAI's workers registers anew only to renew its credential
+STEP_SECONDS = 2.0  # a removed node is disconnected within five seconds, whichever frontend removed it
+REFRESHED = (0.7, 1.3)  # of a credential's lifetime: when LocalAI's workers register again only to renew it
 
 
 class Minted(Struct, frozen=True):
@@ -34,16 +34,16 @@ class Minted(Struct, frozen=True):
 class BusIssuer(Struct, frozen=True, kw_only=True):
     """How credentials for the bus are made and revoked. The default is a bus that takes anonymous clients."""
 
-    mint: Callable[[str], Minted] | None = None  # makes the credential of a node; None where workers bring their own
+    mint: Callable[[str], Minted] | None = None  # makes the credential of a node; None if workers bring their own
     life_seconds: float = 3600.0
-    # The address of the bus for a worker that reached this frontend under that host name.
+    # The address of the bus for a worker that reached this frontend at the given host name.
     url_for: Callable[[str], str] = lambda host: ""
-    revoke: Callable[[Mapping[str, int]], Awaitable[None]] | None = None  # only the embedded server can be told
+    revoke: Callable[[Mapping[str, int]], Awaitable[None]] | None = None  # None unless the server is the embedded one
 
 
 class BusCredentials:
     def __init__(self, store: Store, issuer: BusIssuer, *, wall: Callable[[], float]) -> None:
-        """`wall` is the clock by which the bus server judges the end of a credential."""
+        """`wall` is the clock that the bus server uses for the expiry of a credential."""
         self._store = store
         self._mint = issuer.mint
         self._life_seconds = issuer.life_seconds
@@ -54,7 +54,7 @@ class BusCredentials:
         self._is_told = False
 
     async def issue(self, node: Node, host: str) -> BusCredential:
-        """A credential for an approved node that reached us under `host`. Its key is on record before it is used."""
+        """Issue a credential to an approved node that reached this frontend at `host`; its key is stored first."""
         if self._mint is None:
             return BusCredential(nats_url=self._url_for(host))
         made = self._mint(node.id)
@@ -71,8 +71,8 @@ class BusCredentials:
         )
 
     async def is_refresh(self, node_id: str) -> bool:
-        """Whether a worker that registers anew is about due for a new credential: one of LocalAI's does so for that
-        alone, and goes on with what it does.
+        """Whether the node's credential is about due for renewal. LocalAI's workers register again for that alone, and
+        continue their work.
         """
 
         def work(connection: Connection) -> tuple[float | None, float]:
@@ -83,11 +83,11 @@ class BusCredentials:
         return newest is not None and first <= now - newest <= last
 
     def forget_told(self) -> None:
-        """The server may be a new one: it is told everything again."""
+        """Send the whole list again with the next step, because the server may be a new one."""
         self._is_told = False
 
     async def step(self) -> None:
-        """Tell the server what is revoked, where that is news."""
+        """Send the revocations to the server if they changed."""
         now = self._wall()
 
         def work(connection: Connection) -> dict[str, float]:

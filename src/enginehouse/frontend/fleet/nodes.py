@@ -1,8 +1,8 @@
 """Nodes: registration, approval and health. The only writer of those three facts.
 
 A node is a name *and* a key: the same name with another key is another node that waits for its own approval. Silence
-is judged by the store's clock, and only from the moment this frontend itself was there to listen: a gap of the
-observer is no evidence against the observed.
+is measured by the store's clock, and only from the moment this frontend began to listen: a gap of the observer is no
+evidence against a node.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 1000  # a join token that got about must not fill the database; the longest silent make room
-MAX_NAMED = 5  # of the machines of one name, in an error
+MAX_PENDING = 1000  # a leaked join token must not fill the database; the nodes silent for longest are removed
+MAX_NAMED = 5  # nodes of one name that an error lists
 _WORSE: dict[Health, int] = {"healthy": 0, "unhealthy": 1, "offline": 2}
-Verify = Callable[[str, bytes, str], bool]  # of a public key, a message and its signature
+Verify = Callable[[str, bytes, str], bool]  # takes a public key, a message and its signature
 
 
 class Registered(Struct, frozen=True):
@@ -55,24 +55,28 @@ class Registered(Struct, frozen=True):
 
 
 def find_node(connection: Connection, name_or_id: str, *, pending: bool = False) -> Node:
-    """By id, else by name. Of two machines with one name the approved one is meant, or the `pending` one where that is
-    what it is about: whoever knows a join token must not make a node's name ambiguous. Others are told apart by id.
+    """Find a node by id, else by name.
+
+    If several nodes have the name, the approved one is preferred, or with `pending` the one that waits: a join token
+    must not make the name of an approved node ambiguous. If that leaves several, the id is required.
     """
-    is_name = "\x00" not in name_or_id  # PostgreSQL cannot even be asked for one
+    is_name = "\x00" not in name_or_id  # PostgreSQL refuses a query with NUL
     node = nodes.get(connection, name_or_id) if is_name else None
     if node is not None:
         return node
     named = nodes.by_name(connection, name_or_id) if is_name else []
     named = [one for one in named if one.approved != pending] or named
     if len(named) > 1:
-        # Those first that were heard last: a machine that is there asks again and again.
+        # Most recent heartbeat first: a running machine keeps registering.
         named.sort(key=lambda one: one.last_heartbeat, reverse=True)
         ids = ", ".join(f"{one.id} ({one.status})" for one in named[:MAX_NAMED])
         more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        raise Conflict(f"cannot tell which {shown(name_or_id)} is meant: use one of the ids {ids}{more}")
+        raise Conflict(
+            f"cannot choose a node named {shown(name_or_id)}: several have this name; use one of the ids {ids}{more}"
+        )
     if not named:
         raise NotFound(
-            f"cannot find a node named {shown(name_or_id)}: `enginehouse nodes list` shows them",
+            f"cannot find a node named {shown(name_or_id)}: `enginehouse nodes list` shows all nodes",
             code="not_found",
             param="node",
         )
@@ -80,27 +84,25 @@ def find_node(connection: Connection, name_or_id: str, *, pending: bool = False)
 
 
 def note_deaf(connection: Connection, node_id: str, now: float) -> bool:
-    """Positive evidence that a node is not there: nobody listens on its subjects. Whether that is news."""
+    """Set a node to unhealthy because its subjects have no subscriber. Returns whether that is a change."""
     return nodes.set_health(connection, node_id, "unhealthy", now)
 
 
 def token_hash(token: str) -> str:
-    # Tokens are 256 random bits, so a plain hash is enough: there is nothing to guess.
+    # Tokens are 256 random bits and cannot be guessed, so a plain hash is enough.
     return sha256(token.encode()).hexdigest()
 
 
-async def _as_it_is(_host: str) -> Collection[str]:
+async def _resolve_nothing(_host: str) -> Collection[str]:
     return ()
 
 
 class AddressRules(Struct, frozen=True):
-    """What a node may advertise: where it may move without being approved again, what is taken by the store, the bus
-    and this frontend, and what a name stands for.
-    """
+    """The addresses that a node may advertise."""
 
-    networks: tuple[str, ...] = ()
-    taken: frozenset[Endpoint] = frozenset()
-    resolve: Callable[[str], Awaitable[Collection[str]]] = _as_it_is
+    networks: tuple[str, ...] = ()  # within them a node may change its address without a new approval
+    taken: frozenset[Endpoint] = frozenset()  # endpoints of the store, the bus and this frontend
+    resolve: Callable[[str], Awaitable[Collection[str]]] = _resolve_nothing  # the addresses of a host name
 
 
 ANYWHERE = AddressRules()
@@ -112,15 +114,19 @@ def _claim(request: RegisterRequest, origin: JoinOrigin) -> str:
 
 
 def _take_challenge(connection: Connection, request: RegisterRequest, known: Node | None, now: float) -> float:
-    """When the challenge of a registration was given out. It is taken once, and registrations of one node in order: one
-    that a frontend kept while it was frozen does not replace the token of a later one.
+    """Use up the challenge of a registration, and return when it was issued.
+
+    A challenge is valid once, and the registrations of one node are accepted in the order of their challenges: a
+    registration that a frozen frontend delayed does not replace the token of a later one.
     """
     key = challenges.key(connection, secrets.token_bytes(32))
     at = issued_at(key, request.challenge, now)
     if not challenges.use(connection, challenge_hash(request.challenge), now, at + CHALLENGE_SECONDS):
-        raise Conflict(f"cannot register {request.name}: its challenge was used before", code=CHALLENGE_REFUSED)
+        raise Conflict(
+            f"cannot register {request.name}: its challenge was used before; get a new one", code=CHALLENGE_REFUSED
+        )
     if known is not None and not nodes.take_registration(connection, known.id, at):
-        raise Conflict(f"cannot register {request.name}: a later registration was taken before", code=CHALLENGE_REFUSED)
+        raise Conflict(f"cannot register {request.name}: a later registration was accepted", code=CHALLENGE_REFUSED)
     return at
 
 
@@ -147,10 +153,11 @@ class Nodes:
         self._listening_since: float | None = None
         self._looked_at = 0.0
         self._doubted_since: float | None = None
-        self.is_bus_away = False  # for all nodes that are heard: then it is the bus, not this frontend's way to it
+        # No node that sends heartbeats has the bus, so the fault is not this frontend's connection.
+        self.is_bus_away = False
 
     async def challenge(self) -> str:
-        """What a worker signs in its next registration."""
+        """Return a challenge, which the worker signs in its next registration."""
 
         def work(connection: Connection) -> str:
             key = challenges.key(connection, secrets.token_bytes(32))
@@ -159,7 +166,7 @@ class Nodes:
         return await self._store.transaction(work)
 
     async def register(self, request: RegisterRequest, origin: JoinOrigin = HERE) -> Registered:
-        """A machine asks to be a node. Returns its row and a fresh token of its own, which replaces the last one."""
+        """Register a machine as a node. Returns its row and a new token, which replaces the previous one."""
         check_request(request)
         node_type = node_type_of(request.node_type)
         await self._check_addresses(request, origin)
@@ -168,7 +175,7 @@ class Nodes:
             message = node_core.registration_message(request.name, request.public_key, addresses, request.challenge)
             if not self._verify(request.public_key, message, request.signature):
                 raise Denied(
-                    f"cannot register {request.name}: the signature does not belong to the key it shows",
+                    f"cannot register {request.name}: its signature does not match its public key",
                     code="forbidden",
                 )
         token = secrets.token_urlsafe(32)
@@ -182,7 +189,9 @@ class Nodes:
             node = self._merged(request, node_type, known, now)
             node = msgspec.structs.replace(node, claim=_claim(request, origin), registered_at=at, waits_for=waits_for)
             if len(node.labels) > MAX_LABELS:
-                raise refused(request.name, f"more than {MAX_LABELS} labels, with those it had before", "labels")
+                raise refused(
+                    request.name, f"it has more than {MAX_LABELS} labels, including those stored before", "labels"
+                )
             if known is None:
                 if not node.approved:
                     nodes.make_room(connection, MAX_PENDING)
@@ -197,7 +206,7 @@ class Nodes:
             elif node.approved and not known.approved:
                 nodes.set_approved(connection, node.id, now)
             if not node.approved:
-                # Whoever is to approve it sees that it is there: until then it has no other way to say so.
+                # A pending node sends no heartbeats, so its registrations show the operator that it is running.
                 nodes.set_heartbeat(connection, node.id, node.capacity, now)
             return Registered(node, token, now)
 
@@ -214,18 +223,18 @@ class Nodes:
             hosts = [endpoint.host, *await self._resolve(endpoint.host)]
             why = host_refusal(hosts, may_be_loopback=origin.is_loopback)
             if any(Endpoint(plain_host(host), endpoint.port) in self._addresses.taken for host in hosts):
-                why = why or f"the store, the bus or a frontend listens on {address}"
+                why = why or f"the store, the bus or a frontend uses {address}"
             if why:
                 raise Invalid(f"cannot register {request.name}: {why}", code="invalid_address", param=field)
 
     def replica_refusal(self, node: Node, address: str) -> str:
-        """Why nothing is sent to an address that the worker of this node named for a replica; nothing where it may be.
-        LocalAI's workers use every port above their first.
+        """Return why a replica of this node may not have this address; empty if it may. LocalAI's workers use every
+        port above their first.
         """
         return replica_refusal(address, node.address, self._addresses.taken, last_port=65535 if node.is_localai else 0)
 
     def _waits_for(self, request: RegisterRequest, known: Node | None) -> str:
-        """Why it waits for approval again, or still does."""
+        """Return why a known node waits for a new approval; empty if it does not."""
         if known is None or request.public_key in self._approve_keys:
             return ""
         return approval_lost(known, request.address, self._addresses.networks) or (
@@ -241,7 +250,7 @@ class Nodes:
             node_type=node_type,
             public_key=request.public_key,
             approved=approved or (known is not None and known.approved),
-            # Not healthy yet: it is when it listens, which its first heartbeat says.
+            # Not healthy before its first heartbeat, which shows that it has subscribed.
             health=known.health if known else "offline",
             drained=known.drained if known else False,
             address=request.address,
@@ -266,12 +275,11 @@ class Nodes:
             return msgspec.structs.replace(node, approved=True, waits_for="")
 
         node = await self._store.transaction(work)
-        await self._board.node_changed(node.id)
-        self._wake()
+        await self.tell([node.id])
         return node
 
     async def resume(self, name_or_id: str) -> Node:
-        """Give a drained node work again."""
+        """Let a drained node get work again."""
 
         def work(connection: Connection) -> Node:
             node = find_node(connection, name_or_id)
@@ -279,13 +287,12 @@ class Nodes:
             return msgspec.structs.replace(node, drained=False)
 
         node = await self._store.transaction(work)
-        await self._board.node_changed(node.id)
-        self._wake()
+        await self.tell([node.id])
         return node
 
     async def rotate_token(self, node_id: str, shown: str) -> str:
-        """A new token for a node; the one it has shown counts until the new one is used, because the answer that
-        carries it may be lost.
+        """Return a new token for a node. The token in use stays valid until the new one is used, because the answer
+        that carries it may be lost.
         """
         token = secrets.token_urlsafe(32)
 
@@ -299,8 +306,10 @@ class Nodes:
         await self._store.transaction(lambda connection: nodes.forget_previous_token(connection, node_id))
 
     async def heartbeat(self, node_id: str, request: HeartbeatRequest) -> float:
-        """Note that the node is there; returns the mark for its next report. One that says that its bus is away gets
-        no commands and keeps its routes: it is unhealthy, and never offline while it is heard.
+        """Store a heartbeat and return the mark for the node's next report.
+
+        A node without a connection to the bus gets no commands and keeps its routes: it is unhealthy, and never offline
+        while its heartbeats arrive.
         """
         is_away = request.bus == BUS_AWAY
         health: Health = "unhealthy" if is_away else "healthy"
@@ -316,12 +325,11 @@ class Nodes:
 
         now, is_news = await self._store.transaction(work)
         if is_news:
-            await self._board.node_changed(node_id)
-            self._wake()
+            await self.tell([node_id])
         return now
 
     async def set_health(self, node_id: str, health: Health) -> None:
-        """For positive evidence: nobody listens on the node's subjects, or it said goodbye."""
+        """Set the health of a node on positive evidence: its subjects have no subscriber, or it signed off."""
 
         def work(connection: Connection) -> bool:
             if health == "offline":
@@ -329,11 +337,10 @@ class Nodes:
             return nodes.set_health(connection, node_id, health, db.now(connection))
 
         if await self._store.transaction(work):
-            await self._board.node_changed(node_id)
-            self._wake()
+            await self.tell([node_id])
 
     async def tell(self, node_ids: Iterable[str]) -> None:
-        """Tell of nodes whose health was written elsewhere than here, by `note_deaf`."""
+        """Publish changed nodes, and wake the loops that depend on them."""
         for node_id in node_ids:
             await self._board.node_changed(node_id)
             self._wake()
@@ -345,7 +352,7 @@ class Nodes:
         return await self._store.transaction(lambda connection: (find_node(connection, name_or_id), db.now(connection)))
 
     async def step(self) -> None:
-        """Judge silence."""
+        """Update the health of nodes that are silent."""
 
         def work(connection: Connection) -> list[str]:
             now = db.now(connection)
@@ -361,9 +368,9 @@ class Nodes:
             self._wake()
 
     def _judged(self, approved: Collection[Node], now: float) -> dict[str, Health]:
-        """Which nodes are worse off than their rows say."""
+        """Return the nodes whose health is worse than stored."""
         if self._listening_since is None or not 0 <= now - self._looked_at < self._stale_seconds / 2:
-            # A pause, an outage of the store or a clock that jumped: what was not heard meanwhile proves nothing.
+            # After a pause, an outage of the store or a clock jump, silence during that time proves nothing.
             self._listening_since = now
         self._looked_at = now
         judged: dict[str, Health] = {}
@@ -376,7 +383,7 @@ class Nodes:
         if len(lost) < 3 or 2 * len(lost) <= len(approved):
             self._doubted_since = None
         elif self._doubted_since is None or now - self._doubted_since < self._stale_seconds:
-            # Most of a fleet gone at once is rather a fault near the observer: look once more before believing it.
+            # The loss of most nodes at once is more likely a fault near this frontend: check again before acting.
             if self._doubted_since is None:
                 self._doubted_since = now
                 log.error("nodes.mass_loss lost=%d of=%d", len(lost), len(approved))

@@ -1,8 +1,8 @@
-"""What a machine says about itself, checked before any of it reaches a row.
+"""Validates what a machine reports about itself, before any of it is stored.
 
-A join token only lets a machine ask, so nothing here is trusted: names, addresses and amounts have bounds that every
-database takes. A registration out of bounds is refused; a heartbeat is brought into them, because an odd figure must
-not make a working node look dead.
+A join token only permits a registration, so nothing here is trusted: names, addresses and amounts have bounds that fit
+every database. A registration out of bounds is refused. The values of a heartbeat are clamped, because an odd value
+must not make a working node look dead.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from enginehouse.core.node import Capacity, NodeType
 from enginehouse.core.node_api import HeartbeatRequest, RegisterRequest
 
 MAX_LABELS = 64
-MAX_LABELS_BYTES = 16 * 1024  # in all: rows of machines that nobody approved stay small
+MAX_LABELS_BYTES = 16 * 1024  # in total, so that rows of pending nodes stay small
 MAX_LABEL = 256  # characters of a label's value
-MAX_LABEL_KEY = 317  # of its name: a prefix, a slash and a name, as Kubernetes has them
+MAX_LABEL_KEY = 317  # of its key: a prefix, a slash and a name, as in Kubernetes
 MAX_REPLICAS = 1_000_000
 MAX_ADDRESS = 255
-MAX_WORD = 64  # of what a machine says about its kind: platform, capability, vendor
+MAX_WORD = 64  # characters of the platform, capability and vendor
 MAX_AMOUNT = 2**63 - 1  # bytes, cores
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
@@ -32,7 +32,7 @@ _AMOUNTS = ("available_vram", "total_vram", "available_ram", "available_disk", "
 
 
 def check_request(request: RegisterRequest) -> None:
-    """Everything that a machine says about itself fits its column; `Invalid` names what does not."""
+    """Check that every field of a registration fits its column; `Invalid` names the first that does not."""
     check_name(request.name, "node")
     if _ID.fullmatch(request.name):
         raise refused(request.name, "its name looks like the id of a node", "name")
@@ -48,11 +48,13 @@ def check_request(request: RegisterRequest) -> None:
             raise refused(request.name, f"its {field} must be at most {MAX_WORD} printable characters", field)
     for field in (*_AMOUNTS, "total_ram", "cores"):
         if not 0 <= getattr(request, field) <= MAX_AMOUNT:
-            raise refused(request.name, f"its {field} is not an amount", field)
-    if request.max_replicas_per_model > MAX_REPLICAS:  # less than one is read as one, as LocalAI does
-        raise refused(request.name, "its max_replicas_per_model is not an amount", "max_replicas_per_model")
+            raise refused(request.name, f"its {field} must be a number from 0 to {MAX_AMOUNT}", field)
+    if request.max_replicas_per_model > MAX_REPLICAS:  # less than one means one, as in LocalAI
+        raise refused(
+            request.name, f"its max_replicas_per_model must be at most {MAX_REPLICAS}", "max_replicas_per_model"
+        )
     if len(request.labels) > MAX_LABELS:
-        raise refused(request.name, f"more than {MAX_LABELS} labels", "labels")
+        raise refused(request.name, f"it has more than {MAX_LABELS} labels", "labels")
     if sum(len(key.encode()) + len(value.encode()) for key, value in request.labels.items()) > MAX_LABELS_BYTES:
         raise refused(request.name, f"its labels have more than {MAX_LABELS_BYTES} bytes", "labels")
     for key, value in request.labels.items():
@@ -94,8 +96,8 @@ def capacity_of(request: RegisterRequest) -> Capacity:
 
 
 def capacity_after(capacity: Capacity, request: HeartbeatRequest) -> Capacity:
-    """An absent key keeps the stored value; an explicit 0 is stored."""
-    said = {field: getattr(request, field) for field in _AMOUNTS if getattr(request, field) is not None}
-    said = {field: min(max(amount, 0), MAX_AMOUNT) for field, amount in said.items()}
+    """Return the capacity after a heartbeat. An absent key keeps the stored value; an explicit 0 is stored."""
+    given = {field: getattr(request, field) for field in _AMOUNTS if getattr(request, field) is not None}
+    given = {field: min(max(amount, 0), MAX_AMOUNT) for field, amount in given.items()}
     vendor = capacity.gpu_vendor if request.gpu_vendor is None else request.gpu_vendor[:MAX_WORD]
-    return msgspec.structs.replace(capacity, **said, gpu_vendor=vendor)
+    return msgspec.structs.replace(capacity, **given, gpu_vendor=vendor)

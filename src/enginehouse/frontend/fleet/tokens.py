@@ -1,7 +1,7 @@
-"""Tokens and whom they stand for. Kept in memory, so that no request waits for the database to learn who asks.
+"""Tokens and their callers, cached in memory so that authentication does not wait for the database.
 
-Only hashes are stored and held. A lookup is by hash, which leaves nothing to compare in secret-dependent time. What
-another frontend creates is known here after at most one refresh.
+Only hashes are stored and cached. A lookup is by hash, so no comparison depends on the secret. A token that another
+frontend creates is known here after at most one refresh.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from enginehouse.store.keys import TokenRow
 
 Role = Literal["admin", "user", "join"]
 ROLES: tuple[Role, ...] = ("admin", "user", "join")
-MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; anything much shorter was made by hand
+MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; a much shorter token was made by hand
+WATCH_SECONDS = 0.5  # a token revoked on another frontend is refused within a second
+LOOK_AGAIN_SECONDS = 0.5  # between two reads for unknown tokens: each wrong token must not cost a query
+_MAKING_SECONDS = 10.0  # lease on making the first token, for frontends that start together
 
 
-WATCH_SECONDS = 0.5  # a token that was revoked elsewhere counts for no longer than a second
-LOOK_AGAIN_SECONDS = 0.5  # wrong tokens must not become queries
-_MAKING_SECONDS = 10.0  # within which frontends that start together leave it to one of them
+def new_token(role: str) -> str:
+    return f"eh-{role}-{secrets.token_urlsafe(32)}"
 
 
 class Created(Struct, frozen=True):
@@ -39,8 +41,8 @@ class Created(Struct, frozen=True):
 
 
 class Caller(Struct, frozen=True):
-    """Who asks, by which token. `node_id` is set for a node's own token, `only_node` for a join token that is for one
-    node alone.
+    """The identity behind a token. `node_id` is set for a node's own token, `only_node` for a join token for one
+    node only.
     """
 
     role: Literal["admin", "user", "join", "node"]
@@ -48,7 +50,7 @@ class Caller(Struct, frozen=True):
     node_id: str = ""
     token_id: str = ""
     only_node: str = ""
-    has_previous: bool = False  # this token is a node's newest, and the one before it still counts
+    has_previous: bool = False  # this is a node's newest token, and the previous one is still valid
 
 
 class Keys:
@@ -60,8 +62,10 @@ class Keys:
         self._looking = asyncio.Lock()
 
     async def look_again(self) -> None:
-        """For a token that is not known: another frontend may have given it out just now. Only a look that began after
-        the question can say that it is unknown; wrong tokens share one look in half a second.
+        """Read all tokens again for an unknown one, which another frontend may have just issued.
+
+        Only a read that began after this call proves that a token is unknown. Concurrent calls share one read per half
+        second.
         """
         running = asyncio.get_running_loop()
         asked_at = running.time()
@@ -75,8 +79,10 @@ class Keys:
         return self._callers.get(token_hash(token))
 
     async def create(self, role: str, name: str | None, token: str | None = None, *, node: str = "") -> Created:
-        """Make a token, or take a given one (the files that `up` makes); a taken one replaces its namesake, a made one
-        never does. Without a name it gets one of its own. With `node`, a join token for that node alone.
+        """Create a token, or store a given one (from the settings or from a file).
+
+        A given token replaces the token of the same role and name; a new one never does. Without a name, a unique name
+        is made up. With `node`, the result is a join token for that node only.
         """
         if role not in ROLES:
             raise Invalid(
@@ -88,7 +94,7 @@ class Keys:
             check_name(node, "node")
             if role != "join":
                 raise Invalid(
-                    f"cannot make a {role} token for one node: only a join token can be",
+                    f"cannot create a {role} token for one node: only a join token can have a node",
                     code="unsupported",
                     param="node",
                 )
@@ -97,19 +103,19 @@ class Keys:
                 f"cannot use the {role} token: it has {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed",
                 code="invalid_name",
             )
-        given = token or f"eh-{role}-{secrets.token_urlsafe(32)}"
+        given = token or new_token(role)
         hashed = token_hash(given)
 
         def work(connection: Connection) -> None:
             if token is not None:
-                # Every start of every frontend brings it. One after the other, or each would find what the other has
-                # put in the place of what it removed.
+                # Every start of every frontend stores it. The lease serializes them: otherwise each would find the row
+                # that another put in place of the one it removed.
                 now = db.now(connection)
                 leases.acquire(connection, f"given-{role}-token", row_id, now, now)
                 if any(one.revoked_at and one.hash == hashed for one in keys.every(connection)):
                     raise Conflict(
-                        f"cannot use the {role} token of the settings or of {role}.token: it was revoked; give another "
-                        "one, or remove that file to have a new one made",
+                        f"cannot use the {role} token from the settings or from {role}.token: it was revoked; set "
+                        "another one, or remove the file to get a new one",
                         code="revoked",
                     )
                 if any((one.role, one.name, one.hash) == (role, name, hashed) for one in keys.every(connection)):
@@ -119,7 +125,9 @@ class Keys:
                 if (known.role, known.name) == (role, name) and not known.revoked_at:
                     raise Conflict(f"cannot create a second {role} token named {name}: choose another name")
                 if known.hash == hashed:
-                    raise Conflict(f"cannot use the {role} token: the {known.role} token {known.name} is the same")
+                    raise Conflict(
+                        f"cannot use the {role} token: it equals the {known.role} token {known.name}; use another"
+                    )
             keys.insert(connection, TokenRow(row_id, role, name, hashed, db.now(connection), node))
 
         await self._store.transaction(work)
@@ -127,7 +135,7 @@ class Keys:
         return Created(row_id, role, name, given)
 
     async def make_first(self, role: Role, token: str) -> bool:
-        """Have `token` be the first of its role; False where there is one already, or another frontend is making it."""
+        """Store `token` as the first of its role. Returns False if there is one, or another frontend is making it."""
 
         def work(connection: Connection) -> bool:
             now = db.now(connection)
@@ -142,22 +150,24 @@ class Keys:
         return made
 
     async def revoke(self, name_or_id: str) -> TokenRow:
-        """From now on it counts for nothing; the other frontends notice within a second."""
+        """Revoke a token; it is refused at once here, and within a second by other frontends."""
 
         def work(connection: Connection) -> TokenRow:
             now = db.now(connection)
-            # One after the other, or two could revoke each other's last one.
+            # The lease serializes revocations: two at once could revoke the last two admin tokens.
             leases.acquire(connection, "revoking-tokens", name_or_id, now, now)
             valid = [row for row in keys.every(connection) if not row.revoked_at]
             found = [row for row in valid if row.id == name_or_id] or [row for row in valid if row.name == name_or_id]
             if not found:
-                raise NotFound(f"cannot find a token {shown(name_or_id)}: `enginehouse tokens list` shows them")
+                raise NotFound(f"cannot find a token {shown(name_or_id)}: `enginehouse tokens list` shows all tokens")
             if len(found) > 1:
                 ids = ", ".join(f"{row.id} ({row.role})" for row in found)
-                raise Conflict(f"cannot tell which token {shown(name_or_id)} is meant: use one of the ids {ids}")
+                raise Conflict(
+                    f"cannot choose a token named {shown(name_or_id)}: several have this name; use one of the ids {ids}"
+                )
             (row,) = found
             if row.role == "admin" and sum(one.role == "admin" for one in valid) == 1:
-                raise Conflict("cannot revoke the last admin token: nobody could make another; make a new one first")
+                raise Conflict("cannot revoke the last admin token: create another admin token first")
             keys.revoke(connection, row.id, now)
             return row
 
@@ -166,12 +176,12 @@ class Keys:
         return row
 
     async def every(self) -> list[TokenRow]:
-        """Those that count."""
+        """Return all tokens that are not revoked."""
         rows = await self._store.transaction(keys.every)
         return [row for row in rows if not row.revoked_at]
 
     async def step(self) -> None:
-        """Read every token anew."""
+        """Read all tokens again."""
 
         def work(connection: Connection) -> tuple[dict[str, Caller], str]:
             callers = {
@@ -187,9 +197,9 @@ class Keys:
 
         began_at = asyncio.get_running_loop().time()
         self._callers, self._changes = await self._store.transaction(work)
-        self._looked_at = began_at  # not before: a look that failed has seen nothing
+        self._looked_at = began_at  # set only after success: a failed read proves nothing
 
     async def watch_step(self) -> None:
-        """Read every token anew where one was made or revoked, on any frontend."""
+        """Read all tokens again if one was created or revoked on any frontend."""
         if await self._store.transaction(keys.changes) != self._changes:
             await self.step()

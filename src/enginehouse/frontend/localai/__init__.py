@@ -1,1 +1,1 @@
-"""What is special about LocalAI's Go workers, and nowhere else."""
+"""Code that is specific to LocalAI's Go workers; it belongs here and nowhere else."""

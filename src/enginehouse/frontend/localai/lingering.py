@@ -17,8 +17,8 @@ from enginehouse.core.report import Report
 from enginehouse.store import lingering, operations
 from enginehouse.store.db import Connection
 
-RESTARTED = "LocalAI's worker went on with it until it was restarted"
-UNHEARD = "LocalAI's worker went on with it and never said how that ended"
+RESTARTED = "LocalAI's worker continued it until it was restarted"
+UNHEARD = "LocalAI's worker continued it and never reported the result"
 
 
 def note_replies(connection: Connection, outcomes: Mapping[str, Outcome], now: float) -> list[Intent]:
@@ -33,12 +33,12 @@ def note_restart(connection: Connection, node_id: str, now: float) -> list[Inten
 
 def _ended_as(outcome: Outcome) -> str:
     if outcome.succeeded:
-        return "LocalAI's worker went on with it and has done it"
-    return f"LocalAI's worker went on with it and failed: {outcome.message}"
+        return "LocalAI's worker continued it, and it succeeded"
+    return f"LocalAI's worker continued it, and it failed: {outcome.message}"
 
 
 def note_over(connection: Connection, ended: Mapping[str, str], now: float) -> list[Intent]:
-    """These commands (intent, and how it ended in words) have ended. Returns the intents whose message changed."""
+    """Remove ended commands; `ended` says how, by intent. Returns the intents whose message changed."""
     ids = lingering.among(connection, ended)
     if not ids:
         return []
@@ -63,7 +63,7 @@ def note_shown(connection: Connection, before: Intent, report: Report) -> None:
 
 
 def shadows(connection: Connection, node_id: str) -> dict[str, set[str]]:
-    """Commands that the node's worker may still carry out, by subject."""
+    """Return the commands that the node's worker may still carry out, by subject."""
     found: dict[str, set[str]] = {}
     for one in lingering.every(connection):
         if one.node_id == node_id:

@@ -1,8 +1,8 @@
-"""Asks LocalAI's workers what they have, and makes reports of their answers: those workers send none.
+"""Polls LocalAI's workers, which send no reports, and makes reports of their answers.
 
-A report is made of the answers to both questions, what is installed and what runs, and was taken when they were asked.
-Nothing is removed because an answer is missing. The idle process that an install leaves on such a worker is no model:
-it is left out of the report, and stopped.
+A report combines two answers, the installed backends and the running processes; its mark is the time of the poll. A
+missing answer removes nothing. The idle process that an install leaves on such a worker serves no model: it is left out
+of the report and stopped.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-FRESH_SECONDS = 2.0  # for answers before targets are chosen: somebody waits. A listing takes milliseconds
+FRESH_SECONDS = 2.0  # for answers before targets are chosen: a client waits for it. A listing takes milliseconds
 
 
 class Question(Struct):
-    """What one node was asked, and what has come back."""
+    """A poll of one node and its answers so far."""
 
     node_id: str
     number: int
     asked_at: float  # by the store's clock
-    ended: asyncio.Event  # answered, or known not to be heard
+    ended: asyncio.Event  # both answers arrived, or the node has no subscriber
     replicas: tuple[RunningReplica, ...] | None = None
     backends: tuple[InstalledBackend, ...] | None = None
-    is_deaf: bool = False  # nobody listens there
+    is_deaf: bool = False  # the node has no subscriber
 
     @property
     def is_answered(self) -> bool:
@@ -47,7 +47,7 @@ class Question(Struct):
 
 
 class Reports(Protocol):
-    """Takes the reports that are made of listings, and says what is heard of intents: the collector."""
+    """Stores the reports made of listings, and knows how long an intent is silent: the collector."""
 
     async def report(self, node_id: str, report: Report) -> tuple[str, ...]: ...
 
@@ -61,7 +61,7 @@ class Listings:
         self._store = store
         self._reports = reports
         self._owner = owner
-        # Whether a gallery has a backend of that name: a pointer with the name of an alias is in no listing.
+        # Whether a gallery has a backend of that name. Needed because listings contain no pointer named like an alias.
         self._is_backend = is_backend
         self._bus: Bus | None = None
         self._number = 0
@@ -69,7 +69,7 @@ class Listings:
         self._on_end: Callable[[], None] = lambda: None
 
     def on_end(self, wake: Callable[[], None]) -> None:
-        """Whom to wake when a question has ended."""
+        """Set the callback for a poll that has ended."""
         self._on_end = wake
 
     @property
@@ -81,7 +81,7 @@ class Listings:
         await bus.subscribe(subjects.all_polls(self._owner), self._take)
 
     async def ask(self, node_ids: Iterable[str], asked_at: float) -> list[Question]:
-        """Ask all of them at once. Whoever asks drops the questions in the end."""
+        """Poll all these nodes at once. The caller must `drop` the questions in the end."""
         asked: list[Question] = []
         for node_id in node_ids:
             self._number += 1
@@ -98,8 +98,10 @@ class Listings:
             self._open.pop((question.node_id, question.number), None)
 
     async def freshen(self, named: Collection[str] | None = None) -> frozenset[str]:
-        """Have the listings of all of LocalAI's workers, or of those named, as they are now; the nodes of which nobody
-        knows what they have, because they did not answer in time. Of one that is away the last listing counts.
+        """Refresh the listings of all LocalAI workers, or of those named.
+
+        Returns the nodes that did not answer in time: their state is unknown. Only healthy nodes are polled; for the
+        others the last listing counts.
         """
         present, now = await self._store.transaction(lambda connection: _present(connection, named))
         if not present or not self.is_connected:
@@ -119,7 +121,7 @@ class Listings:
         return frozenset(one.node_id for one in questions if not one.is_answered)
 
     async def keep(self, question: Question) -> None:
-        """Store what was answered, and stop what an install has left running."""
+        """Store the answers as a report, and stop the idle processes of installs."""
         listed, running = question.backends or (), question.replicas or ()
         names = {backend.name for backend in listed}
         idle = [
@@ -133,8 +135,8 @@ class Listings:
             await self._stop(question.node_id, idle)
 
     async def _stop(self, node_id: str, idle: Iterable[RunningReplica]) -> None:
-        """By their exact keys: every other name would stop more. Not while an install of it is under way, which would
-        fail for want of its process.
+        """Stop idle processes by their exact keys, because any other name would stop more. A process is left alone
+        while an install of its backend runs, which would fail without it.
         """
         busy = await self._store.transaction(lambda connection: _being_installed(connection, node_id))
         for one in idle:
@@ -164,7 +166,7 @@ class Listings:
                     if not listed.error:
                         question.backends = listed.backends or ()
             elif message.no_responders:
-                question.replicas = ()  # older than that question; such a worker starts nothing for us anyway
+                question.replicas = ()  # a worker too old for this poll; it runs no models for us either
             else:
                 running = wire.decode(message.payload, wire.ModelsRunningReply, "a list of processes")
                 if not running.error:
@@ -178,7 +180,7 @@ class Listings:
 
 
 def _present(connection: Connection, named: Collection[str] | None) -> tuple[list[str], float]:
-    """The nodes without a key that are meant and can be asked, and the time."""
+    """Return the ids of the healthy nodes without a key, all or those named, and the time."""
     found = [one for one in nodes.without_key(connection) if one.health == "healthy"]
     return [one.id for one in found if named is None or one.id in named or one.name in named], db.now(connection)
 

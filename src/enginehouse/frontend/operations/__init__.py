@@ -1,1 +1,1 @@
-"""Requests become operations and intents; cancel, retry and upgrades."""
+"""Turns requests into operations and intents; cancels, retries, plans, and finds upgrades."""

@@ -1,7 +1,7 @@
-"""The other end of operations: cancelling, trying again, dismissing, and ending what can never run.
+"""Ends operations: cancel, retry and dismiss, removal of nodes, and the end of intents that can never run.
 
-An ended intent stays as it is: a retry is a new operation with the same actions. Nothing is deleted here but what
-ended long ago.
+An ended intent never changes: a retry is a new operation with the same actions. Only operations that ended long ago are
+deleted.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from enginehouse.store.db import Connection
 
 log = logging.getLogger(__name__)
 
-PRUNE_SECONDS = 600.0  # how often the past is cut; nobody waits for it
+PRUNE_SECONDS = 600.0  # between two prunes of the history; not urgent
 KEPT_SECONDS = 7 * 24 * 3600.0
 KEPT_OPERATIONS = 1000
-_PRUNED_AT_ONCE = 500  # so that no transaction is long
+_PRUNED_AT_ONCE = 500  # keeps each transaction short
 _RETRIED = ("failed", "cancelled")
 
 Recall = Callable[[Iterable[Intent]], Awaitable[None]]
 
 
 class Cancellation:
-    """`recall` tells workers to stop what has been cancelled: the dispatcher's."""
+    """`recall` tells workers to stop cancelled intents; it is the dispatcher's method."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Cancellation:
         self._lease_seconds = lease_seconds
 
     async def cancel(self, operation_id: str, node: str | None, author: str) -> None:
-        """End what is open of an operation, on one node or everywhere; the workers are told."""
+        """Cancel the open intents of an operation, on one node or on all, and tell the workers."""
 
         def work(connection: Connection) -> list[Intent]:
             operation, intents = with_intents(connection, operation_id, node)
@@ -84,7 +84,7 @@ class Cancellation:
                 raise Conflict(f"cannot cancel {what}: it has ended already", code="already_terminal")
             change = Change(kind="cancel", now=db.now(connection), reason="cancelled", message=f"cancelled by {author}")
             ended = [operations.cancel_share(connection, operation_id, intent, change) for intent in open_ones]
-            _say_who_goes_on(connection, open_ones, [one for one in ended if one is not None])
+            _note_lingering(connection, open_ones, [one for one in ended if one is not None])
             if operation.is_steered and node is None:
                 operations.end_steering(connection, operation_id, "cancelled", f"cancelled by {author}")
             running = {intent.id for intent in open_ones if intent.state == "running"}
@@ -97,8 +97,10 @@ class Cancellation:
         log.info("operation.cancelled operation=%s node=%s by=%s", operation_id, node or "-", author)
 
     async def retry(self, operation_id: str, node: str | None, requester: Requester) -> str:
-        """Do again what failed or was cancelled of an operation: a new operation with the same actions, which begins
-        with its first attempt. What a tag means is asked anew: the version of the first try may be gone."""
+        """Create a new operation with the failed and cancelled actions of another one, starting at attempt 1.
+
+        Tags are resolved again, because the version of the first operation may no longer exist.
+        """
         first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
         builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
         await self._versions.look([without_pin(build) for build in builds])
@@ -121,7 +123,7 @@ class Cancellation:
         return accepted
 
     async def dismiss(self, operation_id: str) -> None:
-        """Somebody has seen that it failed; it stays in the history."""
+        """Mark an ended operation as seen; it stays in the history."""
 
         def work(connection: Connection) -> None:
             operation, intents = with_intents(connection, operation_id, None)
@@ -135,7 +137,7 @@ class Cancellation:
         await self._board.operations_changed([operation_id])
 
     async def prune_step(self) -> None:
-        """Forget what ended more than a week ago, all but the last thousand operations."""
+        """Delete operations that ended more than a week ago; the last thousand are kept."""
 
         def work(connection: Connection) -> int:
             now = db.now(connection)
@@ -146,10 +148,10 @@ class Cancellation:
         while await self._store.transaction(work) == _PRUNED_AT_ONCE:
             pass
 
-    # Nodes that are gone ---------------------------------------------------------------------------
+    # Removed nodes ---------------------------------------------------------------------------------
 
     async def remove_node(self, name_or_id: str, author: str) -> None:
-        """Forget a node; what was asked of it ends as cancelled. A worker that is still there joins as a new one."""
+        """Remove a node and cancel its open intents. A worker that still runs there registers as a new node."""
 
         def work(connection: Connection) -> tuple[str, list[Intent]]:
             node = find_node(connection, name_or_id)
@@ -159,7 +161,7 @@ class Cancellation:
             lingering.remove(connection, lingering.on_node(connection, node.id))
             bus_credentials.revoke_of(connection, node.id)
             nodes.remove(connection, node.id)
-            keys.note_change(connection)  # its token counts for nothing from now on
+            keys.note_change(connection)  # its token is no longer valid
             return node.id, ended
 
         node_id, ended = await self._store.transaction(work)
@@ -169,8 +171,8 @@ class Cancellation:
         await self._board.intents_changed(ended)
 
     async def hopeless_step(self) -> None:
-        """End what can never run: its node is gone or takes no backends, or it names nothing. One frontend at a
-        time does.
+        """End intents that can never run: their node was removed, takes no backends, or they name no backend. One
+        frontend at a time does this, under a lease.
         """
 
         def work(connection: Connection) -> list[Intent]:
@@ -181,7 +183,7 @@ class Cancellation:
             ended: list[Intent] = []
             for intent in intents.open_on_others(connection, [one for one, kind in types.items() if kind == "backend"]):
                 gone = intent.node_id not in types
-                why = "its node is gone" if gone else "its node takes no backends"
+                why = "its node was removed" if gone else "its node takes no backends"
                 ended += cancel_all(connection, [intent], NODE_REMOVED if gone else "unsupported", why)
             nameless = [one for one in intents.nameless(connection) if _names_nothing(one)]
             return ended + cancel_all(connection, nameless, "invalid_name", "it names no backend")
@@ -193,47 +195,49 @@ class Cancellation:
 
 
 def _retried(connection: Connection, operation_id: str, node: str | None) -> tuple[Operation, list[Intent]]:
-    """What a retry does again of an operation, on one node or all."""
+    """Return an operation and its intents that a retry repeats, on one node or on all."""
     before, found = with_intents(connection, operation_id, node)
     if before.kind == "load":
         raise Invalid(
-            f"cannot retry the load of {before.name}: load it again, which chooses a node anew", code="unsupported"
+            f"cannot retry the load of {before.name}: request a new load, which chooses a node again",
+            code="unsupported",
         )
-    newest = {(intent.node_id, intent.subject): intent for intent in found}
     again = [
-        intent
-        for intent in newest.values()
-        if intent.state in _RETRIED and not isinstance(intent.action, UnknownAction)
+        intent for intent in _newest(found) if intent.state in _RETRIED and not isinstance(intent.action, UnknownAction)
     ]
     if not again:
-        raise Conflict(f"cannot retry operation {operation_id}: nothing of it failed or was cancelled", code="conflict")
+        raise Conflict(f"cannot retry operation {operation_id}: no part of it failed or was cancelled", code="conflict")
     present = nodes.named(connection, {intent.node_id for intent in again})[0]
     again = [intent for intent in again if intent.node_id in present]
     if not again:
-        raise Conflict(f"cannot retry operation {operation_id}: its nodes are gone", code="conflict")
+        raise Conflict(f"cannot retry operation {operation_id}: its nodes were removed", code="conflict")
     return before, again
 
 
 def _locked(connection: Connection, intents: Iterable[Intent]) -> list[Intent]:
-    """Which of these are open, as they are now: one that is being claimed or settled at this moment is waited for."""
+    """Lock these intents and return those that are open; waits for concurrent claims and replies."""
     open_ones = [intent.id for intent in intents if intent.is_open]
     return [intent for intent in operations.lock_intents(connection, open_ones).values() if intent.is_open]
 
 
-def _say_who_goes_on(connection: Connection, before: Iterable[Intent], cancelled: Iterable[Intent]) -> None:
-    """LocalAI's workers cannot be stopped; their rows say so until they have ended."""
+def _note_lingering(connection: Connection, before: Iterable[Intent], cancelled: Iterable[Intent]) -> None:
+    """Record the cancelled commands that LocalAI's workers continue, and say so in their messages until they end."""
     after = {one.id: one for one in cancelled}
-    goes_on = lingering.add(connection, [one for one in before if one.id in after])
-    for intent_id in goes_on | lingering.among(connection, after):
+    continuing = lingering.add(connection, [one for one in before if one.id in after])
+    for intent_id in continuing | lingering.among(connection, after):
         one = after[intent_id]
         operations.remark(connection, one, f"{one.message}; {STILL}", one.updated_at)
 
 
 def _left_behind(connection: Connection, operation_id: str, again: Collection[str]) -> bool:
-    """Whether something failed of an operation that is not done again: then it is still to be seen."""
+    """Whether the operation has a failed intent that the retry does not repeat; then it is not dismissed."""
     every = operations.intents_of(connection, [operation_id])[operation_id]
-    newest = {(intent.node_id, intent.subject): intent for intent in every}
-    return any(intent.state == "failed" and intent.id not in again for intent in newest.values())
+    return any(intent.state == "failed" and intent.id not in again for intent in _newest(every))
+
+
+def _newest(intents: Iterable[Intent]) -> list[Intent]:
+    """Return the last intent of each node and subject."""
+    return list({(intent.node_id, intent.subject): intent for intent in intents}.values())
 
 
 def cancel_all(connection: Connection, intents: Iterable[Intent], reason: str, message: str) -> list[Intent]:

@@ -1,4 +1,7 @@
-"""Everything that can be said of a request about a backend without looking at nodes."""
+"""Validates a request about a backend, as far as that needs no nodes and no galleries.
+
+Runs before any transaction; raises `Invalid` for the first fault.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def check_backend_request(request: BackendRequest) -> None:
         check_name(gallery, "gallery")
     if not 0 <= request.max_parallel <= MAX_PARALLEL:
         raise Invalid(
-            f"cannot run {request.max_parallel} at once: max_parallel is a number from 1 to {MAX_PARALLEL}",
+            f"cannot run {request.max_parallel} at once: max_parallel must be a number from 1 to {MAX_PARALLEL}",
             code="invalid_name",
             param="max_parallel",
         )
@@ -27,7 +30,7 @@ def check_backend_request(request: BackendRequest) -> None:
         _check_uri(request)
     elif request.alias or request.sha256:
         raise Invalid(
-            f"cannot {request.kind} {request.name}: an alias and a sha256 are for an install from a URI",
+            f"cannot {request.kind} {request.name}: alias and sha256 need a uri",
             code="unsupported",
             param="uri",
         )
@@ -36,7 +39,7 @@ def check_backend_request(request: BackendRequest) -> None:
 def _check_uri(request: BackendRequest) -> None:
     if request.kind != "install" or "@" in request.name:
         raise Invalid(
-            f"cannot {request.kind} {request.name} from a URI: only an install under a name of your own takes one",
+            f"cannot {request.kind} {request.name} from a URI: only an install under a new name can have one",
             code="unsupported",
             param="uri",
         )
@@ -47,7 +50,7 @@ def _check_uri(request: BackendRequest) -> None:
         check_name(request.alias, "backend")
     if parse_uri(request.uri).kind in ("directory", "ocifile"):
         raise Invalid(
-            f"cannot install from {shown_uri(request.uri)} on a fleet: files of one machine are installed there with "
+            f"cannot install from {shown_uri(request.uri)} on a cluster: install files of one machine there, with "
             "`enginehouse local install`",
             code="uri_not_allowed",
             param="uri",

@@ -1,7 +1,7 @@
-"""What a request would do, node by node, without doing it.
+"""Shows what a request would do on each node, without doing it.
 
-The same choice as that of the request itself, with what is known of sizes and of the disks. Nothing is written;
-LocalAI's workers, which report nothing, are asked what they have.
+The plan uses the same choice of targets as the request itself, and adds download sizes and free disk space. It writes
+nothing but the listings of LocalAI's workers, which are polled first because they send no reports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store.db import Store
 
-UNKNOWN_NOTE = "its worker records no digest, so nobody knows which version it has; an upgrade fetches it again"
+UNKNOWN_NOTE = "its worker records no digest, so the installed version is unknown; an upgrade downloads it again"
 
 
 class NodePlan(Struct, kw_only=True):
@@ -25,7 +25,7 @@ class NodePlan(Struct, kw_only=True):
     node_name: str
     node_status: str
     does: str  # install, upgrade, reinstall, delete, nothing
-    backend: str | UnsetType = UNSET  # the build that was chosen for this machine
+    backend: str | UnsetType = UNSET  # the build chosen for this machine
     version: str | UnsetType = UNSET
     digest: str | UnsetType = UNSET
     uri: str | UnsetType = UNSET
@@ -34,7 +34,7 @@ class NodePlan(Struct, kw_only=True):
     platform: str
     installed_version: str | UnsetType = UNSET
     installed_digest: str | UnsetType = UNSET
-    download_bytes: int | UnsetType = UNSET  # at most: a worker reuses what it has
+    download_bytes: int | UnsetType = UNSET  # an upper bound: a worker reuses what it has
     free_disk_bytes: int | UnsetType = UNSET
     note: str | UnsetType = UNSET
 
@@ -44,7 +44,7 @@ class FleetPlan(Struct, kw_only=True):
     name: str
     nodes: list[NodePlan]
     excluded: list[Excluded]
-    max_parallel: int  # 0 is all at once
+    max_parallel: int  # 0 means all at once
     download_bytes: int
 
 
@@ -57,12 +57,7 @@ class Planner:
 
     async def plan(self, request: BackendRequest) -> FleetPlan:
         check_backend_request(request)
-        unknown = await self._freshen(request.nodes)
-        if request.kind != "delete":
-            builds = await self._store.transaction(
-                lambda connection: self._targets.builds(connection, request, unknown)
-            )
-            await self._versions.look(builds, insist=request.insists)
+        unknown = await self._targets.prepare(self._store, request, self._freshen)
         chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, request, unknown))
         rows = [self._row(request, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)
@@ -95,7 +90,7 @@ class Planner:
         if installed is not None:
             row.installed_version = installed.version or UNSET
             row.installed_digest = installed.digest or UNSET
-            # A digest that is not recorded is equal to nothing, not even to another that is not known.
+            # An unrecorded digest equals nothing, not even another unknown one.
             is_same = bool(installed.digest) and installed.digest in (build.digest, build.index_digest)
             if action.keep or is_same:
                 row.does = "reinstall" if request.force else "nothing"
@@ -105,5 +100,5 @@ class Planner:
         if known is not None and known.size_bytes:
             row.download_bytes = known.size_bytes
         if known is not None and known.failure:
-            row.note = f"the version could not be asked for: {known.failure}"
+            row.note = f"the available version is unknown: {known.failure}"
         return row

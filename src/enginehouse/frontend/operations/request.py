@@ -1,9 +1,8 @@
-"""Requests become rows here: one Operation and one Intent per target node, in one transaction, before anybody is
-answered.
+"""Accepts requests: each becomes one operation and one intent per target node, stored before the answer is sent.
 
-Targets are fixed at this moment and shown (`targets`). Under an idempotency key the same request is the same operation,
-on every frontend. This is the only place that creates, cancels, retries and supersedes operations and intents (the
-loader adds its steps through `store` too).
+Targets are fixed at that moment and shown in the operation. With an idempotency key, the same request is the same
+operation on every frontend. Only this package creates, cancels, retries and supersedes operations and intents; the
+loader adds the steps of a load.
 """
 
 from __future__ import annotations
@@ -26,34 +25,24 @@ from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.operations.cancel import cancel_all
 from enginehouse.frontend.operations.checks import check_backend_request
 from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
-from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
 
-DRAIN_SECONDS = 30.0  # for answers under way on a node that is drained (LocalAI waits as long)
+DRAIN_SECONDS = 30.0  # for running answers on a node that is drained; the same as in LocalAI
 
 
 class Requests:
-    def __init__(
-        self, acceptance: Acceptance, targets: Targets, versions: Versions, freshen: Freshen = as_known
-    ) -> None:
+    def __init__(self, acceptance: Acceptance, targets: Targets, freshen: Freshen = as_known) -> None:
         self._acceptance = acceptance
         self._store = acceptance.store
         self._board = acceptance.board
         self._targets = targets
-        self._versions = versions
         self._freshen = freshen
 
     async def request(self, request: BackendRequest, requester: Requester) -> str:
-        """Accept a request and return the operation's id; on return it is stored, whatever happens to this process."""
+        """Accept a request and return the operation's id. On return the operation is stored durably."""
         check_backend_request(request)
-        # Outside of any transaction: workers and registries may take their time.
-        unknown = await self._freshen(request.nodes)
-        if request.kind != "delete":
-            builds = await self._store.transaction(
-                lambda connection: self._targets.builds(connection, request, unknown)
-            )
-            await self._versions.look(builds, insist=request.insists)
+        unknown = await self._targets.prepare(self._store, request, self._freshen)
 
         def work(connection: Connection) -> str:
             chosen = self._targets.choose(connection, request, unknown)
@@ -68,14 +57,14 @@ class Requests:
         return await self._acceptance.accept(work, requester, request)
 
     async def request_unload(self, model: str, node: str | None, requester: Requester) -> str:
-        """Stop the replicas of a model, on one node or everywhere."""
+        """Stop the replicas of a model, on one node or on all."""
 
         def work(connection: Connection) -> str:
             only = find_node(connection, node).id if node else None
             found = [one for one in replicas.of_model(connection, model) if only in (None, one.node_id)]
             if not found:
                 where = f" on {node}" if node else ""
-                raise NotFound(f"cannot unload {model}: no replica of it runs{where}", code="not_found", param="model")
+                raise NotFound(f"cannot unload {model}: it has no replica{where}", code="not_found", param="model")
             stops: NodeActions = [(one.node_id, StopReplica(model=model, slot=one.slot)) for one in found]
             targets = tuple(dict.fromkeys(node_id for node_id, _ in stops))
             operation = new_operation(connection, "unload", model, requester.author, OperationDetails(targets=targets))
@@ -84,23 +73,23 @@ class Requests:
         return await self._acceptance.accept(work, requester, ["unload", model, node])
 
     async def request_model_delete(self, model: str, requester: Requester) -> str:
-        """Serve the model no longer, and have no file of it on any node, loaded there or not."""
+        """Stop serving a model and remove its files from every node, whether it is loaded or not."""
         check_model_name(model)
 
         def work(connection: Connection) -> str:
-            models.get(connection, model, lock=True)  # no load may add a step while this looks for them
+            models.get(connection, model, lock=True)  # the lock keeps loads from adding steps meanwhile
             every = [node for node in nodes.every(connection) if node.is_target]
             holders = [node for node in every if _has(connection, node, model)]
             is_row = models.remove(connection, model)
             if not holders and not is_row:
-                raise NotFound(f"cannot delete {model}: it is not served, and no node has files of it", param="model")
+                raise NotFound(f"cannot delete {model}: it is not served, and no node has its files", param="model")
             removals: NodeActions = [(node.id, RemoveModel(model=model)) for node in holders]
             targets = tuple(node.id for node in holders)
             operation = new_operation(
                 connection, "delete_model", model, requester.author, OperationDetails(targets=targets)
             )
             for node in holders:
-                # What has not been sent never is; what comes late is refused by the worker, which knows of the removal.
+                # An unsent start is never sent. A late one is refused by the worker, which knows of the removal.
                 starts = [one for one in operations.open_on(connection, node.id) if _starts(one, model)]
                 cancel_all(connection, starts, "model_deleted", f"{model} was deleted by {requester.author}")
             return insert_operation(connection, operation, removals)
@@ -108,7 +97,7 @@ class Requests:
         return await self._acceptance.accept(work, requester, ["delete_model", model])
 
     async def request_drain(self, name_or_id: str, requester: Requester) -> str:
-        """Give a node no more work, and stop what serves there; the fact stays until it is resumed."""
+        """Drain a node: it gets no more work, and its replicas stop. It stays drained until it is resumed."""
 
         def work(connection: Connection) -> str:
             node = find_node(connection, name_or_id)
@@ -123,7 +112,7 @@ class Requests:
             return insert_operation(connection, operation, stops)
 
         accepted = await self._acceptance.accept(work, requester, ["drain", name_or_id])
-        await self._freshen((name_or_id,))  # which stops what an install has left running on one of LocalAI's
+        await self._freshen((name_or_id,))  # also stops idle processes of installs on LocalAI's workers
         return accepted
 
 

@@ -1,7 +1,8 @@
-"""Which nodes a request about a backend goes to, what each is to do, and why the others are left out.
+"""Chooses the target nodes of a request about a backend and the action of each, with a reason for every node left out.
 
-Decided once, from one look at the nodes and the galleries, and shown: being away is no reason to be left out, a request
-waits; waiting for approval, being of another kind, having no build or not having what is to be upgraded are.
+The choice is made once, from one snapshot of the nodes and galleries, and is shown in the operation. A node that is
+away is a target: its intent waits. A node is left out if it waits for approval, is of another type, has no build, or
+does not have the backend to upgrade.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import intents, nodes
-from enginehouse.store.db import Connection
+from enginehouse.store.db import Connection, Store
 
 Unknown = Collection[str]  # the ids of nodes
-# Refreshes what is known of these nodes, or of all; returns the ids of nodes whose state is unknown.
+# Refreshes the state of these nodes, or of all; returns the ids of nodes whose state is unknown.
 Freshen = Callable[[Collection[str] | None], Awaitable[Collection[str]]]
 WAITS = "it waits for approval"
-UNKNOWN = "unknown"  # the code of a node that may have been left out by mistake
-UNKNOWN_REASON = "its worker did not say what it has; ask again when it answers"
+UNKNOWN = "unknown"  # the code of a node that is left out because its state is unknown
+UNKNOWN_REASON = "its worker did not answer which backends it has; retry when it answers"
 
 
 async def as_known(_nodes: Collection[str] | None) -> Collection[str]:
-    """Uses the last reports: for a cluster without workers that have to be polled."""
+    """Use the last reports: for a cluster without workers that have to be polled."""
     return ()
 
 
 class TargetChoice(Struct, frozen=True):
-    """What a request comes to."""
+    """The targets of a request."""
 
     actions: list[tuple[Node, Action]]
     excluded: list[Excluded]
@@ -52,14 +53,14 @@ class TargetChoice(Struct, frozen=True):
 
 
 class Targets:
-    """Chooses. Everything is read from the connection and from the catalogue as it is now."""
+    """Chooses targets. Reads the nodes through the given connection and the catalogue as it is now."""
 
     def __init__(self, galleries: Galleries, versions: Versions) -> None:
         self._galleries = galleries
         self._versions = versions
 
     def choose(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> TargetChoice:
-        """`unknown` are nodes of which nobody knows now what they have (`Listings.freshen`)."""
+        """Choose the targets. `unknown` are the nodes whose state is unknown (`Listings.freshen`)."""
         every = nodes.every(connection)
         targets, reasons = _asked_for(connection, every, request)
         changes = self._changing(connection, request, targets)
@@ -77,7 +78,7 @@ class Targets:
             reasons |= {node.id: UNKNOWN_REASON for node in targets if node.id in unknown}
             if request.kind == "install" or not reasons.keys() & set(unknown):
                 raise
-        is_sure = request.kind == "install"  # what a node has decides nothing then
+        is_sure = request.kind == "install"  # the installed backends do not matter then
         excluded = [
             Excluded(node.id, node.name, UNKNOWN_REASON, UNKNOWN)
             if node.id in unknown and not is_sure
@@ -91,7 +92,7 @@ class Targets:
         return TargetChoice(actions, excluded, sum(node.is_target for node in every))
 
     def _changing(self, connection: Connection, request: BackendRequest, targets: Sequence[Node]) -> list[Intent]:
-        """What is open, or was done since their reports, about what the request may mean on these nodes."""
+        """Return the intents about this backend on these nodes that are open or ended after the last report."""
         plain = request.plain_name
         directories = {plain, *(directory_behind(node.report.backends, plain) or plain for node in targets)}
         with contextlib.suppress(EnginehouseError):
@@ -100,15 +101,15 @@ class Targets:
         changes = intents.changing(connection, targets, (f"backend:{one}" for one in directories))
         removals = [one for one in changes if isinstance(one.action, RemoveBackend)]
         if request.kind == "delete":
-            # What is being deleted already, or was a moment ago, can be asked to be deleted once more.
+            # A backend that is being deleted, or was just deleted, may be deleted again.
             changes = [one for one in changes if one not in removals]
         elif request.kind == "upgrade":
-            # A delete that is under way has not happened: the newer request replaces it.
+            # An open delete has not happened yet: the newer request supersedes it.
             changes = [one for one in changes if one not in removals or not one.is_open]
         return changes
 
     def again(self, connection: Connection, actions: Sequence[tuple[str, Action]]) -> list[tuple[str, Action]]:
-        """The same actions once more, renewed: a tag may have moved, and the node may have what it lacked."""
+        """Renew actions for a retry: a tag may have moved, and the node may have the backend by now."""
         here = {node_id: nodes.get(connection, node_id) for node_id, _ in actions}
         subjects = {subject_of(action) for _, action in actions}
         found = [node for node in here.values() if node is not None]
@@ -126,8 +127,18 @@ class Targets:
         )
         return _with_before(renewed, node)
 
-    def builds(self, connection: Connection, request: BackendRequest, unknown: Unknown = frozenset()) -> list[Resolved]:
-        """The builds that a request comes to, for looking up their versions; none where it will be refused anyway."""
+    async def prepare(self, store: Store, request: BackendRequest, freshen: Freshen) -> Unknown:
+        """Refresh the state of the nodes and resolve the versions of the builds, before `choose`. Returns the nodes
+        whose state is unknown. Runs outside of any transaction, because workers and registries may be slow.
+        """
+        unknown = await freshen(request.nodes)
+        if request.kind != "delete":
+            builds = await store.transaction(lambda connection: self._builds(connection, request, unknown))
+            await self._versions.look(builds, insist=request.insists)
+        return unknown
+
+    def _builds(self, connection: Connection, request: BackendRequest, unknown: Unknown) -> list[Resolved]:
+        """Return the builds of a request, to look up their versions; empty if the request will be refused."""
         try:
             chosen = self.choose(connection, request, unknown)
         except EnginehouseError:
@@ -171,25 +182,25 @@ class Targets:
     def _upgrades(
         self, request: BackendRequest, targets: Sequence[Node], reasons: dict[str, str]
     ) -> list[tuple[Node, Action]]:
-        """To the nodes that have it, each to the version of its own build."""
+        """Upgrade the nodes that have the backend, each to the version of its own build."""
         actions: list[tuple[Node, Action]] = []
         found = [(node, self._held(request, node)) for node in targets]
         holders = [(node, installed) for node, installed in found if installed is not None]
         reasons |= {node.id: f"{request.plain_name} is not installed there" for node, held in found if held is None}
         if not holders:
-            self._galleries.known(request.name)  # a name that nobody knows is a mistake
+            self._galleries.known(request.name)  # raises for an unknown name
         for node, installed in holders:
             try:
                 build, is_external = self.build_of(request.name, installed, node)
             except Unavailable:
-                raise  # in a moment it may be known; left out now, this node would stay behind
+                raise  # temporary; a node left out now would stay at its old version
             except EnginehouseError as error:
                 reasons[node.id] = error.message
                 continue
             action = self._install(request, build, upgrade=True)
             if node.is_localai:
-                # Under the name that it lists: such a worker stops the processes of the very name that it is told.
-                # It has its pointers already, and an upgrade writes none.
+                # Under the name that it lists, because such a worker stops only the processes of the given name. Its
+                # pointers exist already, and an upgrade writes none.
                 plain = msgspec.structs.replace(action.resolved, meta="")
                 action = msgspec.structs.replace(action, backend=build.directory, resolved=plain)
             if is_external:
@@ -200,8 +211,10 @@ class Targets:
         return actions
 
     def _held(self, request: BackendRequest, node: Node) -> InstalledBackend | None:
-        """What a node has of a backend. One of LocalAI's does not tell where its pointers lead, and lists none that is
-        called as the alias of its build: there it is the build that the galleries have for that machine.
+        """Return what a node has installed of a backend.
+
+        LocalAI's workers do not report where their pointers lead, and list no pointer named like the alias of a build.
+        For them the build that the galleries have for the machine is looked up.
         """
         held = backends.find(node.report.backends, request.plain_name)
         if held is not None or not node.is_localai:
@@ -212,7 +225,7 @@ class Targets:
             return None
 
     def build_of(self, name: str, installed: InstalledBackend, node: Node) -> tuple[Resolved, bool]:
-        """The build that replaces what is installed, and whether it is known only by the address it came from."""
+        """Return the build that replaces an installed one, and whether it is known only by its URI."""
         try:
             build = self._galleries.resolve(name, node)
         except (NotFound, Hopeless):
@@ -227,17 +240,18 @@ class Targets:
     def _removals(
         self, request: BackendRequest, targets: Sequence[Node], reasons: dict[str, str]
     ) -> list[tuple[Node, Action]]:
-        """To the nodes that report the backend and to those that may have it without having reported it yet (away, or
-        an install under way); not to those for which there is no build of it."""
+        """Remove from the nodes that report the backend, and from those that may have it unreported (away, or with an
+        install under way). Nodes without a build of it are left out.
+        """
         plain = request.plain_name
         if all(directory_behind(node.report.backends, plain) is None for node in targets):
-            self._galleries.known(request.name)  # a name that nobody knows is a mistake, not an empty success
+            self._galleries.known(request.name)  # raises for an unknown name; success would hide a typing error
         actions: list[tuple[Node, Action]] = []
         for node in targets:
             try:
                 actions.append((node, self._removal(request, node)))
             except Hopeless:
-                reasons[node.id] = f"{plain} is not installed there, and there is no build of it for this machine"
+                reasons[node.id] = f"{plain} is not installed there, and it has no build for this machine"
         return actions
 
     def _removal(self, request: BackendRequest, node: Node) -> RemoveBackend:
@@ -245,7 +259,7 @@ class Targets:
         directory = directory_behind(listed, plain)
         if directory:
             return RemoveBackend(backend=plain, directory=directory)
-        is_pointer = directory is not None  # which leads nobody knows where
+        is_pointer = directory is not None  # with an unknown target
         try:
             build = self._galleries.resolve(request.name, node)
         except (NotFound, Hopeless) as error:
@@ -254,7 +268,7 @@ class Targets:
             raise
         meant = self._galleries.known(request.name)
         others = {name for entry in meant for name in (entry.name, *entry.capabilities.values())}
-        # Its alias, which hides the pointer from the listing, means this build alone where no other one is there.
+        # The alias hides the pointer from the listing. It means this build only if no other build is installed.
         is_alias = build.alias == plain and directory_behind(listed, build.directory) is not None
         is_only = not any(backend.name in others - {plain, build.directory} for backend in listed)
         is_told_by_name = node.is_localai and (is_pointer or (is_alias and is_only))
@@ -264,24 +278,24 @@ class Targets:
 def _asked_for(
     connection: Connection, every: Sequence[Node], request: BackendRequest
 ) -> tuple[list[Node], dict[str, str]]:
-    """The nodes that a request may go to, and why it does not go to the others that were meant."""
+    """Return the nodes that a request may target, and the reasons for the others."""
     if request.nodes is not None:
         return _named(connection, request), {}
     found = [node for node in every if node.is_target]
     if not found:
         raise Conflict(
-            f"cannot {request.kind} {request.name}: no node is approved; see `enginehouse nodes list`",
+            f"cannot {request.kind} {request.name}: no node is approved; `enginehouse nodes list` shows pending ones",
             code="node_not_approved",
         )
     return found, _why_no_targets([node for node in every if not node.is_target])
 
 
 def _why_no_targets(others: Sequence[Node]) -> dict[str, str]:
-    """One reason for each; of those that wait for approval, a few."""
+    """Return one reason per node. Of the pending nodes only a few are listed, the last with a count of the rest."""
     reasons = {node.id: _why_no_target(node) for node in others}
     unnamed = [node.id for node in others if not node.approved][MAX_WAITING - 1 :]
     if len(unnamed) > 1:
-        reasons[unnamed[0]] = f"{WAITS}, and {len(unnamed) - 1} more machines do"
+        reasons[unnamed[0]] = f"{WAITS}, as do {len(unnamed) - 1} more nodes"
         for node_id in unnamed[1:]:
             del reasons[node_id]
     return reasons
@@ -294,7 +308,9 @@ def _why_no_target(node: Node) -> str:
 def _named(connection: Connection, request: BackendRequest) -> list[Node]:
     if not request.nodes:
         raise Invalid(
-            f"cannot {request.kind} {request.name}: the list of nodes is empty", code="invalid_name", param="nodes"
+            f"cannot {request.kind} {request.name}: the list of nodes is empty; name one or leave it out",
+            code="invalid_name",
+            param="nodes",
         )
     found = [find_node(connection, name) for name in dict.fromkeys(request.nodes)]
     for node in found:
@@ -314,15 +330,18 @@ def _named(connection: Connection, request: BackendRequest) -> list[Node]:
 
 
 def _is_kept(build: Resolved, node: Node) -> bool:
-    """To install what is there changes nothing, whatever its tag has come to mean: new versions come by upgrades, which
-    leave most of a fleet serving. Which version that is the worker finds when its turn has come; a report may be old.
+    """Whether an install keeps what the node has. Installing an installed backend changes nothing, even if its tag has
+    moved: new versions come with upgrades, which keep most of the nodes serving. The worker checks which version it has
+    when the command runs, because a report may be old.
     """
     is_there = backends.find(node.report.backends, build.directory) is not None
     return is_there and parse_uri(build.uri).kind == "image"
 
 
 def _with_before(action: Action, node: Node) -> Action:
-    """For a worker of LocalAI's: with what tells whether it has done it since, where its listing has no digest."""
+    """Add the time of the present installation for LocalAI's workers. A later time proves success if their listing has
+    no digest.
+    """
     if not isinstance(action, InstallBackend):
         return action
     is_listed = node.is_localai and node.report.mark > 0
@@ -334,10 +353,12 @@ def _nothing_to_do(request: BackendRequest, excluded: Sequence[Excluded]) -> Eng
     names: dict[str, list[str]] = {}
     for one in excluded:
         names.setdefault(one.reason, []).append(one.node_name)
-    # Once for all nodes that have it: on a large fleet the same sentence a hundred times hides what else there is.
+    # Each reason once for all its nodes: on a large cluster, repetition would hide the other reasons.
     reasons = "; ".join(f"{', '.join(who)}: {reason}" for reason, who in names.items())
     if any(one.code == UNKNOWN for one in excluded):
-        return Unavailable(f"cannot {request.kind} {request.name}: nobody knows who has it ({reasons})", code=UNKNOWN)
+        return Unavailable(
+            f"cannot {request.kind} {request.name}: it is unknown which nodes have it ({reasons})", code=UNKNOWN
+        )
     if request.kind == "upgrade":
         return NotFound(f"cannot upgrade {request.name}: no node has it ({reasons})", code="not_found", param="name")
     return Conflict(f"cannot {request.kind} {request.name}: no node can take it ({reasons})", code="unsupported")

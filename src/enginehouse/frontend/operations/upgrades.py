@@ -1,9 +1,9 @@
-"""What could be upgraded: per node and per build, what is installed against what its gallery has now.
+"""Finds available upgrades: for each node and build, compares the installed version with the gallery's.
 
-Computed from the last reports and the last answers of registries, so it is empty as soon as every node has reported
-the new version. Drift, nodes that have another version than most, is named; it is no reason to call anything
-upgradable. Where a worker records no digest (LocalAI's, for some images) nobody knows which version it has: such a node
-is listed as unknown, as upgradable and as drift, until it is known to have the same.
+Computed from the last reports and the last answers of registries, so the result is empty once every node has reported
+the new version. Drift means that a node has another version than most; it is shown, but is no upgrade by itself. If a
+worker records no digest (LocalAI's, for some images), its version is unknown: the node is shown as unknown, upgradable
+and drifted until it is known to have the same version.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import nodes
 from enginehouse.store.db import Store
 
-FIRST_SECONDS = 10.0  # after a start: LocalAI's number
-CHECK_SECONDS = 6 * 3600.0  # a registry is asked for every build there is, so not often
+FIRST_SECONDS = 10.0  # after a start; the same as in LocalAI
+CHECK_SECONDS = 6 * 3600.0  # a check queries a registry for every installed build
 
 
 class Drift(Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Drift(Struct, frozen=True, kw_only=True):
     node_name: str
     version: str | UnsetType = UNSET
     digest: str | UnsetType = UNSET
-    unknown: bool | UnsetType = UNSET  # whether it differs: no digest is recorded there
+    unknown: bool | UnsetType = UNSET  # no digest is recorded, so it may be the same version
 
 
 class NodeUpgrade(Struct, frozen=True, kw_only=True):
@@ -40,11 +40,11 @@ class NodeUpgrade(Struct, frozen=True, kw_only=True):
     installed_digest: str
     available_version: str
     available_digest: str
-    unknown: bool | UnsetType = UNSET  # whether it is another version: no digest is recorded there
+    unknown: bool | UnsetType = UNSET  # no digest is recorded, so it may be the same version
 
 
 class Upgrade(Struct, frozen=True, kw_only=True):
-    """LocalAI's keys, then the nodes."""
+    """An available upgrade: LocalAI's keys, then the nodes."""
 
     backend_name: str
     installed_version: str
@@ -52,7 +52,7 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     installed_digest: str | UnsetType = UNSET
     available_digest: str | UnsetType = UNSET
     node_drift: list[Drift] | UnsetType = UNSET
-    # Ours.
+    # Additional.
     nodes: list[NodeUpgrade]
 
     @property
@@ -75,18 +75,18 @@ class Upgrades:
         self._freshen = freshen
 
     async def step(self) -> None:
-        """Ask registries what they have now."""
+        """Query the registries; the answers are kept in `Versions`."""
         await self.check()
 
     async def check(self) -> dict[str, Upgrade]:
-        """Ask now, and what follows from the answers."""
+        """Poll workers and query registries, then return the upgrades."""
         await self._freshen(None)
         installed = await self._installed()
         await self._versions.look([one.build for one in installed if one.build is not None])
         return self._upgrades(installed)
 
     async def known(self) -> dict[str, Upgrade]:
-        """What follows from the answers there are."""
+        """Return the upgrades by the answers known so far."""
         return self._upgrades(await self._installed())
 
     async def _installed(self) -> list[_Installed]:
@@ -103,7 +103,7 @@ class Upgrades:
         try:
             return self._targets.build_of(backend.name, backend, node)[0]
         except EnginehouseError:
-            return None  # in no gallery any more, or in none yet: then there is nothing to upgrade to
+            return None  # in no gallery, or in one that is not loaded yet: nothing to upgrade to
 
     def _upgrades(self, installed: Sequence[_Installed]) -> dict[str, Upgrade]:
         found: dict[str, Upgrade] = {}
@@ -138,15 +138,15 @@ class Upgrades:
         return dict(sorted(found.items()))
 
     def _available(self, one: _Installed) -> Resolved | None:
-        """The newer version of what is installed; None where it is the same or not known."""
+        """Return the build of another version than the installed one; None if it is the same or unknown."""
         if one.build is None:
             return None
         build = self._versions.pinned(one.build)
         if build.digest and one.backend.digest:
             return None if one.backend.digest in (build.digest, build.index_digest) else build
         if build.digest:
-            return build  # which version is there nobody knows
-        # Nobody said what the gallery has: only two names of versions that differ say that something is newer.
+            return build  # the installed version is unknown
+        # The gallery's digest is unknown: only different version names prove a difference.
         return build if _is_other_name(build.version, one.backend.version) else None
 
 
@@ -159,8 +159,8 @@ def _is_unknown(backend: InstalledBackend, available: Resolved) -> bool:
 
 
 def drift_of(holders: Sequence[tuple[Node, InstalledBackend]]) -> list[Drift]:
-    """The nodes whose version is not that of most, or is not known; of two equally common ones the one that sorts first
-    stands. A pointer has no version of its own.
+    """Return the nodes whose version differs from the most common one, or is unknown. Of two equally common versions
+    the first in sort order is used. A pointer has no version of its own.
     """
     counts = Counter((backend.version, backend.digest) for _, backend in holders)
     if len(holders) < 2:
@@ -169,7 +169,7 @@ def drift_of(holders: Sequence[tuple[Node, InstalledBackend]]) -> list[Drift]:
     usual = min(known, key=lambda version: (-known[version], version))
     drift: list[Drift] = []
     for node, backend in sorted(holders, key=lambda pair: pair[0].name):
-        # Nothing to compare: no digest here, and no name of a version that would tell it from the usual one.
+        # Without a digest, only a different version name could tell it from the usual version.
         is_unknown = not (backend.digest or backend.is_meta or _is_other_name(backend.version, usual[0]))
         if is_unknown or (backend.version, backend.digest) != usual:
             row = Drift(

@@ -1,8 +1,8 @@
-"""Which version a build is now: the digest behind a tag, asked of its registry.
+"""Resolves the tag of a build to a digest, by a query to its registry.
 
-Asked once for all nodes of a request, so that a fleet gets one version even where the tag moves meanwhile, and for
-every request anew: between two of them somebody may have pushed a new version. A registry that cannot be asked from
-here is no reason to refuse: then every worker resolves for itself, as LocalAI's do.
+A tag is resolved once for all nodes of a request, so that all nodes get one version even if the tag moves meanwhile,
+and again for every request, because a new version may have been pushed. A registry that does not answer is no reason to
+refuse a request: each worker then resolves the tag itself, as LocalAI's workers do.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from enginehouse.ports import Clock
 
 log = logging.getLogger(__name__)
 
-AskRegistry = Callable[
-    [str, str, str], Awaitable[Artifact]
-]  # of a URI, for a platform, with the sha256 an archive must have
+# Takes a URI, a platform and the expected sha256 of an archive.
+AskRegistry = Callable[[str, str, str], Awaitable[Artifact]]
 
-FAILED_SECONDS = 15.0  # a registry that does not answer is not waited for by everybody who asks meanwhile
-LIMIT_SECONDS = 5.0  # somebody waits for the answer
-MAX_KNOWN = 5000  # builds times platforms of a large gallery; beyond it the oldest are asked again
+FAILED_SECONDS = 15.0  # after a failure, requests that do not insist skip the registry instead of waiting for it
+LIMIT_SECONDS = 5.0  # a client waits for the answer
+MAX_KNOWN = 5000  # builds times platforms of a large gallery; beyond it the oldest are dropped
 
 
 class KnownVersion(Struct, frozen=True, kw_only=True):
-    """What a registry said, or why it said nothing (`failure`)."""
+    """The last answer of a registry, or why there is none (`failure`)."""
 
     asked_at: float  # monotonic
     digest: str = ""
@@ -49,8 +48,8 @@ class Versions:
         self._known: dict[tuple[str, str], KnownVersion] = {}
 
     async def look(self, builds: Iterable[Resolved], *, insist: bool = True) -> None:
-        """Learn the versions of these builds, all at once; on return each was answered or has failed. Who does not
-        insist goes without an answer of a registry that gave none a moment ago.
+        """Resolve the versions of these builds, all at once; on return each has an answer or a failure. Without
+        `insist`, builds whose query failed a moment ago are skipped.
         """
         asked = {_key(one): one for one in builds if _has_tag(one)}
         async with asyncio.TaskGroup() as group:
@@ -64,23 +63,23 @@ class Versions:
         return self._known.get(_key(build))
 
     def pinned(self, build: Resolved) -> Resolved:
-        """The build with the digest that was learnt for it; itself where none was."""
-        known = self._known.get(_key(build))
-        if known is None or not known.digest or known.failure or not _has_tag(build):
-            return build
-        return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
+        """Return the build with its resolved digest; unchanged if none is known."""
+        return self._with_known(build) if _has_tag(build) else build
 
     def unpinned(self, build: Resolved) -> Resolved:
-        """A build without the digest that it has only from here: for asking anew."""
+        """Return the build without a digest that `pinned` added, so that it can be resolved again."""
         known = self._known.get(_key(build))
         if known is None or not known.digest or build.digest != known.digest:
             return build
         return msgspec.structs.replace(build, digest="", index_digest="")
 
     def renewed(self, build: Resolved) -> Resolved:
-        """A build as it would be pinned now, whatever it was pinned to; itself where nothing is known by now."""
+        """Return the build pinned to the digest known now, whatever it was pinned to; unchanged if none is known."""
+        return self._with_known(build) if _has_tag(without_pin(build)) else build
+
+    def _with_known(self, build: Resolved) -> Resolved:
         known = self._known.get(_key(build))
-        if known is None or not known.digest or known.failure or not _has_tag(without_pin(build)):
+        if known is None or not known.digest or known.failure:
             return build
         return msgspec.structs.replace(build, digest=known.digest, index_digest=known.index_digest)
 
@@ -98,18 +97,18 @@ class Versions:
             except EnginehouseError as error:
                 failure = failure or error.message
             except TimeoutError:
-                failure = failure or f"cannot ask for the version of {uri}: no answer within {LIMIT_SECONDS:.0f} s"
+                failure = failure or f"cannot resolve the version of {uri}: no answer within {LIMIT_SECONDS:.0f} s"
             else:
                 before = self._known.pop(key, None)
                 if before is None or before.failure or before.asked_at <= now:
                     before = KnownVersion(
                         asked_at=now, digest=found.digest, index_digest=found.index_digest, size_bytes=found.size_bytes
                     )
-                self._known[key] = before  # of two questions under way the later one counts
+                self._known[key] = before  # of two concurrent queries the later one counts
                 return
         log.info("version.unknown uri=%s platform=%s error=%s", build.uri, build.platform, failure)
         before = self._known.pop(key, None)
-        # What was known is better than nothing to look at, but it is not what a new request is pinned to.
+        # An old answer is kept for display; new requests are not pinned to it.
         if before is not None and before.digest:
             self._known[key] = msgspec.structs.replace(before, failure=failure, failed_at=self._clock.monotonic())
         else:
@@ -118,7 +117,7 @@ class Versions:
 
 
 def without_pin(build: Resolved) -> Resolved:
-    """The build as its gallery has it: what a tag meant once is no part of it."""
+    """Return the build as its gallery has it, without the digest that its tag was resolved to."""
     source = parse_uri(build.uri)
     if source.image is None or source.image.digest:
         return build
@@ -130,6 +129,6 @@ def _key(build: Resolved) -> tuple[str, str]:
 
 
 def _has_tag(build: Resolved) -> bool:
-    """Whether the version is not part of the build itself."""
+    """Whether the build names a tag only, so that its version has to be resolved."""
     source = parse_uri(build.uri)
     return not build.digest and source.image is not None and not source.image.digest

@@ -1,8 +1,8 @@
-"""Loads: the way from "nothing runs this model" to a ready replica, as an operation like any other.
+"""Loads models: steers the operation that leads to a ready replica.
 
-A load is driven step by step under one lease per (model, slot); what to do next is `core.loading.next_step`, a pure
-function of rows, so any frontend may take the next step. However many requests ask at once, on however many frontends,
-one load is under way: whoever finds one open joins it, with the model's row locked while looking.
+A load advances step by step, under one lease per model, slot and target. `core.loading.next_step` chooses the step, a
+pure function of rows, so any frontend can take it. Concurrent requests share one load, on however many frontends: a
+request locks the model's row, and joins a load that is open.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-COOL_DOWN_SECONDS = 10.0  # after a failed load, requests get its error instead of a new load each (LocalAI's number)
-# The same where the cause was of the moment: a node that was away may be back before anybody has read the error.
+COOL_DOWN_SECONDS = 10.0  # after a failed load, requests get its error instead of a new load; the same as in LocalAI
+# The same after a temporary cause: a node that was away may be back by the time the error is read.
 SHORT_COOL_DOWN_SECONDS = 1.0
-_OF_THE_MOMENT = frozenset({"insufficient_capacity", "worker_restarted", "upstream_error"})
-# How a load ends that somebody wanted otherwise: no failure of the model, and no reason to refuse the next request.
+_TEMPORARY = frozenset({"insufficient_capacity", "worker_restarted", "upstream_error"})
+# A load that ended so did not fail, and is no reason to refuse the next request.
 _NO_FAILURE = frozenset({"cancelled", "superseded"})
 _STATES = {"install_backend": "installing", "pull_model": "staging", "start_replica": "loading"}
 _NO_BYTES: dict[str, object] = {"bytes_sent": 0, "total_bytes": 0, "file_index": 0, "total_files": 0}
@@ -57,19 +57,19 @@ class Loader:
         self._on_step: list[Callable[[], None]] = []
 
     def on_step(self, wake: Callable[[], None]) -> None:
-        """Whom to wake when a load has moved: the dispatcher and this loader's own loop."""
+        """Set the callback for a load that advanced: it wakes the dispatcher and the loader's own loop."""
         self._on_step.append(wake)
 
     def _wake(self) -> None:
         for call in self._on_step:
             call()
 
-    # Asking for a load -------------------------------------------------------------------------
+    # Requests ----------------------------------------------------------------------------------
 
     async def request(self, model: str, node: str | None, author: str, key: str = "") -> str | list[Replica]:
-        """Have the model run, on the named node or anywhere: the operation's id, or the replicas that already do.
+        """Request a load, on the named node or anywhere. Returns the operation's id, or the replicas that already run.
 
-        Under an idempotency `key` the same request is the same load, also after that has ended.
+        With an idempotency `key`, the same request is the same load, even after the load has ended.
         """
 
         def work(connection: Connection) -> str | list[Replica]:
@@ -85,10 +85,10 @@ class Loader:
         return found
 
     async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> str:
-        """For requests: join the load that is under way, begin one, or repeat the error of one that just failed.
+        """Join the running load of a model, begin one, or raise the error of one that just failed.
 
-        Empty when a replica is there already, other than the processes (nonces) that the caller knows to be `dead`.
-        That a load was cancelled or superseded is told to those that were `waiting_for` it, and no failure to others.
+        Returns "" if there is a replica other than the processes (nonces) that the caller knows to be `dead`. A load
+        that was cancelled or superseded is an error only for the requests that were `waiting_for` it.
         """
 
         def work(connection: Connection) -> tuple[str, bool]:
@@ -114,7 +114,7 @@ class Loader:
         return operation_id
 
     def _row(self, connection: Connection, name: str) -> Model:
-        """The model's row, locked; made from the gallery when this is the first time that anybody wants it."""
+        """Return the model's row, locked; inserted from the gallery on the first request."""
         known = models.get(connection, name, lock=True)
         if known is not None:
             return known
@@ -127,7 +127,7 @@ class Loader:
     def _open_or_new(self, connection: Connection, model: Model, only: str, author: str) -> str:
         targets = (only,) if only else ()
         for operation in operations.steered(connection, model.name):
-            # A load that may go anywhere does not do what was asked for one node.
+            # A load without a target does not serve a request for one node.
             if operation.targets == targets:
                 return operation.id
         operation = Operation(
@@ -142,7 +142,7 @@ class Loader:
         operations.insert(connection, operation)
         return operation.id
 
-    # Driving it --------------------------------------------------------------------------------
+    # Steering ----------------------------------------------------------------------------------
 
     async def step(self) -> None:
         """Take the next step of every load that this frontend may steer."""
@@ -176,7 +176,7 @@ class Loader:
         try:
             builds, _ = self._galleries.resolve_each(model.backend, every)
         except Unavailable:
-            return False  # a gallery that this frontend has not read yet may have it
+            return False  # a gallery that is not loaded here yet may have it
         except NotFound as error:
             operations.end_steering(connection, operation.id, error.code, error.message)
             return True
@@ -186,16 +186,16 @@ class Loader:
         if isinstance(step, Next) and isinstance(step.action, StartReplica):
             served = replicas.ready_since(connection, model.name, operation.created_at)
             if served & {only or step.node_id}:
-                step = Done()  # another load was faster; to start it once more would end what it started
+                step = Done()  # another load was faster; a second start would end its process
         match step:
             case Wait():
                 return False
             case Next():
                 if models.get(connection, model.name, lock=True) is None:
-                    return False  # deleted at this moment: the next look ends this load
+                    return False  # deleted concurrently: the next step ends this load
                 action = _with_files(connection, step)
                 requests.add_intent(connection, operation.id, step.node_id, action, str(uuid.uuid4()), now)
-                log.info("load.step model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
+                log.info("load.advanced model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
             case Done():
                 operations.end_steering(connection, operation.id)
             case GiveUp():
@@ -205,12 +205,13 @@ class Loader:
                 assert_never(step)
         return True
 
-    # Telling about it --------------------------------------------------------------------------
+    # Views -------------------------------------------------------------------------------------
 
     async def loading(self, operation_id: str) -> dict[str, object]:
+        """Return the `loading` object of a 503."""
         view = await self._board.view(operation_id)
         rows = view.nodes if isinstance(view.nodes, list) else []
-        # Steps go on side by side: the one to wait for is the first that is not done.
+        # Steps run concurrently; the first open one is shown.
         current = next((row for row in rows if row.state in OPEN), rows[-1] if rows else None)
         if current is None:
             return {"model": view.name, "state": "pending", "progress": 0.0, **_NO_BYTES}
@@ -228,14 +229,16 @@ class Loader:
 def _changing(
     connection: Connection, model: Model, every: Sequence[Node], builds: Mapping[str, Resolved]
 ) -> list[Intent]:
-    """What anybody does, or has done since the last reports, to this engine and these files where they could run."""
+    """Return the intents about the model's backend and files that are open or ended after the last reports, on the
+    nodes that could run it.
+    """
     able = [node for node in every if node.id in builds and node.is_target]
     subjects = {f"backend:{build.directory}" for build in builds.values()}
     return store_intents.changing(connection, able, {*subjects, subject_of(PullModel(model=model))})
 
 
 def _with_files(connection: Connection, step: Next) -> Action:
-    """A start says what it knows of its files, so that it brings none back that are removed after this."""
+    """Add the generation of the model's files to a start, so that the start does not restore files removed later."""
     if not isinstance(step.action, StartReplica):
         return step.action
     newest = requests.generation_at(connection, step.node_id, subject_of(PullModel(model=step.action.model)))
@@ -243,19 +246,19 @@ def _with_files(connection: Connection, step: Next) -> Action:
 
 
 def _ended_ago(connection: Connection, operation: Operation) -> float:
-    """Seconds since the last thing that happened in a load that has ended."""
+    """Return the seconds since the last change of an ended load."""
     intents = operations.intents_of(connection, [operation.id])[operation.id]
     return db.now(connection) - max([operation.created_at, *(intent.updated_at for intent in intents)])
 
 
 def _failure_of(connection: Connection, operation: Operation) -> tuple[EnginehouseError, float]:
-    """The error of a load that ended without a replica, and for how long it is repeated.
+    """Return the error of a load that ended without a replica, and for how many seconds requests get it.
 
-    Another try may go better where the cause was of the moment, or where the worker called it one that heals.
+    The time is short if the cause is temporary or the worker reported that it can heal.
     """
     if operation.error_code in _NO_FAILURE:
         ended = Unavailable(
-            f"cannot answer yet: the load of {operation.name} was {operation.error_code}; ask again",
+            f"cannot answer yet: the load of {operation.name} was {operation.error_code}; retry the request",
             code=operation.error_code,
             param="model",
         )
@@ -265,7 +268,7 @@ def _failure_of(connection: Connection, operation: Operation) -> tuple[Enginehou
     causes = [one.outcome for one in intents if one.state == "failed" and one.reason == operation.error_code]
     heals = bool(causes) and all(outcome is not None and outcome.can_heal for outcome in causes)
     error: EnginehouseError
-    if heals or operation.error_code in _OF_THE_MOMENT:
+    if heals or operation.error_code in _TEMPORARY:
         error = Unavailable(operation.error_message, code=operation.error_code)
         error.retry_after_seconds = SHORT_COOL_DOWN_SECONDS
     else:

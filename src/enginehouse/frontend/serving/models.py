@@ -1,7 +1,7 @@
-"""Models as people see them: what is served, what a gallery offers, and where each runs.
+"""Views of models: what is served, what a gallery offers, and where each runs.
 
-Reads only. Watchers are told by comparing with what they were told last, so a change is noticed whoever made it: a
-load, a worker that lost a process, a node that went away, another frontend.
+Reads only. An event is published if a view differs from the last one published, so a change is noticed whatever caused
+it: a load, a worker that lost a process, a node that went away, another frontend.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ModelView(Struct, frozen=True, kw_only=True):
 
 
 def reachable(connection: Connection, model: str | None = None) -> list[Replica]:
-    """Replicas, of one model or all, on nodes that are neither offline nor drained."""
+    """Return the replicas, of one model or all, on nodes that are neither offline nor drained."""
     serving = nodes.serving(connection)
     found = replicas.every(connection) if model is None else replicas.of_model(connection, model)
     return [one for one in found if one.node_id in serving]
@@ -50,7 +50,7 @@ class ModelViews:
         self._told: dict[str, ModelView] | None = None
 
     async def every(self) -> list[ModelView]:
-        """Every model that is served or could be, by name."""
+        """Return every model that is served or offered, by name."""
         return await self._store.transaction(self._read)
 
     def _read(self, connection: Connection) -> list[ModelView]:
@@ -73,9 +73,9 @@ class ModelViews:
         return views
 
     async def step(self) -> None:
-        """Tell watchers which models are not as they were told last."""
+        """Publish the models that changed since the last step."""
         if not self._events.is_watched:
-            self._told = None  # whoever comes next looks for himself first
+            self._told = None  # the next watcher begins with a full read
             return
         views = {view.name: view for view in await self.every()}
         told, self._told = self._told, views

@@ -1,9 +1,9 @@
-"""Whether the process behind a route is still the one that was started, for engines that answer whoever asks.
+"""Proves that the process behind a route is still the one that was started, for engines that do not check a key.
 
-An engine that checks its key refuses what was meant for another, so its routes need no proof. For the others the
-worker is asked, over the bus, which processes it has; an answer holds for a moment, which is far less than a port rests
-after its process has ended. Only a worker that says no, or is not there, disproves a route: a bus that is silent does
-not stop requests to engines that run.
+An engine that checks its key refuses requests meant for another, so its routes need no proof. For the others the worker
+is asked over the bus which processes it has. An answer is valid for a moment, far less than a port stays unused after
+its process has ended. Only a negative answer or a missing subscriber disproves a route: a silent bus does not stop
+requests to running engines.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from enginehouse.ports import Bus, Clock, Message
 
 log = logging.getLogger(__name__)
 
-HOLDS_SECONDS = 1.0  # how long an answer counts
-ANSWER_SECONDS = 0.5  # for an answer; a worker on a busy machine takes a tenth of that
-SILENT_SECONDS = 10.0  # after which a silent worker is asked again, so that not every request waits for it
+HOLDS_SECONDS = 1.0  # validity of an answer
+ANSWER_SECONDS = 0.5  # timeout of an answer; a worker on a busy machine takes a tenth of that
+SILENT_SECONDS = 10.0  # before a silent worker is asked again, so that not every request waits for it
 
 
 class _Question(Struct):
-    """What one node was asked last. `nonces` is None as long as nothing is known."""
+    """The last poll of one node. `nonces` is None without an answer."""
 
     number: int = 0
     nonces: frozenset[str] | None = None
-    asked_until: float = 0.0  # what is known holds so long
+    asked_until: float = 0.0  # the result is valid until then
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -49,16 +49,16 @@ class Proofs:
         await self._bus.subscribe(subjects.all_polls(self._name), self._take)
 
     async def holds(self, route: Route) -> bool:
-        """Whether requests may be sent there now."""
+        """Whether requests may be sent to this route now."""
         if route.checks_key or not self._bus.is_connected:
             return True
         question = self._questions.setdefault(route.node_id, _Question())
         if self._clock.monotonic() < question.asked_until and question.allows(route):
             return True
-        # A no that is older than this request says nothing about a process that was started since.
+        # A negative answer older than this request proves nothing about a process started since.
         before = question.number
         async with question.asking:
-            # Whoever waited for the lock has the answer that the one before got.
+            # After waiting for the lock, the previous holder's answer is used.
             if question.number == before:
                 await self._ask(route.node_id, question)
         return question.allows(route)

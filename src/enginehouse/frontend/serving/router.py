@@ -1,9 +1,9 @@
-"""Which replica answers a request: chosen among routes in memory, with no database on the path of a warm request.
+"""Chooses the replica for a request from routes in memory; a request for a loaded model needs no database.
 
-Routes are rebuilt from the store when something changed and every few seconds besides. Routes that could not be looked
-at for a minute, because the store is away or this process was frozen, are not used: what they lead to may have been
-removed meanwhile. In-flight counts live here and nowhere else, so none can leak beyond this process. A request for a
-model without a route asks the loader once and waits for the route to appear; the load outlives it.
+Routes are rebuilt from the store after changes and every few seconds. Routes that could not be refreshed for a minute,
+because the store was away or this process was frozen, are not used: their replicas may have been removed meanwhile.
+In-flight counts exist only here, so they cannot leak beyond this process. A request for a model without a route starts
+or joins a load and waits for the route; the load continues if the request ends.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from enginehouse.core.routing import Route, choose_route
 from enginehouse.store import db, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
-MEMORY_SECONDS = 60.0  # for which routes are used that could not be looked at again
-LOOK_AGAIN_SECONDS = 1.0  # a waiting request asks how its load is doing; another frontend may be the one doing it
+MEMORY_SECONDS = 60.0  # how long routes are used without a refresh
+LOOK_AGAIN_SECONDS = 1.0  # a waiting request checks its load, which another frontend may steer
 
 
 class Loads(Protocol):
-    """What the router needs of the loader."""
+    """The part of the loader that the router uses."""
 
     async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> str:
-        """Have a load of this model under way; its operation's id, or nothing when a replica is there, other than the
-        processes known to be `dead`. Raises when the model is unknown, cannot load or has just failed to, and when the
-        load that the caller was `waiting_for` was cancelled or superseded.
+        """Start or join a load and return its operation's id; "" if there is a replica other than the processes known
+        to be `dead`. Raises if the model is unknown or its last load just failed, or if the load that the caller was
+        `waiting_for` was cancelled or superseded.
         """
 
     async def loading(self, operation_id: str) -> dict[str, object]:
-        """The `loading` object of a 503."""
+        """Return the `loading` object of a 503."""
 
 
 class RouteProofs(Protocol):
     async def holds(self, route: Route) -> bool:
-        """Whether the process behind a route is still the one that was started there."""
+        """Whether the process behind a route is still the one that was started."""
 
 
 class Pending:
-    """The load that requests for one model wait for together."""
+    """The load that the waiting requests for one model share."""
 
     def __init__(self) -> None:
         self.asking = asyncio.Lock()
@@ -62,14 +62,14 @@ class Router:
         memory_seconds: float = MEMORY_SECONDS,
         proofs: RouteProofs | None = None,
     ) -> None:
-        """`wait_seconds` is how long a request waits for a load; None waits without an end."""
+        """`wait_seconds` is how long a request waits for a load; None means no limit."""
         self._store = store
         self._loads = loads
         self._wait_seconds = wait_seconds
         self._proofs = proofs
         self._routes: dict[str, list[Route]] = {}
         self._in_flight: dict[str, int] = {}
-        # When each was dropped, by the store's clock; None until the next step looks at it.
+        # When each was dropped, by the store's clock; None until the next step sets it.
         self._dropped: dict[Route, float | None] = {}
         self._pending: dict[str, Pending] = {}
         self._changed = asyncio.Event()
@@ -101,8 +101,8 @@ class Router:
             self._in_flight.pop(route.id, None)
 
     def drop(self, route: Route) -> None:
-        """Not reached: not chosen again until another process has its slot, or its node still shows this one in a
-        report taken later. A busy machine may miss one connection; only its own word brings it back.
+        """Stop using a route that could not be reached, until another process has its slot or a later report of its
+        node still shows this process: a busy machine may miss one connection.
         """
         self._dropped.setdefault(route, None)
         left = [one for one in self._routes.get(route.model, ()) if one.id != route.id]
@@ -116,7 +116,7 @@ class Router:
         return [route for routes in self._routes.values() for route in routes]
 
     async def _look_again(self, looked_at: float | None) -> None:
-        """One looks for all that wait; `Unavailable` for all where that cannot be done."""
+        """Refresh the routes once for all waiting requests; raises `Unavailable` if the store does not answer."""
         async with self._refreshing:
             if self._looked_at == looked_at:
                 await self.step()
@@ -150,7 +150,7 @@ class Router:
             return found, alive, db.now(connection)
 
         found, alive, now = await self._store.transaction(work)
-        # A dropped route is remembered only as long as its row stands.
+        # A dropped route is kept only as long as its row exists.
         standing = {route.id for route in found} - alive
         self._dropped = {
             route: at if at is not None or route.id not in dropped else now
@@ -168,7 +168,7 @@ class Router:
         self._changed = asyncio.Event()
 
     async def _load(self, model: str) -> list[Route]:
-        """Wait for a route. Of all the requests that wait for one model, one at a time asks the store."""
+        """Wait for a route. Of the requests that wait for one model, one at a time queries the store."""
         pending = self._pending.setdefault(model, Pending())
         pending.waiters += 1
         try:
@@ -182,7 +182,7 @@ class Router:
                 self._close(model, pending)
 
     def _close(self, model: str, pending: Pending) -> None:
-        """Whoever comes from now on begins anew."""
+        """End the sharing: later requests begin a new wait."""
         if self._pending.get(model) is pending:
             del self._pending[model]
 
@@ -202,11 +202,11 @@ class Router:
                 continue
 
     async def _ask(self, model: str, pending: Pending) -> None:
-        """How the load is doing. One asks for all that wait, and all get the same error."""
+        """Check the load once for all waiting requests; all of them get the same error."""
         asked = pending.asked
         async with pending.asking:
             if pending.asked != asked:
-                return  # somebody did while this one stood in line
+                return  # checked while this request waited for the lock
             dead = {route.nonce for route in self._dropped if route.model == model}
             try:
                 found = await self._loads.ensure(model, dead, pending.operation_id)
@@ -218,7 +218,7 @@ class Router:
 
     async def _still_loading(self, model: str, operation_id: str) -> Unavailable:
         error = Unavailable(
-            f"cannot answer yet: {model} is still loading; try again in a moment", code="model_loading", param="model"
+            f"cannot answer yet: {model} is still loading; retry in a moment", code="model_loading", param="model"
         )
         error.retry_after_seconds = min(300.0, max(5.0, ceil(self._wait_seconds or 0.0)))
         if operation_id:
@@ -229,7 +229,7 @@ class Router:
 
 
 def _is_shown(connection: Connection, route: Route, since: float | None) -> bool:
-    """Whether the route's node reported its process as running after that moment."""
+    """Whether the route's node reported its process after that moment."""
     node = nodes.get(connection, route.node_id) if since is not None else None
     if node is None or since is None or node.report.mark <= since:
         return False
@@ -238,8 +238,8 @@ def _is_shown(connection: Connection, route: Route, since: float | None) -> bool
 
 def model_not_found(model: str) -> NotFound:
     return NotFound(
-        f"cannot find a model named {shown(model)}: GET /v1/models lists what is served, "
-        "`enginehouse models list` what could be",
+        f"cannot find a model named {shown(model)}: GET /v1/models lists the served models, "
+        "`enginehouse models list` also those that can be loaded",
         code="model_not_found",
         param="model",
     )

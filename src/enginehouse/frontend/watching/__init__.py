@@ -1,1 +1,1 @@
-"""What people and programs see: views, snapshots, events."""
+"""Views, snapshots and events for people and programs."""

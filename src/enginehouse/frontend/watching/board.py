@@ -1,11 +1,10 @@
-"""What watchers see: the operations under way, each rendered once per change, with the live progress that only memory
-holds.
+"""Publishes operations and nodes to watchers: state from the store, live progress from memory.
 
-State changes are read from the store and published at once; those that another frontend made are found by looking for
-them every second, so all frontends tell the same. Reads run side by side and may overtake each other, so what is told
-of an operation is numbered by its changes and never goes back. Progress never touches the store on its way to a
-watcher: it is kept here per intent and rendered from the last snapshot, at most a few times a second per operation,
-however many nodes report.
+State changes are read from the store and published at once; changes by other frontends are found by a query every
+second, so all frontends publish the same. Reads are concurrent and may overtake each other, so every snapshot has a
+revision, and an older one is never published after a newer one. Progress reaches watchers without the store: it is kept
+here per intent and rendered with the last snapshot, at most a few times a second per operation, however many nodes
+report.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ from enginehouse.store.db import Connection, Store
 
 __all__ = ["Board", "SilenceLimits"]
 
-PUBLISH_SECONDS = 0.2  # how often progress of one operation is told; faster than this nobody reads
-SLOWEST_SECONDS = 0.8  # the same with very many watchers: nobody is more than a second behind
-TOLD_PER_SECOND = 50_000  # tellings of progress, operations times watchers
-CATCH_UP_SECONDS = 1.0  # how late a watcher here learns what another frontend did
-_OVERLAP_SECONDS = 5.0  # a change is dated when its transaction begins and seen when it ends
-_MAX_TOLD = 20_000  # operations whose last telling is remembered; far more than change within the overlap
-_RENDERED_AT_ONCE = 50  # then the event loop has its turn
-MAX_MISSED = 500  # operations told again to a watcher that comes back; a page of the list
+PUBLISH_SECONDS = 0.2  # between two updates of progress per operation; faster updates cannot be read
+SLOWEST_SECONDS = 0.8  # the same with very many watchers, so that none is more than a second behind
+TOLD_PER_SECOND = 50_000  # updates of progress, operations times watchers
+CATCH_UP_SECONDS = 1.0  # the longest delay of a change by another frontend
+_OVERLAP_SECONDS = 5.0  # a change is dated at the start of its transaction and visible after its end
+_MAX_TOLD = 20_000  # operations whose published revision is kept; far more than change within the overlap
+_RENDERED_AT_ONCE = 50  # then other tasks run
+MAX_MISSED = 500  # operations sent to a watcher that reconnects; a page of the list
 
 
 class Missed(Struct, frozen=True, kw_only=True):
-    """What changed while a watcher was away. Not `is_all`: more than is told; whoever wants the rest lists it."""
+    """The changes since a watcher disconnected. Without `is_all` there are more; the watcher must list operations."""
 
     operations: list[OperationView]
     nodes: list[NodeView]
-    present: list[str]  # every node there is: whatever else a watcher knows has been removed
+    present: list[str]  # the ids of all nodes; every other one has been removed
     position: float
     is_all: bool
 
@@ -62,22 +61,22 @@ class Snapshot(Struct):
     operation: Operation
     intents: list[Intent]
     names: dict[str, str]
-    absent: dict[str, str]  # what each node that gets no commands waits for, in words
+    absent: dict[str, str]  # nodes that get no commands, and why
     drained: set[str]
     read_at: float
     read_monotonic: float
 
 
 class Tracked(Struct):
-    """An open intent: whose word on it counts, and which operations it serves."""
+    """An open intent: its node, whose progress alone counts, and the operations it serves."""
 
     node_id: str
     operations: set[str]
-    attempt: int = 0  # that is running
-    version: int = 0  # of the row that says so
+    attempt: int = 0  # the running one; 0 for none
+    version: int = 0  # of the row it was read from
 
     def note(self, intent: Intent) -> None:
-        """Unless it was read before what is known."""
+        """Store the state of the intent, unless the row is older than the known one."""
         if intent.version >= self.version:
             self.version = intent.version
             self.attempt = intent.attempt if intent.state == "running" else 0
@@ -100,10 +99,10 @@ class Board:
         self._on_nodes_changed: Callable[[], None] = lambda: None
 
     def on_nodes_changed(self, wake: Callable[[], None]) -> None:
-        """Whom to wake when another frontend changed a node: what is drained gets no more requests from here either."""
+        """Set the callback for nodes that another frontend changed, such as one that was drained."""
         self._on_nodes_changed = wake
 
-    # Reading --------------------------------------------------------------------------------------
+    # Views ----------------------------------------------------------------------------------------
 
     async def view(self, operation_id: str) -> OperationView:
         snapshots = await self._store.transaction(lambda connection: self._read(connection, [operation_id]))
@@ -112,7 +111,7 @@ class Board:
         return self._render(snapshots[0])
 
     async def unfinished(self, limit: int) -> list[OperationView]:
-        """What is open or has failed, newest first."""
+        """Return the operations that are open or have failed, newest first."""
 
         def work(connection: Connection) -> list[Snapshot]:
             return self._read(connection, [one.id for one in history.unfinished(connection, limit)])
@@ -120,12 +119,12 @@ class Board:
         return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
 
     async def page(self, limit: int, before: str = "", *, is_ended: bool = False) -> list[OperationView]:
-        """Every operation, or what is over, newest first; from the one that comes after `before`."""
+        """Return all operations, or only the ended ones, newest first, beginning after `before`."""
 
         def work(connection: Connection) -> list[Snapshot]:
             after = operations.many(connection, [before]).get(before)
             if before and after is None:
-                raise NotFound(f"cannot go on after operation {before}: there is none", param="before")
+                raise NotFound(f"cannot list operations after {before}: this operation does not exist", param="before")
             found = operations.recent(connection, limit, after, is_ended=is_ended)
             return self._read(connection, [operation.id for operation in found])
 
@@ -155,7 +154,7 @@ class Board:
         )
         return render_operation(snapshot.operation, snapshot.intents, snapshot.names, self._signs, moment)
 
-    # Telling --------------------------------------------------------------------------------------
+    # Publishing -----------------------------------------------------------------------------------
 
     async def operations_changed(self, operation_ids: Iterable[str]) -> None:
         ids = list(dict.fromkeys(operation_ids))
@@ -163,12 +162,14 @@ class Board:
             await self._tell(lambda connection: self._read(connection, ids))
 
     async def _tell(self, read: Callable[[Connection], list[Snapshot]]) -> None:
-        """Whoever changed something has done so, and must not fail because it cannot be told now: catching up will."""
+        """Read and publish. An outage of the store is no error here: the change is stored, and `catch_up_step`
+        publishes it later.
+        """
         with suppress(Unavailable):
             self._keep(await self._store.transaction(read))
 
     async def intents_changed(self, intents: Iterable[Intent]) -> None:
-        """Read and tell every operation that these intents serve."""
+        """Publish every operation that these intents serve."""
         ids = [intent.id for intent in intents]
         if not ids:
             return
@@ -183,7 +184,7 @@ class Board:
             operation_id = snapshot.operation.id
             revision = _revision(snapshot)
             if revision < self._told.get(operation_id, -1):
-                continue  # read before what has been told already
+                continue  # older than the published one
             self._told[operation_id] = revision
             if status_of(snapshot.operation, snapshot.intents) in ("queued", "running"):
                 self._open[operation_id] = snapshot
@@ -199,7 +200,7 @@ class Board:
                     self._forget_share(intent.id, operation_id)
 
     def _forget_share(self, intent_id: str, operation_id: str) -> None:
-        """An intent is followed as long as one operation wants it."""
+        """Stop tracking an intent once no open operation wants it."""
         tracked = self._tracked.get(intent_id)
         if tracked is not None:
             tracked.operations.discard(operation_id)
@@ -214,8 +215,8 @@ class Board:
             self._events.publish("operation", snapshot.operation.id, body)
 
     def progress(self, node_id: str, intent_id: str, progress: Progress) -> bool:
-        """Note what a node says of a running intent of its own; whether it was news. Older than what is known, or of an
-        intent not under way there: ignored.
+        """Store the progress of a node's own running intent. Returns False for progress that is ignored: older than the
+        known one, or of an intent that does not run on that node.
         """
         tracked = self._tracked.get(intent_id)
         known = self._signs.get(intent_id)
@@ -226,21 +227,22 @@ class Board:
         return True
 
     def expect(self, intent: Intent, operation_id: str) -> None:
-        """Just before it is sent: the worker's first word may come before anybody has looked at the row again."""
+        """Track an intent just before it is sent: its first progress may arrive before its row is read again."""
         tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
         tracked.operations.add(operation_id)
         tracked.note(intent)
 
     def silence_of(self, intent: Intent) -> float | None:
-        """For how long nothing was heard of this attempt; None where nothing ever was, here."""
+        """Return the seconds since the last progress of this attempt; None if this frontend received none."""
         sign = self._signs.get(intent.id)
         if sign is None or sign.progress.attempt != intent.attempt:
             return None
         return self._clock.monotonic() - sign.monotonic
 
     def plain_progress(self, node_id: str, operation_id: str, progress: Progress) -> tuple[str, Progress]:
-        """The same for a worker that knows only the operation, and no numbers: the intent meant ("" for none), and the
-        progress with an attempt and a sequence of its own, no smaller than what is known.
+        """Store progress from a worker that names only the operation, without attempt and sequence.
+
+        Returns the intent ("" if ignored) and the progress with an attempt and a sequence. It never decreases.
         """
         for intent_id, tracked in self._tracked.items():
             if tracked.node_id == node_id and operation_id in tracked.operations and tracked.attempt:
@@ -252,12 +254,12 @@ class Board:
         return "", progress
 
     async def step(self) -> None:
-        """Tell the operations whose progress moved since the last step."""
+        """Publish the operations whose progress changed since the last step."""
         now = self._clock.monotonic()
         if now < self._rests_until:
             return
         taken, self._dirty = self._dirty, set()
-        # With many operations and many watchers less often, so that telling never takes all of this frontend's time.
+        # Less often with many operations and watchers, so that publishing never takes all of this frontend's time.
         rest = len(taken) * self._events.watchers / TOLD_PER_SECOND
         self._rests_until = now + (min(SLOWEST_SECONDS, rest) if rest > PUBLISH_SECONDS else 0.0)
         for count, operation_id in enumerate(taken, start=1):
@@ -274,16 +276,16 @@ class Board:
         try:
             node, now = await self._store.transaction(work)
         except Unavailable:
-            return  # told by catching up
+            return  # `catch_up_step` publishes it
         if node is None or node.updated_at < self._told_nodes.get(node_id, 0.0):
             return
         self._told_nodes[node_id] = node.updated_at
         if self._events.is_watched:
             self._events.publish("node", node_id, msgspec.json.encode(render_node(node, now)))
-        # Whether its node is there is part of what an operation shows.
+        # The view of an operation shows whether its nodes are away or drained.
         for operation_id, snapshot in self._open.items():
             if any(intent.node_id == node_id and intent.is_open for intent in snapshot.intents):
-                # Another dictionary: snapshots of one reading share theirs.
+                # A new dictionary, because the snapshots of one read share theirs.
                 others = {one: why for one, why in snapshot.absent.items() if one != node_id}
                 away = absence_of(node.health, bus_away=node.bus_away)
                 snapshot.absent = others | ({node_id: away} if away else {})
@@ -292,13 +294,13 @@ class Board:
 
     def node_removed(self, node_id: str) -> None:
         if self._told_nodes.pop(node_id, None) is None:
-            return  # told already
+            return  # published already
         self._events.publish("node-removed", node_id, msgspec.json.encode({"id": node_id}))
 
-    # Coming back ----------------------------------------------------------------------------------
+    # Reconnecting watchers ------------------------------------------------------------------------
 
     async def changed_since(self, position: float) -> Missed:
-        """What a watcher has missed that was told everything up to `position`, by whichever frontend."""
+        """Return the changes after `position`, up to which the watcher got everything, from any frontend."""
         since = position - _OVERLAP_SECONDS
 
         def work(connection: Connection) -> tuple[list[Snapshot], list[Node], set[str], float, bool]:
@@ -320,7 +322,7 @@ class Board:
     # Other frontends ------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """After a start: know what is under way, so that progress of it is news."""
+        """Read the open operations after a start, so that their progress is tracked."""
 
         def work(connection: Connection) -> tuple[list[Snapshot], dict[str, float], float]:
             now = db.now(connection)
@@ -331,9 +333,9 @@ class Board:
         self._events.position = self._caught_up_to
 
     async def catch_up_step(self) -> None:
-        """Tell what other frontends changed, and whatever this one failed to tell."""
+        """Publish changes by other frontends, and those that this one could not publish."""
         since = self._caught_up_to - _OVERLAP_SECONDS
-        # The end of steering leaves no date.
+        # The end of steering has no timestamp, so steered operations are always included.
         steered = [one for one, snapshot in self._open.items() if snapshot.operation.is_steered]
         told = self._told
 
@@ -358,13 +360,13 @@ class Board:
         self._forget_told()
 
     def _forget_told(self) -> None:
-        """What was told long ago needs no number: it is not looked at again unless it changes."""
+        """Drop old revisions: an operation that does not change is not read again."""
         if len(self._told) > _MAX_TOLD:
             kept = {*list(self._told)[-_MAX_TOLD // 2 :], *self._open}
             self._told = {one: revision for one, revision in self._told.items() if one in kept}
 
 
 def _revision(snapshot: Snapshot) -> int:
-    """The same number as `history.revisions`."""
+    """Return the same number as `history.revisions`."""
     steps = sum(1 + intent.version for intent in snapshot.intents)
     return steps + (0 if snapshot.operation.is_steered else 1) + (1 if snapshot.operation.dismissed else 0)

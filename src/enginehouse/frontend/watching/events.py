@@ -1,8 +1,8 @@
-"""Changes as they happen, to everyone who watches this frontend.
+"""Events for all watchers of this frontend.
 
-One log in memory for all watchers, each with a place of its own in it: telling costs the same however many watch, and
-what most of them read at the same moment is put together once. The log is bounded; a watcher that does not keep up
-falls off its end and is told to look again (`overflowed`) instead of being given a gap it cannot see.
+All watchers share one log in memory, and each has its own place in it: publishing costs the same however many watch,
+and a range that several watchers read is encoded once. The log is bounded. A watcher that does not keep up is told to
+read the full state again (`overflowed`), so it never misses an event unnoticed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from msgspec import Struct
 
 EventKind = Literal["operation", "node", "node-removed", "model", "bye"]
 LOG_LENGTH = 8192  # events; a few seconds of a busy fleet
-LOG_BYTES = 32 * 1024 * 1024  # an operation over a hundred nodes takes fifty thousand
-_KEPT_CHUNKS = 8  # ranges of the log that somebody has just read; the others ask for the same
+LOG_BYTES = 32 * 1024 * 1024  # an operation over a hundred nodes takes fifty thousand bytes
+_KEPT_CHUNKS = 8  # encoded ranges of the log; most watchers read the same ones
 
 
 class Event(Struct, frozen=True):
-    position: float  # the store's time before which everything has been told: where a watcher goes on, on any frontend
+    position: float  # store time up to which everything was published; a watcher resumes from it on any frontend
     kind: EventKind
     id: str  # of the operation, node or model
     body: bytes  # JSON, rendered once for all watchers
@@ -38,22 +38,22 @@ class Watcher:
 
     @property
     def overflowed(self) -> bool:
-        """Whether something was dropped before it was read."""
+        """Whether events were dropped before this watcher read them."""
         return self._place < self._events.beginning
 
     async def wait(self) -> None:
-        """Until there is something to take."""
+        """Wait until there is an event."""
         while self._place == self._events.end:
             self.woken.clear()
             await self.woken.wait()
 
     def take(self) -> list[Event]:
-        """What has been told since the last time; incomplete where it `overflowed`."""
+        """Return the events since the last call; incomplete if `overflowed`."""
         place, self._place = self._place, self._events.end
         return self._events.since(place)
 
     def take_chunk(self, render: Callable[[Event], bytes]) -> bytes:
-        """The same as bytes, made once for all who read the same."""
+        """Return the same as bytes, encoded once for all watchers that read the same range."""
         place, self._place = self._place, self._events.end
         return self._events.chunk(place, render)
 
@@ -64,9 +64,9 @@ class Events:
         self._log: deque[Event] = deque()
         self._bytes = 0
         self._chunks: dict[tuple[int, int], bytes] = {}
-        self.beginning = 0  # the number of the oldest event that is kept
-        self.end = 0  # the number that the next one gets
-        self.position = 0.0  # moved on by the board when it has told everything up to there
+        self.beginning = 0  # number of the oldest event in the log
+        self.end = 0  # number of the next event
+        self.position = 0.0  # set by the board once everything up to it was published
 
     @property
     def is_watched(self) -> bool:
@@ -101,7 +101,7 @@ class Events:
         return self._chunks[span]
 
     def close(self) -> None:
-        """Tell every watcher that this frontend stops, so that none keeps it from doing so."""
+        """Tell every watcher that this frontend stops, so that open streams do not delay the stop."""
         self.publish("bye", "", b"{}")
 
     @contextmanager

@@ -1,5 +1,6 @@
-"""What people and programs see of operations and nodes: LocalAI's keys, then ours. Pure rendering; numbers stand
-beside LocalAI's strings.
+"""Renders operations and nodes for people and programs: LocalAI's keys first, then additional ones.
+
+Pure functions; nothing is read or stored here. Where LocalAI's key is a formatted string, a number is added beside it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress, format_bytes, is_newer
 from enginehouse.core.replica import RunningReplica
 
-# LocalAI's words where it has one, else our own.
+# LocalAI's words; other kinds use their own name.
 _TASK_TYPES = {"install": "Installation", "upgrade": "Upgrade", "delete": "deletion", "load": "staging"}
-DRAINED_MESSAGE = "the node is drained; this goes on when it is resumed"
+DRAINED_MESSAGE = "the node is drained; this continues when it is resumed"
 
 
 class NodeRow(Struct, kw_only=True):
@@ -36,7 +37,7 @@ class NodeRow(Struct, kw_only=True):
     total: str | UnsetType = UNSET
     phase: str | UnsetType = UNSET
     error: str | UnsetType = UNSET
-    # Ours.
+    # Additional.
     action: str  # in words
     kind: str  # of the action, for programs
     intent: str
@@ -46,7 +47,7 @@ class NodeRow(Struct, kw_only=True):
     current_bytes: int | UnsetType = UNSET
     total_bytes: int | UnsetType = UNSET
     due_in_seconds: float | UnsetType = UNSET
-    note: str | UnsetType = UNSET  # what the worker remarked on its success: `already_absent`
+    note: str | UnsetType = UNSET  # the worker's remark on a success, such as `already_absent`
 
 
 class OperationView(Struct, kw_only=True):
@@ -67,7 +68,7 @@ class OperationView(Struct, kw_only=True):
     totalBytes: int | UnsetType = UNSET
     error: str | UnsetType = UNSET
     nodes: list[NodeRow] | UnsetType = UNSET
-    # Ours.
+    # Additional.
     kind: str
     status: str
     isParked: bool
@@ -82,7 +83,7 @@ class OperationView(Struct, kw_only=True):
 
 
 class Sign(Struct):
-    """The last sign of life of a running intent, in this frontend's memory."""
+    """The last progress of a running intent that this frontend received."""
 
     progress: Progress
     monotonic: float
@@ -96,18 +97,18 @@ class SilenceLimits(Struct, frozen=True):
     upgrade_seconds: float = 900.0
 
     def budget_of(self, intent: Intent) -> float:
-        """Of a worker that has not spoken at all."""
+        """Return the limit for an attempt without any progress yet."""
         is_upgrade = isinstance(intent.action, actions.InstallBackend) and intent.action.upgrade
         return self.upgrade_seconds if is_upgrade else self.install_seconds
 
 
 class Moment(Struct, frozen=True):
-    """When a view is rendered, and how patient it is with silent workers."""
+    """The time of a rendering, the limits of silence, and the nodes that get no commands then."""
 
     now: float
     monotonic: float
     patience: SilenceLimits
-    absent: Mapping[str, str]  # nodes that get no commands now, and what they wait for
+    absent: Mapping[str, str]  # nodes that get no commands, and why
     drained: Collection[str]
 
 
@@ -127,7 +128,7 @@ def render_operation(
         render_row(intent, names.get(intent.node_id, intent.node_id), signs.get(intent.id), moment)
         for intent in intents
     ]
-    # By name; the steps of a load stay in their order, because sorting is stable.
+    # By name; the sort is stable, so the steps of a load stay in order.
     rows.sort(key=lambda row: row.node_name)
     status = operations.status_of(operation, intents)
     error = operation.error_message or "; ".join(
@@ -168,12 +169,12 @@ def render_operation(
 
 
 def _is_for_one_node(operation: Operation) -> bool:
-    """Whether somebody named the node, as LocalAI's node routes do."""
+    """Whether the request named this one node, as LocalAI's node routes do."""
     return len(operation.targets) == 1 and len(operation.asked.nodes or ()) == 1
 
 
 def _phase(status: str, rows: Sequence[NodeRow]) -> str:
-    """Where most of the work is: that of the node which is least far among those at work."""
+    """Return the phase of the running node with the least progress."""
     if status == "queued":
         return "queued"
     at_work = [row for row in rows if row.state == "running" and isinstance(row.phase, str)]
@@ -188,12 +189,12 @@ def _finished_at(operation: Operation, intents: Sequence[Intent], status: str) -
 
 def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> NodeRow:
     if sign is not None and intent.is_open and sign.progress.attempt > intent.attempt:
-        # Another frontend has sent it again, and the worker was heard before its row was read.
+        # Another frontend sent it again, and its progress arrived before its row was read.
         intent = msgspec.structs.replace(
             intent, state="running", attempt=sign.progress.attempt, reason="", message="", progress=None
         )
     if sign is not None and sign.progress.attempt == intent.attempt:
-        # Another frontend may have heard, and written down, more than this one.
+        # Another frontend may have received and stored newer progress.
         written = intent.progress
         is_behind = written is not None and is_newer(written, sign.progress)
         progress: Progress | None = written if is_behind else sign.progress
@@ -219,7 +220,7 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
     if intent.reason:
         row.reason = intent.reason
     if row.status == "running_on_worker":
-        row.error = f"nothing was heard of it for {silent:.0f} s; it may go on there, and its end will be noticed"
+        row.error = f"no progress for {silent:.0f} s; it may still be running there, and its result will be stored"
     if operations.waits_for_node(intent, moment.absent):
         row.reason, row.error = NODE_AWAY, moment.absent.get(intent.node_id, operations.AWAY_MESSAGE)
     elif operations.waits_for_resume(intent, moment.drained):
@@ -268,7 +269,7 @@ class NodeView(Struct, kw_only=True):
     updated_at: str
     model_count: int
     labels: dict[str, str]
-    # Ours.
+    # Additional.
     approved: bool
     health: str
     drained: bool
@@ -276,10 +277,10 @@ class NodeView(Struct, kw_only=True):
     cores: int
     fingerprint: str
     heartbeat_age_seconds: float
-    degraded: bool  # it sends heartbeats and has no connection to the bus
+    degraded: bool  # it sends heartbeats but has no connection to the bus
     worker_version: str
     engine_confinement: str
-    waits_for: str  # why it waits for approval although it was approved once
+    waits_for: str  # why it waits for approval again
     backends: tuple[InstalledBackend, ...]
     replicas: tuple[RunningReplica, ...]
 
