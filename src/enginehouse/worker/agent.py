@@ -36,8 +36,8 @@ OpenBus = Callable[[RegisterReply], Awaitable[Bus]]
 HEARTBEAT_SECONDS = 10.0  # the default, if neither the frontend nor a setting gives one
 TICK_SECONDS = 0.5  # between checks whether a heartbeat is due, and after a failed one
 FAR_AWAY_SECONDS = 20.0  # a bus that is away for longer may have moved; the frontend knows its address
-# While the bus is being opened, heartbeats wait at most this long. A frontend that ignores the mark for an absent bus
-# would send commands that the worker cannot receive.
+# While the bus is being opened, heartbeats wait at most this long. A frontend that ignores `bus` in a heartbeat would
+# send commands that the worker cannot receive.
 OPENING_SECONDS = 5.0
 LEAVE_SECONDS = 5.0  # for deregistering; if it fails, the frontend notices the missing heartbeats
 

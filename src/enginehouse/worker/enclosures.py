@@ -66,8 +66,8 @@ class Enclosures:
             path.mkdir(mode=0o750, parents=True, exist_ok=True)
         if user is not None:
             names = ("backends", "models", "processes")
-            ours = [self._data, self._homes, self._temporary, *(self._data / name for name in names)]
-            ownership.open_way([path for path in ours if path.is_dir()], user)
+            paths = [self._data, self._homes, self._temporary, *(self._data / name for name in names)]
+            ownership.open_way([path for path in paths if path.is_dir()], user)
         for left in self._temporary.iterdir():
             disk.remove_tree(left)
 

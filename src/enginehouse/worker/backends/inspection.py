@@ -5,11 +5,12 @@ Read-only, except that `check_run_file` makes a run file executable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import Hopeless
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.errors import Hopeless, Invalid
 from enginehouse.core.installation import METADATA_FILE, RUN_FILE, Found
 
 
@@ -48,11 +49,18 @@ def directories(path: Path) -> list[Path]:
         return []
 
 
+def check_removable(installed: Iterable[InstalledBackend], directory: str) -> None:
+    """Raise `Invalid` for a backend that came with the machine."""
+    if any(backend.name == directory and backend.is_system for backend in installed):
+        raise Invalid(f"cannot delete {directory}: it belongs to the system", code="unsupported", param="backend")
+
+
 def check_run_file(staging: Path, resolved: Resolved) -> None:
     run_file = staging / RUN_FILE
     if run_file.is_symlink() or not run_file.is_file() or not run_file.stat().st_size:
         raise Hopeless(
-            f"cannot install {resolved.directory}: {resolved.uri} has no {RUN_FILE}, so it is not a backend; check the URI",
+            f"cannot install {resolved.directory}: {resolved.uri} has no {RUN_FILE}, "
+            "so it is not a backend; check the URI",
             code="unsupported",
         )
     if not run_file.stat().st_mode & 0o111:

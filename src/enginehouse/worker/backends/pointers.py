@@ -30,7 +30,7 @@ class Pointers:
 
     def check(self, resolved: Resolved) -> None:
         """Raise `Conflict` if the meta name is the directory of another backend."""
-        if resolved.meta and resolved.meta != resolved.directory and (self._path_of(resolved.meta) / RUN_FILE).exists():
+        if _has_pointer(resolved) and (self._path_of(resolved.meta) / RUN_FILE).exists():
             raise Conflict(
                 f"cannot use {resolved.meta} as a meta name of {resolved.directory}: "
                 "a backend of that name is installed; delete it first"
@@ -42,8 +42,9 @@ class Pointers:
         return decode_metadata(found.metadata) if found.metadata else None
 
     def point(self, resolved: Resolved) -> None:
-        if resolved.meta and resolved.meta != resolved.directory:
-            self.write(pointer_for(resolved, now()))
+        pointer = pointer_to(resolved)
+        if pointer is not None:
+            self.write(pointer)
 
     def write(self, metadata: Metadata) -> None:
         """Write a pointer. An unchanged one is left alone, so that it keeps the time of its first install."""
@@ -66,6 +67,15 @@ class Pointers:
 
     def _path_of(self, name: str) -> Path:
         return self._backends / check_directory(name)
+
+
+def pointer_to(resolved: Resolved) -> Metadata | None:
+    """The pointer of a build; None if it has no meta name of its own."""
+    return pointer_for(resolved, now()) if _has_pointer(resolved) else None
+
+
+def _has_pointer(resolved: Resolved) -> bool:
+    return bool(resolved.meta) and resolved.meta != resolved.directory
 
 
 def _is_same(known: Metadata | None, wanted: Metadata) -> bool:

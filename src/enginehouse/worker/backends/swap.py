@@ -17,10 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import BACKUPS, RUN_FILE, Metadata, target_of
 from enginehouse.host import disk
-from enginehouse.worker.backends.inspection import directories, inode, look
+from enginehouse.worker.backends.inspection import check_removable, directories, inode, look
 from enginehouse.worker.backends.trees import Trees
 
 log = logging.getLogger(__name__)
@@ -108,11 +108,10 @@ class Swap:
 
         Returns the inodes of the removed trees.
         """
-        installed = {backend.name: backend for backend in self._trees.list_installed()}
-        if directory in installed and installed[directory].is_system:
-            raise Invalid(f"cannot delete {directory}: it belongs to the system", code="unsupported", param="backend")
+        installed = self._trees.list_installed()
+        check_removable(installed, directory)
         # Pointers first: a kill in between leaves a backend without a meta name instead of a dangling meta name.
-        for backend in installed.values():
+        for backend in installed:
             if backend.is_meta and backend.meta_backend_for == directory:
                 disk.remove_tree(self._trees.backends / backend.name)
         target, going = self._trees.path_of(directory), self._trees.staging_of(directory)

@@ -24,12 +24,11 @@ from enginehouse.core.installation import (
     decode_metadata,
     encode_metadata,
     listing,
-    pointer_for,
     target_of,
 )
 from enginehouse.host import disk
-from enginehouse.worker.backends.inspection import directories, inode, look, now
-from enginehouse.worker.backends.pointers import Pointers
+from enginehouse.worker.backends.inspection import directories, inode, look
+from enginehouse.worker.backends.pointers import Pointers, pointer_to
 
 
 class Trees:
@@ -130,7 +129,7 @@ class Trees:
         if not boot_id:
             # Without a boot ID a later reboot cannot be detected, so the sync must come before the swap.
             disk.sync_files(self.staging_of(directory))
-        pointer = pointer_for(resolved, now()) if resolved.meta and resolved.meta != resolved.directory else None
+        pointer = pointer_to(resolved)
         record = InstallRecord(
             step="staged",
             attempt_inode=version.inode,
