@@ -1,5 +1,7 @@
-"""Builds one worker: every part of it, its link to the frontend and its bus. Also builds installations for commands
-that need no cluster. The only place that chooses the worker's adapters.
+"""Builds one worker: its parts, its link to the frontend and its bus. Also builds installations for the commands that
+work without a cluster.
+
+This is the only module that chooses the worker's adapters.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from enginehouse.worker.parts import AgentParts
 if TYPE_CHECKING:
     from enginehouse.bus.nats import NatsBus
 
-BUS_CONNECT_SECONDS = 30.0  # then the worker registers again: the address may have changed
+BUS_CONNECT_SECONDS = 30.0  # after this the worker registers again: the address may have changed
 FIRST_ENGINE_PORT = 50051
 
 
@@ -57,7 +59,7 @@ async def run(settings: WorkerSettings) -> int:
     disk.make_usable(settings.data)
     options = _options(settings)
     lock = disk.Lock(settings.data / "worker.lock", "start a worker")
-    # Beside that of the data directory: `enginehouse local` may be given the backends alone.
+    # In addition to the lock of the data directory: `enginehouse local` may be given only the backends directory.
     backends_lock = lock_backends(options.backends, "start a worker")
     engine = HttpEngine()
     clients = [FrontendClient(url, settings.token, user_agent="enginehouse-worker") for url in settings.url.split(",")]
@@ -78,7 +80,7 @@ async def run(settings: WorkerSettings) -> int:
 
 
 def make_parts(options: WorkerOptions, engine: Engine, environment: Mapping[str, str]) -> AgentParts:
-    """The parts of a worker on the disk, processes and network of this machine."""
+    """Build the parts of a worker that use the disk, processes and network of this machine."""
     changed = Signal()
     installation = make_installation(options.installer_options, environment)
     models = ModelFiles(options.models, installation.python)
@@ -117,7 +119,7 @@ def make_parts(options: WorkerOptions, engine: Engine, environment: Mapping[str,
 
 
 def make_installation(options: InstallerOptions, environment: Mapping[str, str]) -> Installation:
-    """A backends directory with its installer. The caller holds the lock of the directory."""
+    """Build the installer of a backends directory. The caller holds the lock of the directory."""
     rules = Rules(options.allowed_hosts)
     client = Client(rules, stall_seconds=options.stall_seconds)
     registries = Registries(
@@ -154,8 +156,10 @@ def make_installation(options: InstallerOptions, environment: Mapping[str, str])
 async def open_local(
     options: InstallerOptions, environment: Mapping[str, str], *, doing: str, is_locked: bool = True
 ) -> AsyncIterator[Local]:
-    """Backends without a cluster. With the lock, it first finishes or undoes what a killed run left; without the lock
-    nothing may be changed.
+    """Open a backends directory without a cluster.
+
+    With the lock, interrupted installs of an earlier run are finished or undone first. Without the lock the directory
+    is read-only.
     """
     lock = lock_backends(options.backends, doing) if is_locked else None
     installation = make_installation(options, environment)
@@ -195,14 +199,14 @@ def _options(settings: WorkerSettings) -> WorkerOptions:
 async def _open_bus(settings: WorkerSettings, reply: RegisterReply) -> NatsBus:
     url = settings.nats_url or reply.nats_url
     if not url:
-        # A Go frontend never says where its bus is, and asking again would not change that.
+        # A Go frontend never reports the address of its bus, so a retry is pointless.
         raise Invalid(
-            f"cannot find the bus: {settings.url} does not say where it is; set --nats-url, ENGINEHOUSE_NATS_URL or "
-            "LOCALAI_NATS_URL, like nats://host:4222",
+            f"cannot find the bus: {settings.url} does not report its address; set --nats-url, ENGINEHOUSE_NATS_URL or "
+            "LOCALAI_NATS_URL, for example nats://host:4222",
             code="invalid_setting",
             param="nats_url",
         )
-    from enginehouse.bus.nats import BusOptions, NatsBus  # here: `enginehouse local` has no bus
+    from enginehouse.bus.nats import BusOptions, NatsBus  # imported here because `enginehouse local` has no bus
 
     options = BusOptions(
         url=url,

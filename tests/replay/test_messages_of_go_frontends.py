@@ -195,7 +195,7 @@ async def test_installing_what_is_there_changes_nothing_and_force_does_it_again(
         ("06-install-fails", 0, "cannot find a backend named 'nope'"),
         ("06-install-fails", 2, "lab/missing"),
         ("07-reconciler-retries", -2, "the request names neither a backend nor a uri"),
-        ("10-external-install", 1, "say in `name` what the backend is to be called"),
+        ("10-external-install", 1, "set `name` to the name of the backend"),
         ("28-backend-delete", -1, "cannot find a backend named 'never-there'"),
     ],
 )

@@ -42,7 +42,7 @@ async def test_without_a_setting_it_is_what_the_frontend_tells(tmp_path: Path) -
 async def test_without_either_it_says_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="set --nats-url, ENGINEHOUSE_NATS_URL or LOCALAI_NATS_URL") as caught:
         await build_worker._open_bus(settings(tmp_path), reply())
-    assert "http://127.0.0.1:1 does not say where it is" in caught.value.message
+    assert "http://127.0.0.1:1 does not report its address" in caught.value.message
 
 
 def test_a_refused_address_is_not_repeated(tmp_path: Path) -> None:

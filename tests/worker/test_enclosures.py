@@ -188,8 +188,8 @@ async def test_a_start_that_fails_for_want_of_a_file_says_that_the_engine_is_con
 def test_a_refusal_is_explained_by_what_applies(tmp_path: Path) -> None:
     user = confinement.User("engines", 900, 900)
     cases = {
-        Confinement(landlock_abi=7): "(landlock): if it needs what it was refused, start the worker with --engine-conf",
-        Confinement(user=user): "let engines read it, or start the worker without --engine-user",
+        Confinement(landlock_abi=7): "(landlock). If the engine needs this access, start the worker with --engine-conf",
+        Confinement(user=user): "let engines read the file, or start the worker without --engine-user",
         Confinement(landlock_abi=7, user=user): "without --engine-user or with --engine-confinement off",
     }
     for chosen, hint in cases.items():

@@ -12,7 +12,7 @@ from tests.worker.probes import Targets, findings, program
 from tests.worker.world import KEY, World, running_world, silent, tiny_chat, until
 
 from enginehouse.core.installation import METADATA_FILE, Metadata, encode_metadata
-from enginehouse.worker import writable_trees as stand_ins
+from enginehouse.worker import writable_trees
 from enginehouse.worker.engines.process_table import StartRequest
 
 _RUN = """#!/bin/bash
@@ -91,7 +91,7 @@ def test_a_stand_in_has_copies_of_what_is_rewritten_and_links_to_the_rest(tmp_pa
     tree, place = tmp_path / "backends" / "python-engine", tmp_path / "place"
     write_backend(tree)
     place.mkdir()
-    made = stand_ins.make(tree, place)
+    made = writable_trees.make(tree, place)
     assert made == place / "python-engine"
     assert sorted(path.name for path in made.iterdir()) == sorted(path.name for path in tree.iterdir())
     for name in ("run.sh", "backend.py", "common/libbackend.sh", "venv/pyvenv.cfg", "venv/bin/tool"):
@@ -106,4 +106,4 @@ def test_a_stand_in_has_copies_of_what_is_rewritten_and_links_to_the_rest(tmp_pa
 @pytest.mark.parametrize("name", ["venv/bin", "common"])
 def test_other_trees_need_none(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir(parents=True)
-    assert not stand_ins.is_needed(tmp_path)
+    assert not writable_trees.is_needed(tmp_path)

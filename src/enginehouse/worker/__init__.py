@@ -1,1 +1,1 @@
-"""The agent on a node."""
+"""The worker: the program that runs on a node."""

@@ -1,9 +1,9 @@
-"""The worker itself: joins, listens, reports what it has, and leaves in order.
+"""The main loop of a worker: join the cluster, take commands, send reports, shut down in order.
 
-It keeps no truth that others rely on except what is on its disk: a report says what *is*, and is sent every few
-seconds and whenever something changed. Losing the bus or the frontend for any time stops nothing that runs here, and
-without the bus heartbeats go on and say so. It joins again when the frontend no longer knows it. Leaving: no more
-messages, goodbye, then the engines stop.
+The only durable state is on the worker's disk. A report describes the current state; it is sent every few seconds and
+after every change. An outage of the bus or the frontend, however long, stops no engine. While the bus is away,
+heartbeats continue and say so. The worker joins again when the frontend no longer knows it.
+Shutdown order: stop taking messages, deregister, stop the engines.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ log = logging.getLogger(__name__)
 
 OpenBus = Callable[[RegisterReply], Awaitable[Bus]]
 
-HEARTBEAT_SECONDS = 10.0  # when neither the frontend nor a setting says
-TICK_SECONDS = 0.5  # how often it is looked whether a heartbeat is due, and the pause after a failed one
-FAR_AWAY_SECONDS = 20.0  # a bus away for so long may have moved: the frontend knows
-# A bus that is being opened is not called away before: whoever ignores that would send commands that nobody hears.
+HEARTBEAT_SECONDS = 10.0  # the default, if neither the frontend nor a setting gives one
+TICK_SECONDS = 0.5  # between checks whether a heartbeat is due, and after a failed one
+FAR_AWAY_SECONDS = 20.0  # a bus that is away for longer may have moved; the frontend knows its address
+# While the bus is being opened, heartbeats wait at most this long. A frontend that ignores `bus` in a heartbeat would
+# send commands that the worker cannot receive.
 OPENING_SECONDS = 5.0
-LEAVE_SECONDS = 5.0  # for the goodbye: a frontend that does not hear it notices the silence
+LEAVE_SECONDS = 5.0  # for deregistering; if it fails, the frontend notices the missing heartbeats
 
 
 class Agent:
-    """`run` works until `stop` is called, or ends with the error that refused it for good."""
+    """`run` returns after `stop`, or raises the error of a final refusal."""
 
     def __init__(self, options: WorkerOptions, parts: AgentParts, link: Link, open_bus: OpenBus) -> None:
         self._options = options
@@ -50,15 +51,15 @@ class Agent:
         self._link = link
         self._open_bus = open_bus
         self._stop = asyncio.Event()
-        self._turn = asyncio.Event()  # serving must end: told to stop, or to join again
+        self._turn = asyncio.Event()  # serving must end, to stop or to join again
         self._heartbeat = Loop("worker.heartbeat", self._beat, TICK_SECONDS)
         self._is_due = True
-        self._is_unheard = False
+        self._has_failed = False
         self._due_at = 0.0
-        self._connected_at = 0.0  # when commands were last known to reach us
+        self._connected_at = 0.0  # when the bus was last known to deliver commands
         self._is_listening = False
         self._said_away = False
-        self._is_known = False  # a heartbeat was answered: whoever leaves says goodbye
+        self._is_known = False  # a heartbeat was answered, so leaving has to deregister
         self._boot_id = uuid.uuid4().hex
         self._sequence = 0
         self._mark = 0.0
@@ -69,7 +70,7 @@ class Agent:
         parts.changed.connect(self._wake)
 
     def stop(self) -> None:
-        """Ask `run` to leave in order. On the loop's thread."""
+        """Make `run` shut down in order. Call it on the loop's thread."""
         self._stop.set()
         self._turn.set()
 
@@ -87,7 +88,7 @@ class Agent:
                 await self._parts.close()
 
     def _prepare(self) -> Signer:
-        """Everything on disk as it must be before the first message: finished or undone, and known."""
+        """Bring the disk into a consistent state before the first message: interrupted work is finished or undone."""
         try:
             self._options.make_directories()
             identity = self._parts.node_files.load_identity()
@@ -103,7 +104,7 @@ class Agent:
         self._heartbeat.wake()
 
     async def _serve(self, joined: Joined) -> None:
-        """Listen and report until told to stop or to join again."""
+        """Take commands and send reports until the worker must stop or join again."""
         node = joined.node
         self._parts.supervisor.listen_on(joined.host)
         if not self._stop.is_set():
@@ -111,16 +112,16 @@ class Agent:
         try:
             await self._become(node)
         except OSError as error:
-            log.warning("worker.cannot_write %s", disk.storage_error(error, "write down which node this is"))
+            log.warning("worker.cannot_write error=%s", disk.storage_error(error, "record the identity of this node"))
             await asyncio.sleep(TICK_SECONDS)
             return
         self._node = node
-        # What was sent before this registration can no longer be heard; reports say so from now on.
+        # Commands sent before this registration can no longer arrive; reports say so from now on.
         self._mark = self._boot_mark = node.mark
         self._renewal.begin(node.nats_life_seconds)
         refused: EnginehouseError | None = None
         async with asyncio.TaskGroup() as group:
-            # Beside the opening of the bus: heartbeats do not wait for it.
+            # Concurrent with opening the bus: heartbeats do not wait for it.
             reporting = group.create_task(self._heartbeat.run())
             try:
                 await self._listen(node)
@@ -132,22 +133,22 @@ class Agent:
             raise refused
 
     async def _listen(self, node: RegisterReply) -> None:
-        """Take commands until told to stop or to join again; so too where the bus stays away."""
+        """Take commands until the worker must stop or join again. An unavailable bus is retried."""
         while not self._turn.is_set():
             try:
-                # As it is now: heartbeats may have brought a new credential or a new address.
+                # The current node: a heartbeat may have brought a new credential or address.
                 bus = await self._opened(self._node or node)
                 if bus is not None:
                     await self._hear(bus, node)
                 return
             except (Unavailable, OSError) as error:
-                log.warning("worker.bus_unavailable %s", error)
+                log.warning("worker.bus_unavailable error=%s", error)
                 await asyncio.sleep(TICK_SECONDS)
             except Denied as error:
                 if not node.nats_jwt:
-                    raise  # of a setting, which does not change by asking again
-                # It ended, or was revoked, before it was used: whoever gave it gives another, or says why not.
-                log.warning("worker.bus_refused %s", error)
+                    raise  # the credential comes from a setting, so a retry is pointless
+                # The credential expired or was revoked before its use. Registration returns another, or the reason.
+                log.warning("worker.bus_refused error=%s", error)
                 await asyncio.sleep(TICK_SECONDS)
                 return
 
@@ -172,8 +173,8 @@ class Agent:
             await bus.close()
 
     async def _note_listening(self, listening: asyncio.Event, node: RegisterReply) -> None:
-        # The first report that calls the bus connected makes the node healthy, so commands may come: not before they
-        # can be heard.
+        # The first report with a connected bus makes the node healthy, and commands may follow. So it must not be sent
+        # before every subject is subscribed.
         await listening.wait()
         log.info("worker.joined node=%s name=%s", node.id, node.name)
         self._is_listening = True
@@ -181,13 +182,13 @@ class Agent:
         self._wake()
 
     async def _opened(self, node: RegisterReply) -> Bus | None:
-        """None when told to stop or to join again meanwhile: one that is not there is tried for long."""
+        """Open the bus; None if the worker must stop or join again first, because an attempt may take long."""
 
         async def attempt() -> Bus | EnginehouseError | OSError:
             try:
                 return await self._open_bus(node)
             except (EnginehouseError, OSError) as error:
-                return error  # a group would wrap it
+                return error  # raised below: a task group would wrap it
 
         async with asyncio.TaskGroup() as group:
             opening, stopping = group.create_task(attempt()), group.create_task(self._turn.wait())
@@ -200,15 +201,15 @@ class Agent:
         return found
 
     async def _become(self, node: RegisterReply) -> None:
-        """Remember which node this worker is, and count anew where it is another one than before."""
+        """Record the node's identity. If it differs from the previous one, reset the generations."""
         await in_thread(self._parts.node_files.write_node, node)
         if node.id != self._parts.journal.node_id:
-            # The trees first: a kill between the two is then the same as one before both.
+            # The trees come first: the journal decides, so a kill between the two steps repeats both.
             await in_thread(self._parts.generations.forget_generations)
             await self._parts.journal.belong_to(node.id)
 
     async def _beat(self) -> None:
-        """One heartbeat, if it is due."""
+        """Send a heartbeat if one is due."""
         if self._node is None or not self._is_time():
             return
         is_away = not self._hears()
@@ -216,37 +217,37 @@ class Agent:
         try:
             request = await self._measure()
         except OSError as error:
-            # This machine is there, and what is on it nobody can tell now: no report is better than a wrong one.
-            log.warning("worker.cannot_report %s", disk.storage_error(error, "look at what is installed"))
+            # The heartbeat goes out without a report: no report is better than a wrong one.
+            log.warning("worker.cannot_report error=%s", disk.storage_error(error, "read what is installed"))
             request = HeartbeatRequest()
         if is_away or not self._hears():
             request = msgspec.structs.replace(request, bus=BUS_AWAY)
             if not self._said_away:
-                log.warning("worker.bus_away heartbeats go on; commands wait until the bus is back")
+                log.warning("worker.bus_away effect=%r", "heartbeats continue; commands wait for the bus")
         self._said_away = request.bus == BUS_AWAY
         if self._renewal.is_due(self._is_far_away()):
             request = msgspec.structs.replace(request, renew=True)
         try:
             reply = await self._link.heartbeat(self._node.id, self._node.node_token, request)
         except (NotFound, Unauthenticated) as error:
-            log.warning("worker.unknown %s", error)
+            log.warning("worker.unknown error=%s", error)
             self._turn.set()
         except Unavailable as error:
-            if not self._is_unheard:
-                log.warning("worker.heartbeat_failed %s", error)
-            self._is_due = self._is_unheard = True
+            if not self._has_failed:
+                log.warning("worker.heartbeat_failed error=%s", error)
+            self._is_due = self._has_failed = True
         else:
             self._mark, self._is_known = reply.mark, True
             await self._take_renewed(reply)
             for intent in reply.cancelled:
                 self._parts.executor.cancel(intent)
-            self._is_unheard = False
+            self._has_failed = False
             interval = self._options.heartbeat_seconds or self._node.heartbeat_seconds or HEARTBEAT_SECONDS
             self._due_at = asyncio.get_running_loop().time() + interval
             await in_thread(self._parts.supervisor.tidy)
 
     async def _take_renewed(self, reply: HeartbeatReply) -> None:
-        """Use what a heartbeat has brought: a new token, a new credential. What is being done goes on."""
+        """Apply a new token or credential from a heartbeat reply. Running commands continue."""
         node, given = self._node, reply.credential
         assert node is not None
         if reply.node_token:
@@ -264,11 +265,11 @@ class Agent:
             await self._bus.renew(given.nats_jwt, given.nats_user_seed)
 
     def _is_far_away(self) -> bool:
-        """Whether the bus is away for so long that it may have moved, or that our credential may have ended."""
+        """Whether the bus is away for so long that it may have moved or the credential may have expired."""
         return not self._hears() and asyncio.get_running_loop().time() - self._connected_at > FAR_AWAY_SECONDS
 
     def _hears(self) -> bool:
-        """Whether commands reach us, as far as can be known."""
+        """Whether commands reach this worker, as far as it can know."""
         return self._is_listening and self._bus is not None and self._bus.is_connected
 
     def _is_time(self) -> bool:
@@ -277,8 +278,8 @@ class Agent:
             self._connected_at = now
             return self._is_due or self._said_away or now >= self._due_at
         away = now - self._connected_at
-        # A frontend of LocalAI's gives a credential to who registers, and to nobody else; to register ends its drain,
-        # so that is done for nothing less. And what is being done here comes first, because joining again ends it.
+        # LocalAI's frontends issue credentials only at registration. Registering ends a drain, so it happens only for a
+        # refused credential. Running commands finish first, because joining again ends them.
         is_refused = self._bus is not None and self._bus.is_refused and not self._renewal.is_possible
         if is_refused and away > FAR_AWAY_SECONDS and not self._parts.executor.running():
             log.warning("worker.joins_again bus_away_seconds=%.0f", away)
@@ -287,8 +288,10 @@ class Agent:
         return not is_opening and (self._is_due or now >= self._due_at)
 
     async def _measure(self) -> HeartbeatRequest:
-        """What is so now. What lives in memory is read in one go, so that a command is never in neither list; and what
-        was under way at any moment of looking at the disk is called so, because it may have been seen half done.
+        """Take a report of the current state.
+
+        The state in memory is read without an await in between, so that every command is in `results` or `running`. A
+        command that ran at any time while the disk was read counts as running: the disk may show it half done.
         """
         before = self._parts.executor.running()
         capacity = await in_thread(self._parts.machine.capacity, self._options.models)
@@ -328,4 +331,4 @@ class Agent:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self._link.deregister(self._node.id, self._node.node_token)
         except (EnginehouseError, TimeoutError) as error:
-            log.warning("worker.goodbye_unheard %s", error)
+            log.warning("worker.deregistration_failed error=%s", error)

@@ -1,8 +1,8 @@
-"""What one engine gets of this machine: its own tree and model to read, a home that stays and a temporary directory
-that goes with the process, and nothing else of the data directory.
+"""Enclosures: what one engine may use of this machine.
 
-The home is the backend's: what its engines compile or cache is there at the next start, and goes when the backend goes.
-Without confinement nothing here changes how an engine is started.
+An engine may read its own tree and model, and write to a home directory and to a temporary directory that is removed
+with the process. The rest of the data directory is hidden. The home belongs to the backend: compiled and cached files
+survive until the backend is removed. Without confinement, enclosures do not affect how an engine is started.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from msgspec import Struct
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.host import confinement, disk, graphics, ownership
 from enginehouse.host.confinement import Allowed, Confined, Confinement
-from enginehouse.worker import writable_trees as stand_ins
+from enginehouse.worker import writable_trees
 
-# The start of the nonce: sockets in the directory must stay within the 107 characters that the kernel allows.
+# Of the nonce, for the temporary directory: the kernel allows 107 characters for the path of a socket in it.
 _NAME_LENGTH = 8
 _FIRST_LINE_BYTES = 512
 _REFUSAL = re.compile(r"permission denied|operation not permitted|EACCES|EPERM", re.IGNORECASE)
 
 
 class Enclosure(Struct, frozen=True, kw_only=True):
-    """For one process."""
+    """The enclosure of one process."""
 
     allowed: Allowed
-    tree: Path  # where to start it
+    tree: Path  # the directory to start from: the backend's tree or a stand-in
     environment: dict[str, str] = {}
 
 
 class EngineNeeds(Struct, frozen=True, kw_only=True):
-    """What a process is started with."""
+    """What one process needs access to."""
 
-    directory: str  # of the backend
+    directory: str  # the backend's directory
     nonce: str
     tree: Path
-    read: tuple[Path, ...] = ()  # the model's directory, the description
+    read: tuple[Path, ...] = ()  # the model's directory and the description file
     log: Path | None = None
 
 
 class Enclosures:
-    """All of it blocks."""
+    """Makes and removes enclosures. All methods block."""
 
     def __init__(self, data: Path, chosen: Confinement, hidden: Collection[Path] = ()) -> None:
-        """`hidden` is what engines must not see besides `data`, wherever it is."""
+        """`hidden` lists further paths that engines must not see, inside or outside `data`."""
         self.confinement = chosen
         self._data = data
         self._homes = data / "engines"
         self._temporary = data / "tmp"
         self._hidden = (data, *hidden)
-        self._readable: set[tuple[Path, int]] = set()  # trees that were made readable, by inode
+        self._readable: set[tuple[Path, int]] = set()  # trees made readable for the engine user, by path and inode
 
     def prepare(self) -> None:
-        """Before the first start: directories, a way for another user, and nothing left of earlier processes."""
+        """Before the first start: create directories, grant the engine user access, remove leftovers of processes."""
         user = self.confinement.user
         if user is not None:
             ownership.check_way(self._data, user)
@@ -66,13 +66,13 @@ class Enclosures:
             path.mkdir(mode=0o750, parents=True, exist_ok=True)
         if user is not None:
             names = ("backends", "models", "processes")
-            ours = [self._data, self._homes, self._temporary, *(self._data / name for name in names)]
-            ownership.open_way([path for path in ours if path.is_dir()], user)
+            paths = [self._data, self._homes, self._temporary, *(self._data / name for name in names)]
+            ownership.open_way([path for path in paths if path.is_dir()], user)
         for left in self._temporary.iterdir():
             disk.remove_tree(left)
 
     def enclose(self, needs: EngineNeeds) -> Enclosure:
-        """Make what the process needs. `remove` ends it."""
+        """Make the enclosure of a process. `remove` ends it."""
         if not self.confinement.is_on:
             return Enclosure(allowed=Allowed(), tree=needs.tree)
         graphics.make_devices(graphics.DevicePaths())
@@ -80,9 +80,11 @@ class Enclosures:
         temporary = self._temporary_of(needs.nonce)
         for path in (home, temporary):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tree = stand_ins.make(needs.tree, temporary) if stand_ins.is_needed(needs.tree) else needs.tree
+        tree = needs.tree
+        if writable_trees.is_needed(tree):
+            tree = writable_trees.make(tree, temporary)
         if needs.log is not None:
-            needs.log.touch(mode=0o600)  # rules are about what is there
+            needs.log.touch(mode=0o600)  # confinement rules apply only to existing files
         self._hand_over(needs, home, temporary)
         allowed = Allowed(
             read=(needs.tree, *needs.read, *self._interpreters(needs.tree)),
@@ -94,7 +96,7 @@ class Enclosures:
 
     @contextlib.contextmanager
     def for_check(self, tree: Path) -> Iterator[Enclosure]:
-        """For a short run of what is being installed, which has no home yet."""
+        """An enclosure for the check of a backend that is being installed and has no home yet."""
         if not self.confinement.is_on:
             yield Enclosure(allowed=Allowed(), tree=tree)
             return
@@ -114,25 +116,25 @@ class Enclosures:
     def remove(self, nonce: str) -> None:
         disk.remove_tree(self._temporary_of(nonce))
 
-    def explain(self, told: str, lines: Sequence[str]) -> str:
-        """What an engine that ended `told`, and what its confinement has to do with it where one of its last `lines`
-        tells of a refusal.
+    def explain(self, reason: str, lines: Sequence[str]) -> str:
+        """The reason why an engine ended; extended by a hint at its confinement if one of its last `lines` shows a
+        refused access.
         """
         refused = next((line for line in reversed(lines) if _REFUSAL.search(line)), "")
         if not refused or not self.confinement.is_on:
-            return told
+            return reason
         user = self.confinement.user
-        reach = f"let {user.name} read it, or " if user is not None else ""
+        reach = f"let {user.name} read the file, or " if user is not None else ""
         flags = "without --engine-user" if user is not None else "with --engine-confinement off"
         if user is not None and self.confinement.landlock_abi:
             flags = "without --engine-user or with --engine-confinement off"
         return (
-            f"{told if refused in told else f'{told} ({refused})'}; engines on this node are confined "
-            f"({self.confinement.described}): if it needs what it was refused, {reach}start the worker {flags}"
+            f"{reason if refused in reason else f'{reason} ({refused})'}; engines on this node are confined "
+            f"({self.confinement.described}). If the engine needs this access, {reach}start the worker {flags}"
         )
 
     def tidy(self, backends: Collection[str]) -> None:
-        """Remove the homes of all backends but these."""
+        """Remove the homes of all backends except the given ones."""
         for home in self._homes.iterdir() if self._homes.is_dir() else ():
             if home.name not in backends:
                 disk.remove_tree(home)
@@ -146,7 +148,7 @@ class Enclosures:
             "XDG_CONFIG_HOME": str(home / ".config"),
             "XDG_DATA_HOME": str(home / ".local" / "share"),
             "XDG_RUNTIME_DIR": str(temporary),
-            # It cannot write beside its modules, and to compile them at every start would take long.
+            # The engine cannot write next to its modules, and compiling them at every start would take long.
             "PYTHONPYCACHEPREFIX": str(home / "pycache"),
             **({"USER": user.name} if user is not None else {}),
         }
@@ -174,7 +176,7 @@ class Enclosures:
 
 
 def interpreters(tree: Path) -> Iterator[Path]:
-    """The parts of Python installations outside a tree that its environments and its run file are made for."""
+    """The parts of the Python installations outside the tree that its environments and its run file use."""
     found = [path for pattern in ("bin/python*", "*/bin/python*") for path in tree.glob(pattern)]
     shebang = _first_line(tree / RUN_FILE)
     if shebang.startswith("#!") and "python" in shebang:
@@ -188,7 +190,7 @@ def interpreters(tree: Path) -> Iterator[Path]:
 
 
 def _python_parts(program: Path) -> Iterator[Path]:
-    """Only of what is a Python installation or an environment of one: an image may name any path."""
+    """Only parts of a Python installation or of an environment: an image may name any path."""
     environment = program.parent.parent
     configuration = environment / "pyvenv.cfg"
     if configuration.is_file():

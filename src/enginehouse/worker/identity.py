@@ -1,7 +1,7 @@
-"""Who this worker is: an Ed25519 key made at the first start and kept in the data directory.
+"""The identity of this worker: an Ed25519 key, created at the first start and kept in the data directory.
 
-The seed never leaves the machine. The public key is the node's identity; it is proven by signing the registration,
-so that whoever knows only the join token cannot pass for it.
+The seed never leaves the machine. The public key is the node's identity. Every registration is signed with the key, so
+that the join token alone is not enough to impersonate a node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enginehouse.host import disk, signing
 
 
 class IdentityFiles:
-    """The node's key and the record of which node this is, in the data directory."""
+    """The node's key, and the record of its ID and name, in the data directory."""
 
     def __init__(self, key: Path, node: Path) -> None:
         self._key = key
@@ -37,7 +37,7 @@ class Identity:
         self.public_key = signing.public_key_of(key)
 
     def signed(self, request: RegisterRequest) -> RegisterRequest:
-        """With this key, and its signature over what the registration claims."""
+        """Add the public key and a signature over the claims of the registration."""
         addresses = (request.address, request.http_address)
         message = registration_message(request.name, self.public_key, addresses, request.challenge)
         signature = signing.sign(self._key, message)
@@ -45,7 +45,7 @@ class Identity:
 
 
 def load_identity(path: Path) -> Identity:
-    """The key in `path`, made there (mode 0600) when there is none."""
+    """Load the key in `path`; a missing one is created with mode 0600."""
     try:
         seed = binascii.unhexlify(path.read_text().strip())
         return Identity(signing.load_key(seed))
@@ -55,6 +55,6 @@ def load_identity(path: Path) -> Identity:
         return Identity(key)
     except ValueError as error:
         raise Invalid(
-            f"cannot read the node key {path}: it is damaged; put back a copy, or remove it to join as a new node",
+            f"cannot read the node key {path}: it is damaged; restore a copy, or remove the file to join as a new node",
             code="invalid_name",
         ) from error

@@ -1,6 +1,6 @@
-"""Backends of this machine without a cluster: the same installer, called directly.
+"""Manages the backends of this machine without a cluster: calls the worker's installer directly.
 
-Names are those on disk: a directory, or a meta name that points to one.
+A name is a directory on disk, or a meta name that points to one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from enginehouse.worker.backends.plan import InstallPlan, plan
 
 
 class Local:
-    """Built by `build_worker.open_local`, which holds the lock of the directory. Without the lock nothing may be
-    changed.
+    """Built by `build_worker.open_local`, which holds the lock of the directory. Without the lock, only the methods
+    that read may be called.
     """
 
     def __init__(self, options: InstallerOptions, installation: Installation) -> None:
@@ -34,14 +34,14 @@ class Local:
         self._installation = installation
 
     async def install(self, request: InstallRequest, report: ReportProgress) -> Installed:
-        return await self._installation.installer.install(request, report, _nobody_runs)
+        return await self._installation.installer.install(request, report, _stop_nothing)
 
     async def upgrade(self, resolved: Resolved, report: ReportProgress) -> Installed:
-        """To what its source has now; nothing happens where that is what is installed."""
+        """Upgrade to the current version of the source; a no-op if that version is installed."""
         return await self.install(InstallRequest(resolved=resolved, upgrade=True), report)
 
     async def roll_back(self, name: str) -> Metadata:
-        return await self._installation.installer.roll_back(self.directory_of(name), _nobody_runs)
+        return await self._installation.installer.roll_back(self.directory_of(name), _stop_nothing)
 
     async def delete(self, name: str) -> str:
         directory = self.directory_of(name)
@@ -52,13 +52,13 @@ class Local:
         try:
             return await in_thread(self._installation.installer.collect, cap_bytes)
         except OSError as error:
-            raise disk.storage_error(error, f"remove what nobody needs from {self._options.backends}") from error
+            raise disk.storage_error(error, f"remove unused downloads from {self._options.backends}") from error
 
     async def plan(self, resolved: Resolved) -> InstallPlan:
         return await plan(self._installation, resolved)
 
     async def newest_digest(self, resolved: Resolved) -> str:
-        """What the source has now, without fetching it."""
+        """The digest of the source's current version, without downloading it."""
         if resolved.sha256:
             return "sha256:" + resolved.sha256.strip().lower().removeprefix("sha256:")
         source = parse_uri(resolved.uri)
@@ -74,23 +74,23 @@ class Local:
         return self._installation.trees.metadata_of(directory)
 
     def directory_of(self, name: str) -> str:
-        """The directory that a name of the listing means."""
+        """Resolve a name of the listing to its directory."""
         found = directory_behind(self._installation.trees.list_installed(), name)
         if found is None and self._installation.trees.previous_metadata(check_name(name, "backend")) is not None:
             found = name
         if found is None:
             raise NotFound(
-                f"cannot find a backend named {name!r} in {self._options.backends}: "
-                "`enginehouse local list` shows what is there",
+                f"cannot find a backend named {name!r} in {self._options.backends}; "
+                "list the installed backends with `enginehouse local list`",
                 code="not_found",
             )
         return found
 
 
 def resolved_from(metadata: Metadata, directory: str) -> Resolved:
-    """What is installed as something that can be asked for again: for upgrades of what no gallery knows.
+    """The build to request for an upgrade of a backend that is in no gallery.
 
-    An archive and a package are given with what they are, so there is never another version of them.
+    An archive and a package are identified by their content, so they never have another version.
     """
     kind = parse_uri(metadata.uri).kind
     build = external_build(
@@ -102,12 +102,12 @@ def resolved_from(metadata: Metadata, directory: str) -> Resolved:
     )
     if build.digest not in ("", metadata.digest):
         raise NotFound(
-            f"cannot upgrade {directory}: it came from a gallery that is not configured here, and its URI does not say "
-            "everything it was made of",
+            f"cannot upgrade {directory}: its URI does not identify all of its parts, and the gallery it came from is "
+            "not configured; add that gallery",
             code="not_found",
         )
     return build
 
 
-async def _nobody_runs() -> None:
-    """The lock is ours, so no worker of this directory has a process to stop."""
+async def _stop_nothing() -> None:
+    """A no-op: this process holds the lock, so no worker runs engines from this directory."""

@@ -1,8 +1,8 @@
-"""One lock per identity, shared or exclusive.
+"""Named locks, shared or exclusive.
 
-Install, upgrade and delete of a backend take its lock alone; starting a replica takes it together with other starts, so
-that a tree is never replaced under a process that is coming up. First come, first served: a waiting exclusive one is
-not overtaken by later shared ones.
+Install, upgrade and delete of a backend hold its lock exclusively. Starts of replicas share it, so that a tree is never
+replaced while a process starts from it. Locks are granted in order of arrival: a later shared request never overtakes
+a waiting exclusive one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Lock:
 
 
 class Locks:
-    """Locks by name, kept only while somebody holds or wants one."""
+    """Locks by name; an entry exists only while it has holders or waiters."""
 
     def __init__(self) -> None:
         self._locks: dict[str, _Lock] = {}
@@ -58,15 +58,15 @@ class Locks:
             lock.enter(exclusive)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (waiter, exclusive)
-        lock.waiting.append(place)
+        entry = (waiter, exclusive)
+        lock.waiting.append(entry)
         try:
             await waiter
         except asyncio.CancelledError:
-            if place in lock.waiting:
-                lock.waiting.remove(place)
+            if entry in lock.waiting:
+                lock.waiting.remove(entry)
             else:
-                # Let in and cancelled at once: the place goes to the next.
+                # Granted and cancelled at the same time: the next waiter gets the lock.
                 lock.holders -= 1
             lock.let_in()
             raise

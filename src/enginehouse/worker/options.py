@@ -1,6 +1,6 @@
-"""Where a worker lives and what it was told: one frozen struct, filled by `run.py` from the settings.
+"""The options of one worker: a frozen struct that `build_worker.py` fills from the settings.
 
-The paths below the data directory are fixed here and nowhere else.
+All paths below the data directory are defined here and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     directory: Path  # the data directory
     name: str
     join_token: str = ""
-    advertise_host: str = ""  # "" takes the near end of the connection to the frontend
+    advertise_host: str = ""  # "" means the local address of the connection to the frontend
     base_port: int = 50051
     labels: dict[str, str] = {}
-    max_replicas_per_model: int = 1  # what LocalAI's frontends may start of one model here
+    max_replicas_per_model: int = 1  # how many replicas of one model LocalAI's frontends may start here
     grace_seconds: float = 10.0  # from SIGTERM to SIGKILL
-    stall_seconds: float = 120.0  # without any movement, an install or a start is given up
+    stall_seconds: float = 120.0  # an install or a start without any progress for so long fails
     heartbeat_seconds: float = 0.0  # 0 leaves the choice to the frontend
-    allowed_hosts: tuple[str, ...] = ()  # that may be reached although they are not public
+    allowed_hosts: tuple[str, ...] = ()  # hosts that may be used although their addresses are not public
     registry_credentials: dict[str, str] = {}
-    hidden: tuple[Path, ...] = ()  # what engines must not see, besides the data directory
+    hidden: tuple[Path, ...] = ()  # hidden from engines, in addition to the data directory
     system_backends: Path | None = None
     archive_limit_bytes: int = ArchiveLimits().total_bytes
     blob_cap_bytes: int = DEFAULT_CAP_BYTES
-    confinement: Confinement = NONE  # of engines
-    thread_budget: int = 0  # shared by all engines of this user on this machine; 0 means its cores
+    confinement: Confinement = NONE  # applied to engines
+    thread_budget: int = 0  # shared by all engines of this user on this machine; 0 means the number of cores
 
     @property
     def backends(self) -> Path:
@@ -84,6 +84,6 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         return self.directory / "node.json"
 
     def make_directories(self) -> None:
-        """Private: they hold keys of replicas and what runs as this user."""
+        """Create the directories with a private mode: they hold replica keys and programs that run as this user."""
         for path in (self.backends, self.models, self.journal, self.processes, self.engine_logs):
             path.mkdir(mode=0o750, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What an agent is made of, as narrow protocols; `build_worker.make_parts` builds the real ones.
+"""The parts of an agent as narrow protocols. `build_worker.make_parts` builds the real ones.
 
-Each protocol adds to those of `commands.ports` only what the agent itself calls: to recover after a start, to report,
-and to leave. The simulation passes parts in memory.
+Each protocol extends one of `commands.ports` with only the methods that the agent itself calls: for recovery at start,
+for reports and for shutdown. The simulation passes in-memory parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from enginehouse.worker.commands.ports import (
 
 
 class Machine(Protocol):
-    """This machine's resources; `host.hardware` is the real one. `capacity` blocks."""
+    """The resources of this machine, implemented by `host.hardware`. `capacity` blocks."""
 
     def capacity(self, directory: Path, /) -> Capacity: ...
 
@@ -41,29 +41,29 @@ class Machine(Protocol):
 
 
 class Signer(Protocol):
-    """Proves which node this is: signs registrations."""
+    """Signs registrations to prove the node's identity."""
 
     def signed(self, request: RegisterRequest) -> RegisterRequest: ...
 
 
 class NodeFiles(Protocol):
-    """What the worker keeps of its own identity. Both block."""
+    """The files that hold the worker's identity. Both methods block."""
 
     def load_identity(self) -> Signer:
-        """The node's key, made at the first start."""
+        """Load the node's key; the first start creates it."""
 
     def write_node(self, node: RegisterReply) -> None:
-        """Record which node this worker is, for people and programs on this machine."""
+        """Record the node's ID and name, for people and programs on this machine."""
 
 
 class Generations(Protocol):
     def forget_generations(self) -> None:
-        """The worker has become another node, which counts generations from one. Blocks."""
+        """Reset all generations, because the worker became another node, which counts from one. Blocks."""
 
 
 class AgentInstaller(BackendInstaller, Protocol):
     def recover(self) -> None:
-        """Finish or undo what a killed worker left. Blocks."""
+        """Finish or undo the interrupted work of a killed worker. Blocks."""
 
 
 class AgentModels(ModelStorage, Protocol):
@@ -109,7 +109,7 @@ class AgentParts(Struct, frozen=True, kw_only=True):
     journal: AgentJournal
     executor: Executor
     look_up: LookUp
-    changed: Signal  # raised when the report would differ from the last one
+    changed: Signal  # set when the next report would differ from the last one
     close: Callable[[], Awaitable[None]] = _nothing
 
     @property

@@ -1,7 +1,7 @@
-"""Asks a frontend to be let in, until it is answered: registration, approval, the node's own address.
+"""Registers the worker with a frontend and waits for approval.
 
-What cannot heal (a wrong token, a refused name) ends with the frontend's error; everything else is asked again, with
-one log line per reason. Every request is made anew, so that the figures in it are those of the moment.
+Permanent refusals (a wrong token, a refused name) raise the frontend's error. Everything else is retried, with one log
+line per reason. Every attempt builds a new request, so that its figures are current.
 """
 
 from __future__ import annotations
@@ -22,50 +22,51 @@ from enginehouse.worker.parts import Machine, Signer
 
 log = logging.getLogger(__name__)
 
-PENDING_SECONDS = 2.0  # how often a worker that waits for approval asks again
+PENDING_SECONDS = 2.0  # between registrations while the node waits for approval
 RETRY_FIRST_SECONDS = 0.5
-RETRY_CAP_SECONDS = 10.0  # a frontend that comes back is found within this
+RETRY_CAP_SECONDS = 10.0  # a frontend that comes back is found within this time
 
 
 class Joined(Struct, frozen=True):
     node: RegisterReply
-    host: str  # under which the frontend reaches this machine
+    host: str  # the address at which the frontend reaches this machine
 
 
 async def join(
     options: WorkerOptions, machine: Machine, link: Link, identity: Signer, stop: asyncio.Event
 ) -> Joined | None:
-    """The answer that lets us in; None when told to stop meanwhile."""
-    pause, told, host = RETRY_FIRST_SECONDS, "", options.advertise_host or link.local_address()
+    """Register until the node is accepted; None if `stop` is set first."""
+    pause, logged, host = RETRY_FIRST_SECONDS, "", options.advertise_host or link.local_address()
     while not stop.is_set():
         try:
-            # Before all else: it also tells our address, which is part of what is signed.
+            # First, because the connection also reveals the local address, which is part of the signed claims.
             challenge = await link.challenge()
             host = host or link.local_address()
             node = await link.register(await in_thread(registration, options, machine, identity, host, challenge))
-            said = f"node {node.name} ({node.id}) waits for approval: `enginehouse nodes approve {node.name}`"
+            approve = f"`enginehouse nodes approve {node.name}`"
+            reason = f"node {node.name} ({node.id}) waits for approval; approve it with {approve}"
             if host and node.status != "pending":
                 return Joined(node, host)
             wait = PENDING_SECONDS if host else 0.0
         except Unavailable as error:
-            said = error.message
+            reason = error.message
             wait, pause = pause, min(RETRY_CAP_SECONDS, 2 * pause)
         except Conflict as error:
             if error.code != CHALLENGE_REFUSED:
                 raise
-            said, wait = error.message, RETRY_FIRST_SECONDS
+            reason, wait = error.message, RETRY_FIRST_SECONDS
         except EnginehouseError as error:
-            # Without our address, which only a first connection tells, it may have been refused for that.
+            # The missing address, which only the first connection reveals, may be the reason for the refusal.
             if host or not link.local_address():
                 raise
-            said, wait = error.message, 0.0
-        # The near end of the connection may change, where nobody said what to advertise: a laptop moves.
+            reason, wait = error.message, 0.0
+        # Without --advertise-host, the local address may change: a laptop moves to another network.
         known = options.advertise_host or link.local_address() or ("127.0.0.1" if not wait else "")
         if known != host:
             host, wait = known, 0.0
-        elif said != told:
-            log.warning("worker.waiting %s", said)
-            told = said
+        elif reason != logged:
+            log.warning("worker.waiting reason=%s", reason)
+            logged = reason
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await stop.wait()
@@ -75,8 +76,10 @@ async def join(
 def registration(
     options: WorkerOptions, machine: Machine, identity: Signer, host: str, challenge: str
 ) -> RegisterRequest:
-    """What this machine is, as of now. Blocks. No `http_address`: this worker serves no files over HTTP, and LocalAI's
-    frontends would send a model's files to whatever listens there.
+    """Build a signed request from the current state of this machine. Blocks.
+
+    `http_address` stays empty: this worker serves no files over HTTP, and LocalAI's frontends would send model files to
+    any program that listens there.
     """
     capacity = machine.capacity(options.models)
     shown = f"[{host}]" if ":" in host else host

@@ -84,7 +84,7 @@ async def test_force_installs_again_and_an_upgrade_by_name_takes_what_the_source
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"name": ""}, "without a name: say in `name` what the backend is to be called"),
+        ({"name": ""}, "without a name; set `name` to the name of the backend"),
         ({"uri": "", "name": ""}, "cannot install: the request names neither a backend nor a uri"),
         ({"name": "../outside"}, "cannot use '../outside' as a backend name"),
         ({"uri": "ocifile:///etc"}, "files of this machine"),

@@ -65,7 +65,7 @@ def _log_for_people() -> None:
             event, _, rest = record.getMessage().partition(" ")
             match event:
                 case "worker.waiting" | "worker.bus_unavailable":
-                    return rest
+                    return rest.partition("=")[2]
                 case "worker.joined":
                     return "joined: this machine takes work now"
                 case _:

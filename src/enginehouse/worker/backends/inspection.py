@@ -1,17 +1,21 @@
-"""Looks at directories of backends: what is in them, and whether it could be started. Changes nothing but one mode."""
+"""Inspects directories of backends: their metadata and whether they can be started.
+
+Read-only, except that `check_run_file` makes a run file executable.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import Hopeless
+from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.errors import Hopeless, Invalid
 from enginehouse.core.installation import METADATA_FILE, RUN_FILE, Found
 
 
 def now() -> str:
-    """RFC 3339, as LocalAI's metadata has it. For people: nothing is decided by it."""
+    """RFC 3339, as in LocalAI's metadata. Shown to people only; no decision depends on it."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
@@ -45,12 +49,19 @@ def directories(path: Path) -> list[Path]:
         return []
 
 
+def check_removable(installed: Iterable[InstalledBackend], directory: str) -> None:
+    """Raise `Invalid` for a backend that came with the machine."""
+    if any(backend.name == directory and backend.is_system for backend in installed):
+        raise Invalid(f"cannot delete {directory}: it belongs to the system", code="unsupported", param="backend")
+
+
 def check_run_file(staging: Path, resolved: Resolved) -> None:
     run_file = staging / RUN_FILE
     if run_file.is_symlink() or not run_file.is_file() or not run_file.stat().st_size:
         raise Hopeless(
-            f"cannot install {resolved.directory}: {resolved.uri} has no {RUN_FILE}; it is not the image of a backend",
+            f"cannot install {resolved.directory}: {resolved.uri} has no {RUN_FILE}, "
+            "so it is not a backend; check the URI",
             code="unsupported",
         )
     if not run_file.stat().st_mode & 0o111:
-        run_file.chmod(0o700)  # as LocalAI does before it starts one
+        run_file.chmod(0o700)  # LocalAI does the same before a start

@@ -1,7 +1,7 @@
 """A backends directory with everything that works on it: trees, blobs, the installer and its sources.
 
-Built by `build_worker.make_installation`. Only one process at a time may work on a backends directory: whoever builds
-an installation holds the lock of the directory until it is closed.
+Built by `build_worker.make_installation`. Only one process at a time may change a backends directory: the caller holds
+its lock from before the installation is built until it is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from enginehouse.worker.enclosures import Enclosures
 
 class InstallerOptions(Struct, frozen=True, kw_only=True):
     backends: Path
-    system: Path | None = None  # backends that came with the machine
+    system: Path | None = None  # backends that came with the machine, read-only
     allowed_hosts: tuple[str, ...] = ()
     registry_credentials: Mapping[str, str] = {}
     limits: ArchiveLimits = ArchiveLimits()
@@ -36,7 +36,7 @@ class InstallerOptions(Struct, frozen=True, kw_only=True):
     data: Path | None = None  # hidden from engines; None is the directory that holds the backends
     hidden: tuple[Path, ...] = ()  # hidden from engines as well
     confinement: Confinement = NONE
-    may_link: bool = False  # only confined engines use the trees, so that versions may share files by hard links
+    may_link: bool = False  # engines cannot write to the trees, so versions may share files by hard links
 
 
 class Installation(Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Installation(Struct, frozen=True, kw_only=True):
 
 
 def lock_backends(backends: Path, doing: str) -> disk.Lock:
-    """Refused while another process works on the directory."""
+    """Lock a backends directory; raises while another process holds the lock."""
     private = Trees(backends).private
     with disk.naming_the_culprit(backends, "--backends-path"):
         backends.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Installs backends: built beside, checked, swapped in, synced.
+"""Installs backends: build in staging, verify, swap in, sync.
 
-The old version is given up only after the new one is verified, in place and on disk, and then it is kept as the
-previous one; whatever fails before that leaves the old version in place and nothing but verified parts of blobs beside
-it. Success is told only after the sync. Nothing here stops processes: whoever has to is called back between the swap
-and the sync. Callers hold the lock of the directory.
+The old version is replaced only after the new one is verified, in place and synced; it is then kept as the previous
+version. A failure before that leaves the old version in place, and only verified parts of blobs are kept. Success is
+reported only after the sync. The installer stops no processes: it calls `swapped` between the swap and the sync, and
+the caller stops them there. Callers hold the lock of the directory.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.backends.unsharing import Separation
 
 log = logging.getLogger(__name__)
-Swapped = Callable[[], Awaitable[None]]  # called when the new tree is in place, not yet synced, the old one still there
+Swapped = Callable[[], Awaitable[None]]  # called after the swap and before the sync; the old tree still exists
 
 
 class InstallRequest(Struct, frozen=True, kw_only=True):
     resolved: Resolved
     generation: int = 0
     force: bool = False
-    keep: bool = False  # whatever version is installed will do
-    upgrade: bool = False  # look whether there is something newer, even if what is asked for is installed
+    keep: bool = False  # any installed version is sufficient
+    upgrade: bool = False  # check the source for a newer version even if the requested one is installed
 
 
 class Installed(Struct, frozen=True, kw_only=True):
-    """What is in the directory now, and what it took."""
+    """The installed version, and the statistics of the install."""
 
     digest: str
     changed: bool = True
@@ -68,19 +68,19 @@ class Installed(Struct, frozen=True, kw_only=True):
     reused_bytes: int = 0
     written_bytes: int = 0
     shared_bytes: int = 0
-    dropped: str = ""  # attributes of files that mean something and are not kept, named
-    sharing: How = "copy"  # how files of other versions are used here, where something could be
+    dropped: str = ""  # names of significant file attributes that were not kept
+    sharing: How = "copy"  # how identical files of other versions were shared
 
 
 class Storage(Struct, frozen=True, kw_only=True):
-    """Where things are kept, and how much of them."""
+    """The storage of one backends directory and its limits."""
 
     trees: Trees
     blobs: BlobStore
     manifests: Manifests
     limits: ArchiveLimits = ArchiveLimits()
     cap_bytes: int = DEFAULT_CAP_BYTES
-    may_link: bool = False  # no engine can write to a tree
+    may_link: bool = False  # engines cannot write to a tree
 
 
 class _Made(Struct, frozen=True, kw_only=True):
@@ -100,11 +100,11 @@ class Installer:
         self._builder = Builder(storage.blobs, storage.limits, suppliers.patience)
 
     async def install(self, request: InstallRequest, report: ReportProgress, swapped: Swapped) -> Installed:
-        """Make `request` true. What is already so costs a look and a note of the generation."""
+        """Install what `request` asks for. Idempotent: an installed version only has its generation updated."""
         resolved = _checked(request.resolved)
         try:
             self._trees.pointers.check(resolved)
-            # What an earlier install left is not to be built on before it is finished or undone.
+            # An interrupted earlier install is finished or undone first.
             await in_thread(self._swap.settle, resolved.directory)
             known = await in_thread(self._trees.metadata_of, resolved.directory)
             if (
@@ -118,7 +118,7 @@ class Installer:
             raise disk.storage_error(error, f"install {resolved.directory}") from error
 
     async def roll_back(self, directory: str, swapped: Swapped) -> Metadata:
-        """Put the previous version back in place; without a network, and again to undo it."""
+        """Swap the previous version back in, without network access. A second call undoes the first."""
         try:
             metadata = await in_thread(self._swap.roll_back, check_directory(directory))
             await swapped()
@@ -127,7 +127,7 @@ class Installer:
             raise disk.storage_error(error, f"roll {directory} back") from error
 
     async def remove(self, directory: str) -> None:
-        """Remove a backend and the meta names that point to it; nothing there is fine."""
+        """Remove a backend and the meta names that point to it. Idempotent."""
         try:
             gone = await in_thread(self._swap.remove, directory)
             await in_thread(self._storage.manifests.forget, gone)
@@ -135,27 +135,27 @@ class Installer:
             raise disk.storage_error(error, f"delete {directory}") from error
 
     def recover(self) -> None:
-        """Before anything else: finish or undo what was under way. Blocks."""
+        """Finish or undo interrupted installs. Called before anything else. Blocks."""
         self._swap.recover()
         self._forget()
         if not self._storage.may_link:
             try:
                 copied = self._separation.separate()
             except OSError as error:
-                log.warning("files.not_separated: versions still share files by hard links: %s", error)
+                log.warning("files.not_separated error=%s", error)
             else:
                 if copied:
-                    log.info("files.separated count=%d: engines can write to their trees here", copied)
+                    log.info("files.separated count=%d reason=%r", copied, "engines can write to their trees")
 
     def collect(self, cap_bytes: int | None = None) -> Collected:
-        """Remove blobs that no version needs until the rest fits. Blocks."""
+        """Remove blobs that no version needs until the rest fits into the cap. Blocks."""
         self._forget()
         return self._storage.blobs.collect(
             self._protected(), self._storage.cap_bytes if cap_bytes is None else cap_bytes
         )
 
     async def _keep(self, request: InstallRequest, known: Metadata, seen: Metadata) -> Installed:
-        """What is there is what is asked for; what is written about it may be less than what was seen."""
+        """Keep the installed version, and update its metadata to what the source reports."""
         fresh = msgspec.structs.replace(seen, generation=max(known.generation, request.generation))
         if fresh != known:
             await in_thread(self._trees.note, request.resolved.directory, fresh)
@@ -178,7 +178,7 @@ class Installer:
             elif kind == "directory":
                 made = await self._from_directory(request, report)
                 if known is not None and not request.force and known.digest == made.metadata.digest:
-                    # The version before is worth more than a second copy of this one.
+                    # A swap would replace the previous version by a second copy of this one.
                     return await self._keep(request, known, msgspec.structs.replace(known, uri=resolved.uri))
             else:
                 artifact, origins = await self._suppliers.resolve(resolved)
@@ -208,7 +208,7 @@ class Installer:
                 await in_thread(self._swap.undo, directory)
             raise
         finally:
-            # Past the swap only the disk can refuse: whoever cancels now hears of it when all is in order.
+            # After the swap only the disk can fail. A cancellation takes effect after the install is finished.
             if not is_refused and await in_thread(self._swap.is_in_place, directory):
                 await swapped()
                 await in_thread(self._finish, directory)
@@ -228,7 +228,7 @@ class Installer:
             for layer in own.values()
             if not any(origin.local(layer) for origin in origins)
         )
-        # A tree is at least as large as what it is packed into; more is found out on the way.
+        # A lower bound: a tree is at least as large as its compressed layers. The build checks the rest as it goes.
         needed = missing + max(artifact.size_bytes, resolved.size_bytes)
         await in_thread(self._make_room, directory, needed, set(own))
         await in_thread(self._begin, directory)
@@ -236,13 +236,13 @@ class Installer:
         staging = self._trees.staging_of(directory)
         built = await self._builder.build(artifact, origins, staging, sharing, report)
         if built.dropped:
-            log.warning("install.attributes_dropped directory=%s: %s", directory, built.dropped)
+            log.warning("install.attributes_dropped directory=%s attributes=%r", directory, built.dropped)
         await in_thread(self._trees.reach, directory, "verified")
         await in_thread(check_run_file, staging, resolved)
         metadata = described_by(metadata_for(resolved, request.generation, now()), artifact)
-        places = [_place(uri) for uri in (artifact.uri, *built.sources)]
-        elsewhere = next((place for place in reversed(places) if place != _place(resolved.uri)), "")
-        return _Made(metadata=msgspec.structs.replace(metadata, fetched_from=elsewhere), blobs=tuple(own), built=built)
+        sources = [_without_digest(uri) for uri in (artifact.uri, *built.sources)]
+        mirror = next((uri for uri in reversed(sources) if uri != _without_digest(resolved.uri)), "")
+        return _Made(metadata=msgspec.structs.replace(metadata, fetched_from=mirror), blobs=tuple(own), built=built)
 
     async def _from_package(self, request: InstallRequest, report: ReportProgress) -> _Made:
         directory = request.resolved.directory
@@ -276,9 +276,9 @@ class Installer:
         staging.mkdir(mode=0o750)
 
     def _stage(self, directory: str, made: _Made, resolved: Resolved) -> None:
-        """The tree is complete, and so is what is known of it."""
+        """Write the metadata, the manifest and the record of a complete tree in staging."""
         staging = self._trees.staging_of(directory)
-        # Whatever an image has under that name is replaced, never written through.
+        # An entry of that name in the image is replaced; a link is never followed.
         disk.remove_tree(staging / METADATA_FILE)
         (staging / METADATA_FILE).write_bytes(encode_metadata(made.metadata))
         (staging / METADATA_FILE).chmod(0o644)
@@ -292,7 +292,7 @@ class Installer:
         self.collect()
 
     def _relatives(self, directory: str) -> Sharing:
-        """What a new tree may share files with: its own former versions first."""
+        """The trees a new tree may share files with; other versions of the same backend come first."""
         if self._storage.may_link:
             self._separation.expect_links()
         sharing = Sharing(may_link=self._storage.may_link)
@@ -302,7 +302,7 @@ class Installer:
         return sharing
 
     def _make_room(self, directory: str, needed_bytes: int, own: set[str]) -> None:
-        """Blobs are only a convenience for the next version: rather than refuse, let go of them."""
+        """Free disk space for an install. Blobs only speed up the next install, so they are removed before it fails."""
         free, wanted = disk.free_bytes(self._trees.backends), needed_bytes + SPARE_BYTES
         if free < wanted:
             self._storage.blobs.make_room(wanted - free, (self._protected() | own, own))
@@ -310,7 +310,7 @@ class Installer:
         if free < wanted:
             raise Unavailable(
                 f"cannot install {directory}: it needs {needed_bytes // 2**20 + 1} MiB and "
-                f"{free // 2**20} MiB are free; free some, it goes on by itself",
+                f"{free // 2**20} MiB are free; free some space, it is retried automatically",
                 code="insufficient_disk",
             )
 
@@ -323,7 +323,7 @@ class Installer:
 
 
 def _checked(resolved: Resolved) -> Resolved:
-    """The bus is not trusted: names, source and digest are checked before anything is touched."""
+    """The bus is not trusted: names, source and digest are checked before any change."""
     check_resolved(resolved)
     check_directory(resolved.directory)
     if resolved.meta:
@@ -333,5 +333,5 @@ def _checked(resolved: Resolved) -> Resolved:
     return resolved
 
 
-def _place(uri: str) -> str:
+def _without_digest(uri: str) -> str:
     return uri.partition("@sha256:")[0]

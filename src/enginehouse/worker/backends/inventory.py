@@ -1,7 +1,7 @@
-"""What is installed, looked at off the loop.
+"""Lists installed backends, in a thread.
 
-However many ask at once, one look at the directories answers all who asked before it began: a burst of commands on a
-slow disk costs two looks. Nothing is remembered beyond that, so an answer is never older than its question.
+Concurrent callers share scans: one scan of the directories answers every call made before it began, so a burst of
+commands on a slow disk costs two scans. Results are not cached beyond that, so an answer is never older than its call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Inventory:
         self._latest: tuple[InstalledBackend, ...] = ()
 
     async def list_installed(self) -> tuple[InstalledBackend, ...]:
-        wanted = self._begun + 1  # the first look that begins after this question
+        wanted = self._begun + 1  # the first scan that begins after this call
         async with self._turn:
             if self._seen < wanted:
                 self._begun += 1
-                look = self._begun
+                scan = self._begun
                 self._latest = await in_thread(self._trees.list_installed)
-                self._seen = look
+                self._seen = scan
             return self._latest
 
     async def aliases(self) -> Mapping[str, tuple[str, ...]]:

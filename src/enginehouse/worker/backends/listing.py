@@ -1,4 +1,4 @@
-"""What a directory of backends holds, for people: one line per name, with the version that a rollback would bring."""
+"""Lists a backends directory for people: one line per name, with the version that a rollback would restore."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What an install would do, without doing it: bytes to fetch, bytes reused, room before and after.
+"""Plans an install without doing it: bytes to download, bytes reused, free space before and after.
 
-The unpacked size of an image is written nowhere; a gzip stream ends with it and a zstd stream begins with it, so a few
-bytes of each layer are read. It is a hint of whoever made the image: good for a plan, and for nothing else.
+An image does not record its unpacked size. A gzip stream ends with it and a zstd stream begins with it, so a few bytes
+of each layer are read. The author of the image controls these bytes: they are an estimate for plans, and no limit may
+depend on them.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ class InstallPlan(Struct, frozen=True, kw_only=True):
     total_bytes: int = 0  # as transferred
     fetch_bytes: int = 0
     reused_bytes: int = 0
-    unpacked_bytes: int = 0  # 0 where nobody knows
-    tree_bytes: int = 0  # of what is installed now
+    unpacked_bytes: int = 0  # 0 if unknown
+    tree_bytes: int = 0  # of the installed version
     free_bytes: int = 0
     free_after_bytes: int = 0
-    layers: tuple[tuple[str, int, int], ...] = ()  # digest, size, of which here already
+    layers: tuple[tuple[str, int, int], ...] = ()  # digest, size, bytes already present
 
 
-async def plan(assembled: Installation, resolved: Resolved) -> InstallPlan:
-    """Asks the source what there is; changes nothing."""
-    trees = assembled.trees
+async def plan(installation: Installation, resolved: Resolved) -> InstallPlan:
+    """Query the source and compare it with what is installed. Changes nothing."""
+    trees = installation.trees
     known = await in_thread(trees.metadata_of, resolved.directory)
     tree_bytes = await in_thread(_size_of, trees.path_of(resolved.directory))
     free = disk.free_bytes(_existing(trees.backends))
     if parse_uri(resolved.uri).kind in ("package", "directory"):
         return _plain_plan(resolved, known, tree_bytes, free)
-    artifact, origins = await assembled.suppliers.resolve(resolved)
-    held = {layer.digest: _held(assembled, layer, origins) for layer in artifact.layers}
+    artifact, origins = await installation.suppliers.resolve(resolved)
+    held = {layer.digest: _held(installation, layer, origins) for layer in artifact.layers}
     fetch = sum({layer.digest: layer.size_bytes for layer in artifact.layers}.values()) - sum(held.values())
-    unpacked = await _unpacked_bytes(artifact, origins[0], assembled)
+    unpacked = await _unpacked_bytes(artifact, origins[0], installation)
     is_current = known is not None and bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
     return InstallPlan(
         directory=resolved.directory,
@@ -69,7 +70,7 @@ async def plan(assembled: Installation, resolved: Resolved) -> InstallPlan:
         unpacked_bytes=unpacked,
         tree_bytes=tree_bytes,
         free_bytes=free,
-        # What is installed now stays as the previous version, so nothing is given back.
+        # The installed version is kept as the previous one, so its space is not freed.
         free_after_bytes=free if is_current else max(0, free - fetch - unpacked),
         layers=tuple((layer.digest, layer.size_bytes, held[layer.digest]) for layer in artifact.layers),
     )
@@ -93,32 +94,32 @@ def _plain_plan(resolved: Resolved, known: Metadata | None, tree_bytes: int, fre
     )
 
 
-def _held(assembled: Installation, layer: Layer, origins: Sequence[Origin]) -> int:
+def _held(installation: Installation, layer: Layer, origins: Sequence[Origin]) -> int:
     if any(origin.local(layer) for origin in origins):
         return layer.size_bytes
-    return assembled.blobs.held_bytes(layer)
+    return installation.blobs.held_bytes(layer)
 
 
-async def _unpacked_bytes(artifact: Artifact, origin: Origin, assembled: Installation) -> int:
-    """The sum over all layers, or 0 if one of them does not tell."""
+async def _unpacked_bytes(artifact: Artifact, origin: Origin, installation: Installation) -> int:
+    """The sum over all layers; 0 if the size of one layer is unknown."""
     total = 0
     for layer in artifact.layers:
-        hint = await _hint(layer, origin, assembled)
+        hint = await _hint(layer, origin, installation)
         if not hint:
             return 0
         total += hint
     return total
 
 
-async def _hint(layer: Layer, origin: Origin, assembled: Installation) -> int:
+async def _hint(layer: Layer, origin: Origin, installation: Installation) -> int:
     start, end = hint_range(layer)
-    hint = await _read(layer, start, end, origin, assembled) if start < end else b""
+    hint = await _read(layer, start, end, origin, installation) if start < end else b""
     return unpacked_bytes(layer, hint)
 
 
-async def _read(layer: Layer, start: int, end: int, origin: Origin, assembled: Installation) -> bytes:
-    if assembled.blobs.has(layer):
-        return await in_thread(_read_here, assembled.blobs.path_of(layer.digest), start, end - start)
+async def _read(layer: Layer, start: int, end: int, origin: Origin, installation: Installation) -> bytes:
+    if installation.blobs.has(layer):
+        return await in_thread(_read_here, installation.blobs.path_of(layer.digest), start, end - start)
     local = origin.local(layer)
     if local is not None:
         return await in_thread(_read_here, local.path, local.offset_bytes + start, end - start)
@@ -135,7 +136,7 @@ def _read_here(path: Path, start: int, size: int) -> bytes:
 
 
 def _size_of(tree: Path) -> int:
-    """Bytes on disk, each file once however many names it has."""
+    """Bytes on disk; a file with several hard links counts once."""
     seen: set[int] = set()
     total = 0
     for directory, _, files in os.walk(tree):
@@ -143,7 +144,7 @@ def _size_of(tree: Path) -> int:
             try:
                 status = os.lstat(os.path.join(directory, name))
             except OSError:
-                continue  # gone by now, or in a directory that may be listed and not entered
+                continue  # removed meanwhile, or in a directory that may be listed but not entered
             if status.st_ino not in seen:
                 seen.add(status.st_ino)
                 total += status.st_blocks * 512

@@ -1,7 +1,7 @@
-"""Directories of meta names: nothing in them but metadata that lead to the directory of a backend.
+"""Pointers: directories of meta names that contain only metadata with the directory of a backend.
 
-Written after the tree they lead to is in place, and taken back with it. A name that another install has taken
-meanwhile is left alone. Everything blocks.
+A pointer is written after its tree is in place, and reverted with it. A meta name that another install has changed
+meanwhile is not reverted. All methods block.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ class Pointers:
         self._backends = backends
 
     def check(self, resolved: Resolved) -> None:
-        """Refuse a meta name that is the directory of another backend."""
-        if resolved.meta and resolved.meta != resolved.directory and (self._path_of(resolved.meta) / RUN_FILE).exists():
+        """Raise `Conflict` if the meta name is the directory of another backend."""
+        if _has_pointer(resolved) and (self._path_of(resolved.meta) / RUN_FILE).exists():
             raise Conflict(
-                f"cannot let {resolved.meta} stand for {resolved.directory}: "
+                f"cannot use {resolved.meta} as a meta name of {resolved.directory}: "
                 "a backend of that name is installed; delete it first"
             )
 
     def known(self, name: str) -> Metadata | None:
-        """What a meta name leads to; None where there is no such name, or nobody can tell."""
+        """The metadata of a meta name; None if it does not exist or cannot be read."""
         found = look(self._path_of(name))
         return decode_metadata(found.metadata) if found.metadata else None
 
     def point(self, resolved: Resolved) -> None:
-        if resolved.meta and resolved.meta != resolved.directory:
-            self.write(pointer_for(resolved, now()))
+        pointer = pointer_to(resolved)
+        if pointer is not None:
+            self.write(pointer)
 
     def write(self, metadata: Metadata) -> None:
-        """What is so already is not written again: the time in it is that of the first."""
+        """Write a pointer. An unchanged one is left alone, so that it keeps the time of its first install."""
         if _is_same(self.known(metadata.name), metadata):
             return
         pointer = self._path_of(metadata.name)
@@ -54,7 +55,7 @@ class Pointers:
         disk.write_atomic(pointer / METADATA_FILE, encode_metadata(metadata))
 
     def take_back(self, record: InstallRecord) -> None:
-        """The name that an install wrote leads where it led before; one that led nowhere is gone."""
+        """Revert the pointer of an install: restore the one before, or remove it if there was none."""
         written, before = record.pointer, record.pointer_before
         if written is None or not _is_same(self.known(written.name), written):
             return
@@ -66,6 +67,15 @@ class Pointers:
 
     def _path_of(self, name: str) -> Path:
         return self._backends / check_directory(name)
+
+
+def pointer_to(resolved: Resolved) -> Metadata | None:
+    """The pointer of a build; None if it has no meta name of its own."""
+    return pointer_for(resolved, now()) if _has_pointer(resolved) else None
+
+
+def _has_pointer(resolved: Resolved) -> bool:
+    return bool(resolved.meta) and resolved.meta != resolved.directory
 
 
 def _is_same(known: Metadata | None, wanted: Metadata) -> bool:

@@ -1,7 +1,7 @@
-"""Backends made of Python packages: an environment of their own, a launcher, a run file.
+"""Builds backends from Python packages: a virtual environment, a launcher and a run file.
 
-The launcher is one of ours, named by the gallery, or the package's own console entry point. What was made is started
-once for a check before it may take the place of what works.
+The launcher is one of the worker's own, named by the gallery, or the console entry point of the package. A new tree is
+started once with `--check` before it may replace a working version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from enginehouse.host import processes
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.enclosures import Enclosures
 
-CHECK_SECONDS = 60.0  # an import takes 0.1 s; on a cold disk under load much longer
+CHECK_SECONDS = 60.0  # an import takes 0.1 s, but much longer on a cold disk under load
 _RUN_SCRIPT = b"""#!/bin/sh
 # Made by enginehouse at install; the engine must replace this shell, so that signals reach it.
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd -P) || exit 1
@@ -54,46 +54,48 @@ _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 class Packages:
     def __init__(self, python: Python, environment: Mapping[str, str], enclosures: Enclosures) -> None:
-        """`environment` is ours; engines are told only what they need of it."""
+        """`environment` is the worker's own; engines get only the variables they need."""
         self._python = python
         self._enclosures = enclosures
         self._environment = processes.engine_environment(environment)
 
     async def build(self, resolved: Resolved, tree: Path, report: ReportProgress) -> None:
-        """Fill the empty directory `tree`: complete, and proven to run."""
+        """Fill the empty directory `tree` with a complete backend and check that it runs."""
         requirements = requirements_of(resolved)
         await self._python.make_environment(tree / "venv")
         venv, size_bytes = tree / "venv", resolved.size_bytes
 
-        def told(done: int, total: int) -> None:
+        def report_download(done: int, total: int) -> None:
             report("downloading", resolved.uri, done, total)
 
         if requirements:
-            await self._python.install(venv, requirements, size_bytes=size_bytes, progress=told)
+            await self._python.install(venv, requirements, size_bytes=size_bytes, progress=report_download)
         else:
-            await self._python.install_package(venv, _package(resolved), size_bytes=size_bytes, progress=told)
+            await self._python.install_package(
+                venv, _package(resolved), size_bytes=size_bytes, progress=report_download
+            )
         report("extracting", resolved.uri, resolved.size_bytes, resolved.size_bytes)
         await in_thread(_write_files, tree, resolved)
         await self._check_runs(tree, resolved)
 
     async def _check_runs(self, tree: Path, resolved: Resolved) -> None:
-        code, told = await self._ask(tree)
-        # A slim machine: a package's copy is used, and only then, because the system keeps its own up to date.
-        if code and "libgomp" in told and await in_thread(link_libgomp, tree):
-            code, told = await self._ask(tree)
+        code, reason = await self._run_check(tree)
+        # A minimal system lacks libgomp. The copy in a package is used only then, because the system updates its own.
+        if code and "libgomp" in reason and await in_thread(link_libgomp, tree):
+            code, reason = await self._run_check(tree)
         if not code:
             return
         if code == -signal.SIGILL:
-            told = "it needs a processor with AVX2, which this machine does not have"
+            reason = "it needs a processor with AVX2, which this machine does not have"
         elif code < 0:
-            told = f"it was ended by {signal.Signals(-code).name}"
-        told = self._enclosures.explain(told or f"its check ended with code {code}", [told])
+            reason = f"its check was ended by {signal.Signals(-code).name}"
+        reason = self._enclosures.explain(reason or f"its check ended with code {code}", [reason])
         raise Hopeless(
-            f"cannot install {resolved.directory}: {told}",
+            f"cannot install {resolved.directory}: {reason}",
             code="unsupported_platform",
         )
 
-    async def _ask(self, tree: Path) -> tuple[int, str]:
+    async def _run_check(self, tree: Path) -> tuple[int, str]:
         try:
             with ExitStack() as stack:
                 enclosure = await in_thread(stack.enter_context, self._enclosures.for_check(tree))
@@ -107,12 +109,12 @@ class Packages:
                 )
         except TimeoutError as error:
             raise Unavailable(
-                f"cannot install {tree.name}: it did not start within {CHECK_SECONDS:.0f} s", code="stalled"
+                f"cannot install {tree.name}: its check did not end within {CHECK_SECONDS:.0f} s", code="stalled"
             ) from error
 
 
 def check_described(resolved: Resolved) -> None:
-    """The bus is not trusted: what is asked for must be what its digest says, and nothing but a package."""
+    """The bus is not trusted: the description must match its digest and name only packages."""
     check_package(_package(resolved))
     if resolved.requirements or resolved.sha256:
         for line in requirements_of(resolved):
@@ -120,7 +122,8 @@ def check_described(resolved: Resolved) -> None:
     digest = package_digest(resolved.uri, resolved.requirements, resolved.launcher, resolved.version)
     if digest != resolved.digest:
         raise Hopeless(
-            f"cannot install {resolved.directory}: its description has the digest {digest}, not {resolved.digest}",
+            f"cannot install {resolved.directory}: its description has the digest {digest}, not {resolved.digest}; "
+            "request it again",
             code="digest_mismatch",
         )
     if resolved.launcher:
@@ -128,10 +131,10 @@ def check_described(resolved: Resolved) -> None:
 
 
 def requirements_of(resolved: Resolved) -> tuple[str, ...]:
-    """Pinned and hashed lines, where somebody gave hashes."""
+    """The pinned and hashed requirements; empty if the build has no hashes."""
     sha256 = resolved.sha256.removeprefix("sha256:").lower()
-    alone = (f"{_package(resolved)} --hash=sha256:{sha256}",) if sha256 else ()
-    return resolved.requirements or alone
+    single = (f"{_package(resolved)} --hash=sha256:{sha256}",) if sha256 else ()
+    return resolved.requirements or single
 
 
 def _package(resolved: Resolved) -> str:
@@ -142,7 +145,7 @@ def _launcher(name: str) -> bytes:
     check_name(name, "launcher")
     file = builtin_directory().joinpath("launchers", f"{name}.py")
     if not file.is_file():
-        raise Invalid(f"cannot start a backend with {name!r}: this worker has no such launcher", code="unsupported")
+        raise Invalid(f"cannot use the launcher {name!r}: this worker does not have it", code="unsupported")
     return file.read_bytes()
 
 
@@ -154,7 +157,7 @@ def _write_files(tree: Path, resolved: Resolved) -> None:
 
 
 def _entry_point(tree: Path, resolved: Resolved) -> str:
-    """A launcher for the console entry point: the one that `#NAME` chooses, the package's namesake, or the only one."""
+    """A launcher for a console entry point: chosen by `#NAME`, named as the package, or the only one."""
     package = _package(resolved).partition("==")[0]
     chosen = resolved.uri.partition("#")[2]
     scripts = _console_scripts(tree, package)
@@ -162,9 +165,10 @@ def _entry_point(tree: Path, resolved: Resolved) -> str:
     name = chosen or (same[0] if same else next(iter(scripts)) if len(scripts) == 1 else "")
     if name not in scripts:
         offered, plain_uri = ", ".join(sorted(scripts)) or "none", resolved.uri.partition("#")[0]
+        missing = f"console entry point {name}" if name else "unambiguous console entry point"
         raise Hopeless(
-            f"cannot start {resolved.directory}: {package} has no console entry point "
-            f"{name or 'that is the obvious one'} (it has: {offered}); choose one with {plain_uri}#NAME",
+            f"cannot start {resolved.directory}: {package} has no {missing} (it has: {offered}); "
+            f"choose one with {plain_uri}#NAME",
             code="unsupported",
         )
     module, _, function = scripts[name].partition("[")[0].strip().partition(":")
@@ -192,7 +196,7 @@ def _plain(name: str) -> str:
 
 
 def link_libgomp(tree: Path) -> bool:
-    """Offer the libgomp of a package to the engine, by a link that survives the rename of `tree`."""
+    """Link the libgomp of a package into `lib`; a relative link, so that it survives the rename of `tree`."""
     for library in sorted(tree.glob("venv/lib/python*/site-packages/*.libs/libgomp-*.so*")):
         (tree / "lib").mkdir(exist_ok=True)
         (tree / "lib" / "libgomp.so.1").symlink_to(Path("..") / library.relative_to(tree))

@@ -1,9 +1,10 @@
-"""The few steps that put a tree in place, take it back or remove it, and what finishes or undoes them after a crash.
+"""Swaps a tree in, rolls it back or removes it, and recovers from a crash at any step.
 
-At every instant a backend's directory is the whole old version, the whole new one or absent. A new tree is in place
-before it is synced, and the old one is not given up before that. A kill or a power cut at any step leaves a record and
-trees beside, which `recover` settles at the next start: what is not known to be on disk is finished only while the
-machine that has it in memory was not started anew, else undone. Callers hold the lock of the directory.
+Invariant: a backend's directory is the complete old version, the complete new one, or absent. A new tree is swapped in
+before it is synced, and the old one is kept until after the sync. A kill or power failure at any step leaves a record
+and trees, from which `recover` finishes or undoes the install at the next start. A tree that was not synced is finished
+only if the machine has not rebooted since; otherwise it is undone, because its data may be lost.
+Callers hold the lock of the directory.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import BACKUPS, RUN_FILE, Metadata, target_of
 from enginehouse.host import disk
-from enginehouse.worker.backends.inspection import directories, inode, look
+from enginehouse.worker.backends.inspection import check_removable, directories, inode, look
 from enginehouse.worker.backends.trees import Trees
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,11 @@ log = logging.getLogger(__name__)
 class Swap:
     def __init__(self, trees: Trees) -> None:
         self._trees = trees
-        self._refused: set[int] = set()  # trees that the disk refused and that are not undone yet
+        self._refused: set[int] = set()  # trees whose sync failed and that are not undone yet
 
     def swap_in(self, directory: str) -> None:
-        """Put the complete staging tree in place. The old one stays beside until `finish`."""
-        current, staging, old = self._places(directory)
+        """Swap the complete staging tree in. The old tree is kept until `finish`."""
+        current, staging, old = self._paths(directory)
         disk.remove_tree(old)
         if not os.path.lexists(current):
             staging.rename(current)
@@ -42,14 +43,14 @@ class Swap:
         disk.sync_directory(self._trees.backends)
 
     def is_in_place(self, directory: str) -> bool:
-        """Whether the tree of the install under way has been swapped in."""
+        """Whether the tree of the current install has been swapped in."""
         attempt = self._trees.record(directory).attempt_inode
         return attempt != 0 and attempt == self._trees.inode_of(directory)
 
     def finish(self, directory: str) -> None:
-        """See to it that the tree in place lasts, then give up the one before it.
+        """Sync the tree in place, then retire the old one.
 
-        Where the disk refuses, the one before is back in place and the error is raised.
+        If the sync fails, the old tree is swapped back in and the error is raised.
         """
         record = self._trees.record(directory)
         self._set_aside(directory)
@@ -67,11 +68,11 @@ class Swap:
             self.retire(directory)
             self._trees.reach(directory, "cleaned")
         except OSError as error:
-            # The new version is on disk, so the install has succeeded. The record says what is left to do.
+            # The new version is synced, so the install has succeeded. The record keeps the remaining step.
             log.warning("install.not_cleaned directory=%s error=%s", directory, error)
 
     def retire(self, directory: str) -> None:
-        """The tree that was replaced becomes the previous version, unless it could not be started anyway."""
+        """Make the replaced tree the previous version; one that cannot be started is removed."""
         old, previous = self._trees.replaced_of(directory), self._trees.previous_of(directory)
         if look(old).has_run_file:
             disk.remove_tree(previous)
@@ -81,12 +82,12 @@ class Swap:
             disk.remove_tree(old)
 
     def roll_back(self, directory: str) -> Metadata:
-        """The previous version and the current one change places; one step, so it can be done again."""
+        """Exchange the previous version with the current one, in one step. A second call undoes the first."""
         self.settle(directory)
         previous, current = self._trees.previous_of(directory), self._trees.path_of(directory)
         metadata = self._trees.previous_metadata(directory)
         if metadata is None:
-            raise NotFound(f"cannot roll {directory} back: no previous version of it is kept", code="not_found")
+            raise NotFound(f"cannot roll back {directory}: it has no previous version", code="not_found")
         if not os.path.lexists(current):
             previous.rename(current)
         else:
@@ -96,22 +97,21 @@ class Swap:
         return metadata
 
     def discard(self, directory: str) -> None:
-        """What an attempt leaves: finished if it got as far as the swap, else undone."""
+        """Clean up after an attempt: finish it if the tree was swapped in, otherwise undo it."""
         if not self.is_in_place(directory):
-            # First, because on a full disk there is no room for the record before it.
+            # First, because a full disk has no space for the record before the tree is removed.
             disk.remove_tree(self._trees.staging_of(directory))
         self.settle(directory)
 
     def remove(self, directory: str) -> list[int]:
-        """A backend, its previous version and the meta names that point to it; nothing there is fine.
+        """Remove a backend, its previous version and the meta names that point to it. Idempotent.
 
-        The inodes of the trees that were there.
+        Returns the inodes of the removed trees.
         """
-        installed = {backend.name: backend for backend in self._trees.list_installed()}
-        if directory in installed and installed[directory].is_system:
-            raise Invalid(f"cannot delete {directory}: it belongs to the system", code="unsupported", param="backend")
-        # Pointers first: a kill between the two leaves a backend without a meta name, not a name that leads nowhere.
-        for backend in installed.values():
+        installed = self._trees.list_installed()
+        check_removable(installed, directory)
+        # Pointers first: a kill in between leaves a backend without a meta name instead of a dangling meta name.
+        for backend in installed:
             if backend.is_meta and backend.meta_backend_for == directory:
                 disk.remove_tree(self._trees.backends / backend.name)
         target, going = self._trees.path_of(directory), self._trees.staging_of(directory)
@@ -120,7 +120,7 @@ class Swap:
         disk.remove_tree(going)
         if os.path.lexists(target):
             target.rename(going)
-        # Before anything of it is removed. Also where nothing is left: an attempt before this one may have failed to.
+        # Before any file is removed. Also if the tree is already gone: an earlier attempt may have failed to sync.
         disk.sync_directory(self._trees.backends)
         disk.remove_tree(going)
         disk.remove_tree(self._trees.replaced_of(directory))
@@ -129,9 +129,10 @@ class Swap:
         return gone
 
     def recover(self) -> None:
-        """Finish or undo what a killed worker left: afterwards nothing is in staging but what this user may not remove.
+        """Finish or undo the interrupted work of a killed worker, and empty the staging directory.
 
-        Such a leftover (a file of another user in it) is told and stops nothing but installs of its own name.
+        A leftover that this user may not remove (it has a file of another user) is logged. It blocks only installs of
+        the same name.
         """
         self._trees.make_directories()
         for path in directories(self._trees.backends):
@@ -140,24 +141,24 @@ class Swap:
                 self._put_back(path, self._trees.backends / belongs[0])
         for path in directories(self._trees.backends):
             if target_of(path.name) is not None:
-                _remove_left(path)
+                _remove_leftover(path)
         for directory in self._trees.records():
-            with _told(self._trees.staging_of(directory)):
+            with _logging_refusals(self._trees.staging_of(directory)):
                 self.settle(directory)
         for path in directories(self._trees.private / "replaced"):
             self._put_back(path, self._trees.path_of(path.name))
         for path in directories(self._trees.private / "replaced"):
-            with _told(path):
+            with _logging_refusals(path):
                 self.retire(path.name)
         for path in directories(self._trees.private / "staging"):
-            _remove_left(path)
-        self._remove_halves()
+            _remove_leftover(path)
+        self._remove_partial_files()
         disk.sync_directory(self._trees.backends)
 
     def settle(self, directory: str) -> None:
-        """Finish an install that was left, where that is safe, else undo it.
+        """Finish an interrupted install if that is safe, otherwise undo it.
 
-        A disk that refuses is no error as long as the old version is back.
+        A failed sync is not an error if the old version could be restored.
         """
         record = self._trees.record(directory)
         if record.step == "cleaned":
@@ -166,7 +167,7 @@ class Swap:
         is_refused = record.step == "undoing" or record.attempt_inode in self._refused
         if not self.is_in_place(directory) or is_refused or has_stopped:
             if has_stopped:
-                log.warning("install.undone directory=%s: the machine stopped before it was on disk", directory)
+                log.warning("install.undone directory=%s reason=%r", directory, "the machine rebooted before the sync")
             self.undo(directory)
             return
         try:
@@ -177,19 +178,19 @@ class Swap:
             log.warning("install.undone directory=%s error=%s", directory, error)
 
     def undo(self, directory: str) -> None:
-        """Back to what was before the swap. What is back already is fine."""
+        """Restore the state before the swap. Idempotent."""
         record = self._trees.record(directory)
-        # Where even that cannot be written down, this process at least does not believe the next sync.
+        # In memory as well, in case the record cannot be written: the next sync must not be trusted.
         self._refused.add(record.attempt_inode)
-        current, staging, old = self._places(directory)
+        current, staging, old = self._paths(directory)
         if self.is_in_place(directory):
-            # A sync tells of lost bytes once: whoever comes after a kill here must not ask again and believe it.
-            # A full disk has no room for the note, and the steps below make some.
+            # A sync reports lost data only once, so after a kill here a second sync must not be trusted.
+            # A full disk may have no space for the record; the steps below free some.
             with contextlib.suppress(OSError):
                 self._trees.write_record(directory, msgspec.structs.replace(record, step="undoing"))
             self._set_aside(directory)
             if record.pointer_before is None:
-                self._trees.pointers.take_back(record)  # first: a name that leads nowhere is worse than none
+                self._trees.pointers.take_back(record)  # first: a dangling meta name is worse than none
             if os.path.lexists(old):
                 disk.change_places(old, current, spare=staging)
             else:
@@ -205,38 +206,38 @@ class Swap:
         self._refused.discard(record.attempt_inode)
 
     def _set_aside(self, directory: str) -> None:
-        """After a kill between exchange and move, the tree in staging is the one that was replaced."""
-        _, staging, old = self._places(directory)
+        """Move the replaced tree out of staging, where a kill between exchange and move leaves it."""
+        _, staging, old = self._paths(directory)
         if os.path.lexists(staging):
             disk.remove_tree(old)
             staging.rename(old)
 
-    def _places(self, directory: str) -> tuple[Path, Path, Path]:
-        """Where the current tree is, where the new one is made, and where the old one waits."""
+    def _paths(self, directory: str) -> tuple[Path, Path, Path]:
+        """The paths of the current tree, the staging tree and the replaced tree."""
         trees = self._trees
         return trees.path_of(directory), trees.staging_of(directory), trees.replaced_of(directory)
 
-    def _remove_halves(self) -> None:
-        """Files that were being written when a worker was killed, beside those they were to replace."""
+    def _remove_partial_files(self) -> None:
+        """Remove the temporary files of writes that a kill interrupted."""
         for path in (self._trees.private / "state", *self._trees.every_tree()):
-            for half in path.glob(".*.json.*.tmp"):
-                half.unlink(missing_ok=True)
+            for partial in path.glob(".*.json.*.tmp"):
+                partial.unlink(missing_ok=True)
 
     def _put_back(self, path: Path, target: Path) -> None:
-        """A replaced tree whose replacement did not get into place."""
+        """Restore a replaced tree if its replacement is not in place."""
         if look(path).has_run_file and not (target / RUN_FILE).is_file():
             disk.remove_tree(target)
             path.rename(target)
 
 
-def _remove_left(path: Path) -> None:
-    with _told(path):
+def _remove_leftover(path: Path) -> None:
+    with _logging_refusals(path):
         disk.remove_tree(path)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _logging_refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        log.warning("install.not_removed path=%s: %s in it: %s", path, error.filename or "something", error.strerror)
+        log.warning("install.not_removed path=%s file=%s error=%s", path, error.filename or "unknown", error.strerror)

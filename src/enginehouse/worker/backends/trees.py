@@ -1,8 +1,8 @@
-"""The directories of installed backends: where everything is, what is there, and how far an install of it is.
+"""The directories of installed backends: their paths, their metadata and the record of each install.
 
-New trees are made in `.enginehouse/staging`, replaced ones go through `replaced` to `previous`; moving them is the
-business of `worker/backends/swap`. Trees are told apart by inode. An unreadable directory hides only itself.
-Everything blocks; whoever changes something holds the lock of the directory.
+New trees are built in `.enginehouse/staging`; replaced ones move through `replaced` to `previous`. Only
+`worker/backends/swap` moves them. Trees are distinguished by inode. An unreadable directory does not affect the others.
+All methods block. Callers that change something hold the lock of the directory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from enginehouse.core.installation import (
     decode_metadata,
     encode_metadata,
     listing,
-    pointer_for,
     target_of,
 )
 from enginehouse.host import disk
-from enginehouse.worker.backends.inspection import directories, inode, look, now
-from enginehouse.worker.backends.pointers import Pointers
+from enginehouse.worker.backends.inspection import directories, inode, look
+from enginehouse.worker.backends.pointers import Pointers, pointer_to
 
 
 class Trees:
@@ -60,32 +59,32 @@ class Trees:
             (self.private / name).mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def list_installed(self) -> tuple[InstalledBackend, ...]:
-        """What is there; a directory that cannot be read hides nothing but itself."""
+        """List the installed and system backends; an unreadable directory does not affect the others."""
         system = [look(path) for path in directories(self._system)] if self._system is not None else []
         return listing([self._found(path) for path in self._installed()], system)
 
     def _found(self, path: Path) -> Found:
-        # The inode before the record: a tree is recorded before it is in place.
+        # The inode is read before the record, because a tree is recorded before it is swapped in.
         number = inode(path)
         is_unsettled = number is not None and number == self._unsynced(path.name)
         return msgspec.structs.replace(look(path), is_unsettled=is_unsettled)
 
     def every_tree(self) -> list[Path]:
-        """All complete versions: installed ones, then previous ones."""
+        """All complete versions: first the installed ones, then the previous ones."""
         return [*self._installed(), *directories(self.private / "previous")]
 
     def lasting_trees(self) -> list[tuple[Path, int]]:
-        """The complete versions that are on disk for good, with their inodes: what a new tree may share files with."""
-        # The inode before the record: a tree is recorded before it is in place.
+        """The complete and synced versions with their inodes: a new tree may share files with them."""
+        # The inode is read before the record, because a tree is recorded before it is swapped in.
         found = [(path, number) for path in self.every_tree() if (number := inode(path)) is not None]
         return [(path, number) for path, number in found if number != self._unsynced(path.name)]
 
     def inode_of(self, directory: str) -> int | None:
-        """What tells a tree from the one that replaced it under the same name."""
+        """The inode of a tree; it differs from that of a tree that replaced it. None if there is no tree."""
         return inode(self.path_of(directory))
 
     def metadata_of(self, directory: str) -> Metadata | None:
-        """Of a backend that could be started; None where there is none."""
+        """The metadata of a backend that can be started; None if there is none."""
         found = look(self.path_of(directory))
         return decode_metadata(found.metadata) if found.metadata and found.has_run_file else None
 
@@ -94,11 +93,11 @@ class Trees:
         return (decode_metadata(found.metadata or b"{}") or Metadata()) if found.has_run_file else None
 
     def note(self, directory: str, metadata: Metadata) -> None:
-        """A request found what it wanted, and what is known of it has changed."""
+        """Update the metadata of a backend whose tree stays."""
         disk.write_atomic(self.path_of(directory) / METADATA_FILE, encode_metadata(metadata))
 
     def forget_generations(self) -> None:
-        """For a worker that has become another node: what was applied was counted by another cluster."""
+        """Reset all generations, because the worker became another node: another cluster counted them."""
         for path in self.every_tree():
             found = look(path)
             metadata = decode_metadata(found.metadata) if found.metadata else None
@@ -110,11 +109,11 @@ class Trees:
         try:
             return msgspec.json.decode(self._record_path(directory).read_bytes(), type=InstallRecord)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-            # One that cannot be read is something else: a tree that nobody saw synced must not pass for whole.
+            # Other read errors are raised: a tree of unknown state must not count as synced.
             return InstallRecord(step="cleaned")
 
     def reach(self, directory: str, step: SwapStep) -> None:
-        """Write down that an install has come so far."""
+        """Record that an install has reached a step."""
         known = self.record(directory)
         alive = {inode(place(directory)) for place in (self.path_of, self.previous_of, self.replaced_of)}
         versions = tuple(one for one in known.versions if one.inode in alive)
@@ -125,11 +124,12 @@ class Trees:
         )
 
     def reach_staged(self, directory: str, version: Version, resolved: Resolved) -> None:
-        """The tree is complete, and what is needed to finish or undo without whoever asked for it is on disk."""
+        """Record a complete tree, with everything needed to finish or undo the install without its request."""
         boot_id = disk.boot_id()
-        if not boot_id:  # nobody could tell later whether the machine stopped before a sync that comes after the swap
+        if not boot_id:
+            # Without a boot ID a later reboot cannot be detected, so the sync must come before the swap.
             disk.sync_files(self.staging_of(directory))
-        pointer = pointer_for(resolved, now()) if resolved.meta and resolved.meta != resolved.directory else None
+        pointer = pointer_to(resolved)
         record = InstallRecord(
             step="staged",
             attempt_inode=version.inode,
@@ -144,7 +144,7 @@ class Trees:
         disk.write_atomic(self._record_path(directory), msgspec.json.encode(record), mode=0o640)
 
     def _unsynced(self, directory: str) -> int:
-        """The inode of the tree that may not be on disk yet; 0 where there is none."""
+        """The inode of the tree that may not be synced yet; 0 if there is none."""
         record = self.record(directory)
         return record.attempt_inode if record.step in ("staged", "undoing") else 0
 
@@ -152,7 +152,7 @@ class Trees:
         self._record_path(directory).unlink(missing_ok=True)
 
     def records(self) -> list[str]:
-        """The directories of which there is one."""
+        """The directories that have a record."""
         return [path.stem for path in (self.private / "state").glob("*.json")]
 
     def _record_path(self, directory: str) -> Path:

@@ -1,9 +1,9 @@
-"""Takes trees apart that share files by hard links, for a worker whose engines can write to their trees.
+"""Replaces hard links between trees by copies, for a worker whose engines can write to their trees.
 
-Links between trees are made only while engines are confined so that they cannot write there. Whoever switches that off
-later must not find that a program which writes into one file changes another version. A mark says that there are no
-such links, so that a worker without confinement looks once and not at every start. Hard links that an image itself has
-stay. Everything blocks; callers hold the lock of the backends directory.
+Links between trees are made only while confinement keeps engines from writing to them. If confinement is switched off
+later, a write to one file must not change another version. A marker file records that no such links exist, so that a
+worker without confinement scans once and not at every start. Hard links within an image are kept.
+All methods block. Callers hold the lock of the backends directory.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ class Separation:
     def __init__(self, trees: Trees, manifests: Manifests) -> None:
         self._trees = trees
         self._manifests = manifests
-        self._mark = trees.private / "separate"
+        self._marker = trees.private / "separate"
 
     def expect_links(self) -> None:
-        """Before the first one is made."""
-        self._mark.unlink(missing_ok=True)
+        """Remove the marker. Called before the first link is made."""
+        self._marker.unlink(missing_ok=True)
 
     def separate(self) -> int:
-        """See to it that no file belongs to two trees, and none twice to one but by its image; how many were copied."""
-        if self._mark.exists():
+        """Copy every file that two trees share, or that one tree has twice without a link in its image.
+
+        Returns the number of copies.
+        """
+        if self._marker.exists():
             return 0
         copied = 0
         seen: set[_Inode] = set()
-        work = self._trees.staging_of("separating.tmp")  # removed at the next start if this one is killed
+        work = self._trees.staging_of("separating.tmp")  # a kill leaves it; the next start removes it
         work.mkdir(mode=0o700)
         try:
             for tree in self._trees.every_tree():
@@ -52,12 +55,12 @@ class Separation:
                         seen.add(inode)
         finally:
             disk.remove_tree(work)
-        self._mark.touch(mode=0o640)
+        self._marker.touch(mode=0o640)
         return copied
 
 
 def _linked(tree: Path) -> dict[_Inode, list[str]]:
-    """The names of every file of the tree that has several, here or elsewhere."""
+    """The paths in this tree of every file with several hard links, by inode."""
     found: dict[_Inode, list[str]] = {}
     for directory, _, names in os.walk(tree):
         for name in names:
@@ -70,8 +73,11 @@ def _linked(tree: Path) -> dict[_Inode, list[str]]:
 
 
 def _apart(names: list[str], files: set[str]) -> list[list[str]]:
-    """Names that are to stay one file. An image has a file once, and hard links to it: what is a file twice was made
-    one by us."""
+    """Group the names that must stay one file.
+
+    An image contains a file once, plus hard links to it. Two names that are both files in the image were linked by the
+    installer.
+    """
     own = [name for name in names if name in files]
     if len(own) < 2:
         return [names]
@@ -79,7 +85,7 @@ def _apart(names: list[str], files: set[str]) -> list[list[str]]:
 
 
 def _replace(tree: Path, names: list[str], spare: Path) -> None:
-    """A copy in place of these names, which are one file afterwards as before."""
+    """Replace the file of these names by a copy; they stay hard links of one file."""
     first = tree / names[0]
     status = first.lstat()
     with _readable(first, status):
@@ -109,7 +115,7 @@ def _readable(path: Path, status: os.stat_result) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writable(directory: Path) -> Iterator[None]:
-    """With its mode and time as before afterwards."""
+    """Make a directory writable; its mode and times are restored afterwards."""
     status = directory.stat()
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o700 != 0o700:

@@ -1,1 +1,1 @@
-"""Commands are carried out once, in order."""
+"""Executes commands: each once, in order per subject."""

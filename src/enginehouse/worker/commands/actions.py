@@ -1,7 +1,7 @@
-"""What each action does, once its turn has come: the order of the steps, and from where on there is no way back.
+"""The steps of each action, their order, and the point after which an action can no longer be cancelled.
 
-Install: the new tree first, then the swap, and only then the processes of the old one. Delete: the processes first, and
-what survives a kill keeps its files. Nothing here knows of attempts, repeats or the journal.
+Install: build the new tree, swap it in, then stop the processes of the old tree. Delete: stop the processes first; a
+process that survives a kill keeps its files. This module knows nothing of attempts, repeated commands or the journal.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from enginehouse.core.errors import Conflict, Invalid, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.progress import Phase, ReportProgress
 from enginehouse.core.replica import process_key
+from enginehouse.worker.backends.inspection import check_removable
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.commands.work import Work
@@ -36,21 +37,21 @@ from enginehouse.worker.locks import Locks
 log = logging.getLogger(__name__)
 
 ALREADY_ABSENT = "already_absent"  # the message of a delete that found nothing
-VANISHED = "vanished"  # what was installed when a message was read is gone when its turn has come
+VANISHED = "vanished"  # the backend was deleted between decoding the command and executing it
 
 
 class UnderWay(Struct, kw_only=True):
-    """One command being carried out."""
+    """One command that is being executed."""
 
     subject: str
-    starts: str = ""  # the model that is started, if any is
+    starts: str = ""  # the model of a start; "" for other actions
     generation: int = 0
     attempts: set[int] = field(default_factory=set)
-    reports: list[ReportProgress] = field(default_factory=list)  # of every attempt that waits for the same end
+    reports: list[ReportProgress] = field(default_factory=list)  # one per attempt that waits for the outcome
     task: asyncio.Task[Outcome] | None = None
-    ended_by: str = ""  # `cancelled` or `superseded`, from the moment somebody said so
+    ended_by: str = ""  # `cancelled` or `superseded`, set when it is requested
     is_accepted: bool = False
-    can_return: bool = True  # until something was changed that others see
+    can_return: bool = True  # can be cancelled; False after the first visible change
     stopped: tuple[str, ...] = ()
 
     def report(self, phase: Phase, file: str, done_bytes: int, total_bytes: int) -> None:
@@ -58,7 +59,7 @@ class UnderWay(Struct, kw_only=True):
             report(phase, file, done_bytes, total_bytes)
 
     def give_up(self, code: str) -> None:
-        """Once: a second cancellation would interrupt the clean-up after the first."""
+        """Cancel the task, at most once: a second cancellation would interrupt the clean-up after the first."""
         if self.can_return and not self.ended_by:
             self.ended_by = code
             if self.task is not None:
@@ -89,13 +90,18 @@ class Actions:
             case StopReplica():
                 return await self._stop(action, work.expected_address, current)
             case UnknownAction():
-                raise Invalid(f"cannot do {phrase(action)}: this worker does not know it", code="unsupported")
+                raise Invalid(
+                    f"cannot do {phrase(action)}: this worker does not support it; upgrade the worker",
+                    code="unsupported",
+                )
             case _:
                 assert_never(action)
 
     async def done_all_the_same(self, work: Work, current: UnderWay) -> Outcome:
-        """The outcome of an install that was cancelled when it had already been swapped in."""
-        assert isinstance(work.action, InstallBackend), "nothing else can be cancelled past its return"
+        """The outcome of an install that was cancelled after its tree had been swapped in."""
+        assert isinstance(work.action, InstallBackend), (
+            "only an install can be cancelled after its first visible change"
+        )
         directory = work.action.resolved.directory
         installed = await self._parts.trees.list_installed()
         digest = next((backend.digest for backend in installed if backend.name == directory), "")
@@ -106,7 +112,7 @@ class Actions:
         for backend in await self._parts.trees.list_installed():
             if backend.name == directory and not backend.is_meta and not backend.is_broken:
                 return Outcome(digest=backend.digest)
-        raise Unavailable(f"cannot keep {directory}: it was deleted meanwhile; ask again", code=VANISHED)
+        raise Unavailable(f"cannot keep {directory}: it was deleted meanwhile; repeat the request", code=VANISHED)
 
     async def _install(self, action: InstallBackend, current: UnderWay) -> Outcome:
         directory = action.resolved.directory
@@ -130,22 +136,20 @@ class Actions:
         try:
             installed = await self._parts.installer.install(request, current.report, stop_old)
         except asyncio.CancelledError:
-            # It may have come in the instant between the swap and the end of the call that tells of it.
+            # The cancellation may have arrived between the swap and the call of `stop_old`.
             if current.ended_by and stopped is None:
                 after = await self._parts.trees.inode_of(directory)
                 if after is not None and after != before:
                     await stop_old()
             raise
-        # A survivor holds the files of a tree that is no longer asked: its address is never handed out again.
+        # A survivor still uses the old tree, but gets no more requests: its address is never handed out again.
         survivors = stopped.survivors if stopped is not None else ()
         message = f"still running from the old version: {', '.join(survivors)}" if survivors else ""
         return Outcome(digest=installed.digest, stopped=current.stopped, message=message)
 
     async def _remove(self, action: RemoveBackend, current: UnderWay) -> Outcome:
         directory = action.directory
-        installed = await self._parts.trees.list_installed()
-        if any(backend.name == directory and backend.is_system for backend in installed):
-            raise Invalid(f"cannot delete {directory}: it belongs to the system", code="unsupported", param="backend")
+        check_removable(await self._parts.trees.list_installed(), directory)
         was_there = await self._parts.trees.inode_of(directory) is not None
         current.can_return = False
         self._check_ended(await self._parts.supervisor.stop_from(directory), f"delete {directory}", current)
@@ -163,7 +167,7 @@ class Actions:
         current.stopped = stopped.keys
         if stopped.survivors:
             raise Unavailable(
-                f"cannot {wanted}: {', '.join(stopped.survivors)} did not end though killed, and still uses its files; "
+                f"cannot {wanted}: {', '.join(stopped.survivors)} did not end after SIGKILL and still uses the files; "
                 "nothing was removed",
                 code="process_survived",
             )

@@ -1,10 +1,10 @@
-"""Carries out commands: one at a time per subject, each once, refusing what is older than what was seen.
+"""Executes commands: one at a time per subject, each once, and none that is older than one already seen.
 
-A repeat of a finished attempt is answered from the journal, a repeat of a running intent joins it. Install, upgrade and
-delete of one backend exclude each other and exclude starts from it; starts go side by side. A newer request for a
-subject ends an older one that is under way, and a cancelled one ends at once; past its point of no return a command
-finishes. What was ended so, or by the worker's own end, leaves no result in the journal: it was not done, and may be
-sent again.
+A repeated attempt is answered from the journal; a repeat of a running intent joins it. Install, upgrade and delete of
+one backend exclude each other and starts from it; starts run concurrently. A newer request for a subject supersedes a
+running older one, and a cancelled command ends at once, unless it is past its point of no return. An accepted attempt
+that ended this way is recorded as such, so that a second copy of its message does not start it again. A shutdown of the
+worker records nothing: the command may be sent again.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 CANCELLED = "cancelled"
 SUPERSEDED = "superseded"
-KEPT_CANCELS = 1000  # of commands that have not come yet; an intent that was cancelled never comes back
+KEPT_CANCELS = 1000  # of commands that have not arrived yet; a cancelled intent is never sent again
 
 
 class _Open(Struct, kw_only=True):
-    """An intent being worked on, and its end, which every attempt of it waits for."""
+    """A running intent, and the future of its outcome, which all its attempts await."""
 
     current: UnderWay
     end: asyncio.Future[Outcome]
@@ -53,22 +53,22 @@ class Executor:
         self._cancelled: OrderedDict[str, None] = OrderedDict()
 
     def running(self) -> tuple[str, ...]:
-        """The intents being worked on."""
+        """The running intents."""
         return tuple(self._open)
 
     def cancel(self, intent: str) -> None:
-        """End the work on an intent, for all its attempts; nothing where there is none, or where it is too late."""
+        """Cancel all attempts of an intent. A no-op past the point of no return."""
         found = self._open.get(intent)
         if found is not None:
             found.current.give_up(CANCELLED)
             return
-        # It may have overtaken its command.
+        # The cancellation may arrive before its command.
         self._cancelled[intent] = None
         while len(self._cancelled) > KEPT_CANCELS:
             self._cancelled.popitem(last=False)
 
     async def perform(self, work: Work, report: ReportProgress) -> Outcome:
-        """Do it, or say why not. Never raises one of our errors."""
+        """Execute a command and return its outcome. Errors become outcomes; no `EnginehouseError` is raised."""
         command = work.command
         if command is None:
             return await self._attempt(work, UnderWay(subject=subject_of(work.action), reports=[report]))
@@ -99,7 +99,7 @@ class Executor:
                 current.task = group.create_task(self._accept_and_attempt(work, command, current))
             outcome = await self._end_of(work, current, current.task)
             if current.is_accepted:
-                # Also that it was given up: a second copy of the same message must not begin it anew.
+                # Also a cancelled outcome: a second copy of the same message must not start the command again.
                 await self._record(command.intent, current, outcome)
             here.end.set_result(outcome)
             return outcome
@@ -124,7 +124,7 @@ class Executor:
         return await self._attempt(work, current)
 
     def _check_files(self, action: Action) -> None:
-        """A start that comes late, or again, must not bring back what was removed after it had been requested."""
+        """Refuse a delayed or repeated start that would restore files removed by a newer request."""
         if not isinstance(action, StartReplica) or action.files is None:
             return
         if self._parts.journal.generation_of(_removal(action.model.name)) > action.files:
@@ -133,32 +133,34 @@ class Executor:
     async def _end_of(self, work: Work, current: UnderWay, task: asyncio.Task[Outcome]) -> Outcome:
         if not task.cancelled():
             outcome = task.result()
-            # A step that was interrupted may call it a failure of its own.
+            # An interrupted step may report the cancellation as a failure.
             if outcome.succeeded or not current.ended_by:
                 return outcome
         elif not current.can_return:
             try:
                 return await self._acting.done_all_the_same(work, current)
             except OSError as error:
-                # Asked for once more, it finds in place what it wants.
+                # A retry finds the requested version installed.
                 return _failed(error, phrase(work.action), current)
         wanted = phrase(work.action)
         reason = (
-            "it was cancelled" if current.ended_by == CANCELLED else f"a newer request for {current.subject} has come"
+            "it was cancelled"
+            if current.ended_by == CANCELLED
+            else f"a newer request for {current.subject} replaced it"
         )
         log.info("command.%s action=%r", current.ended_by, wanted)
         return Outcome(code=current.ended_by, message=f"cannot {wanted}: {reason}", stopped=current.stopped)
 
     async def _record(self, intent: str, current: UnderWay, outcome: Outcome) -> None:
         recorded: set[int] = set()
-        while missing := current.attempts - recorded:  # one may join while another is being written
+        while missing := current.attempts - recorded:  # an attempt may join while another is being written
             attempt = min(missing)
             recorded.add(attempt)
             result = CommandResult(intent=intent, attempt=attempt, outcome=outcome)
             try:
                 await self._parts.journal.record(result)
             except EnginehouseError as error:
-                # It was done all the same, and the reply says so; only a repeat after a restart would do it again.
+                # The command is done, and the reply says so. Only a repeat after a restart would execute it again.
                 log.warning("journal.not_written intent=%s error=%s", intent, error)
 
     async def _attempt(self, work: Work, current: UnderWay) -> Outcome:
@@ -167,7 +169,7 @@ class Executor:
         try:
             async with self._locks.hold(current.subject):
                 if work.command is not None:
-                    # A newer one may have come while this one waited for its turn.
+                    # A newer command may have arrived while this one waited for the lock.
                     self._parts.journal.check(current.subject, work.command)
                     self._check_files(work.action)
                 outcome = await self._acting.act(work, current)
@@ -187,5 +189,5 @@ def _failed(error: OSError, wanted: str, current: UnderWay) -> Outcome:
 
 
 def _removal(model: str) -> str:
-    """Under which subject the journal keeps the newest removal of a model's files."""
+    """The journal's subject for the newest removal of a model's files."""
     return f"removed:{model}"

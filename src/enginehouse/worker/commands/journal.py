@@ -1,10 +1,10 @@
-"""What this worker must not forget: per subject the newest generation and fence it has seen, and the last results.
+"""The durable memory of this worker: the newest generation and fence per subject, and the last results.
 
-All of it belongs to one node of one cluster: another cluster, or a cluster that lost its database, counts from one
-again.
+The journal belongs to one node of one cluster. Another cluster, or one that lost its database, counts from one again,
+so the journal is cleared when the node's ID changes.
 
-One file of JSON lines, each appended and synced before the step that relies on it, and rewritten whole when it has
-grown. A kill at any byte costs at most the line being written, which is then as if it had never been begun.
+It is a file of JSON lines. Each line is appended and synced before the step that relies on it; a grown file is
+rewritten as a whole. A kill at any byte loses at most the line that is being written.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from enginehouse.host.blocking import in_thread
 
 log = logging.getLogger(__name__)
 
-KEPT_RESULTS = 200  # a report carries them all; a frontend that was away for longer asks again, which is harmless
+KEPT_RESULTS = 200  # every report carries all; after a longer outage a frontend sends again, which is harmless
 KEPT_SUBJECTS = 5000  # far more than a node has backends, models and replicas
-REWRITE_AFTER = 1000  # appended lines
+REWRITE_AFTER = 1000  # appended lines: keeps the file small at the cost of few rewrites
 
 
 class _Line(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    node: str = ""  # what follows belongs to this node, what came before to another
+    node: str = ""  # the following lines belong to this node, the preceding ones to another
     subject: str = ""
     generation: int = 0
     fence: int = 0
@@ -42,7 +42,7 @@ class _Line(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Journal:
-    """`accept` before work, `record` after it. Loaded once; every change is on disk when the call returns."""
+    """Call `accept` before a command and `record` after it. Every change is synced when the call returns."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "journal.jsonl"
@@ -53,9 +53,9 @@ class Journal:
         self._writing = asyncio.Lock()
 
     def load(self) -> None:
-        """Read what an earlier run left and cut off its torn end. Blocks.
+        """Read the journal of an earlier run and truncate an incomplete last line. Blocks.
 
-        Nothing is written, so that a worker starts on a full disk too.
+        Nothing is written, so that a worker can start on a full disk.
         """
         try:
             content = self._read()
@@ -73,7 +73,7 @@ class Journal:
             self._appended += 1
 
     async def belong_to(self, node_id: str) -> bool:
-        """Whether this is another node than before; then what was counted for that one is forgotten."""
+        """Set the node's ID, and return whether it changed; a change clears the journal."""
         if node_id == self.node_id:
             return False
         await self._append(_Line(node=node_id))
@@ -87,28 +87,27 @@ class Journal:
         return found.outcome if found else None
 
     def check(self, subject: str, command: Command) -> None:
-        """Refuse a command that is older than one already seen for its subject.
+        """Raise `Conflict` for a command that is older than one already seen for its subject.
 
-        A fence grows within one intent, and a newer generation is another intent, so the pair is compared in that
-        order.
+        The generation is compared first: a newer generation is another intent, and fences only grow within an intent.
         """
         seen = self._seen.get(subject, (0, 0))
         if (command.generation, command.fence) < seen:
             raise Conflict(
                 f"cannot take a command for {subject} with generation {command.generation} and fence {command.fence}: "
-                f"{seen[0]} and {seen[1]} have been seen",
+                f"a command with {seen[0]} and {seen[1]} was already taken",
                 code="conflict",
             )
 
     async def accept(self, subject: str, command: Command) -> None:
-        """`check`, and remember."""
+        """`check` a command and record its generation and fence."""
         self.check(subject, command)
         pair = (command.generation, command.fence)
         if self._seen.get(subject) != pair:
             await self._append(_Line(subject=subject, generation=pair[0], fence=pair[1]))
 
     def generation_of(self, subject: str) -> int:
-        """The newest that was seen; 0 where none was."""
+        """The newest generation seen for a subject; 0 if there is none."""
         return self._seen.get(subject, (0, 0))[0]
 
     async def record(self, result: CommandResult) -> None:
@@ -139,14 +138,14 @@ class Journal:
                     self._appended += 1
                     await in_thread(self._write, msgspec.json.encode(line) + b"\n")
         except OSError as error:
-            raise disk.storage_error(error, "keep the journal of this worker") from error
+            raise disk.storage_error(error, "write the journal of this worker") from error
 
     def _write(self, content: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             before = os.fstat(descriptor).st_size
             if os.write(descriptor, content) < len(content):
-                # A full disk took half a line: it must not be the beginning of the next one.
+                # A full disk took part of a line. It is removed, because the next line would be appended to it.
                 os.ftruncate(descriptor, before)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""What actions act on, as narrow protocols: the backends and models on disk, the processes, the memory of commands.
+"""The parts that actions use, as narrow protocols: backends and models on disk, processes, the journal of commands.
 
-Each names only what `Actions` and the listener call, so that both run on any parts that keep these promises. Whatever
-blocks is behind an awaitable: nothing above goes to a thread for the sake of a part.
+Each protocol has only the methods that `Actions`, the executor and the listener call. Blocking work is behind an
+awaitable, so callers never need a thread for a part.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from enginehouse.core.wire import Command
 from enginehouse.worker.backends.installer import Installed, InstallRequest, Swapped
 from enginehouse.worker.engines.process_table import Started, StartRequest, Stopped
 
-LookUp = Callable[[str], Awaitable[Sequence[Gallery]]]  # the galleries that a message of a Go frontend names
+LookUp = Callable[[str], Awaitable[Sequence[Gallery]]]  # loads the galleries that a Go frontend's message names
 
 
 class BackendInventory(Protocol):
-    """What is installed."""
+    """Lists the installed backends."""
 
     async def list_installed(self) -> tuple[InstalledBackend, ...]: ...
 
     async def aliases(self) -> Mapping[str, tuple[str, ...]]:
-        """The directories that each alias may mean."""
+        """The directories of each alias."""
 
     async def inode_of(self, directory: str) -> int | None:
-        """What tells a tree from the one that replaced it under the same name; None where there is none."""
+        """The inode of a tree; it differs from that of a tree that replaced it. None if there is no tree."""
 
 
 class BackendInstaller(Protocol):
-    """Changes what is installed. Callers hold the lock of the directory."""
+    """Installs and removes backends. Callers hold the lock of the directory."""
 
     async def install(self, request: InstallRequest, report: ReportProgress, swapped: Swapped) -> Installed:
-        """A cancellation before the swap changes nothing; after it, everything is finished before it is heard."""
+        """A cancellation before the swap leaves the old version; a later one takes effect when the install is done."""
 
     async def remove(self, directory: str) -> None: ...
 
@@ -54,7 +54,7 @@ class ModelStorage(Protocol):
     async def restore(self, model: Model, report: ReportProgress) -> None: ...
 
     async def remove(self, name: str) -> bool:
-        """Whether anything was there."""
+        """Remove a model's files, and return whether there were any."""
 
 
 class EngineSupervisor(Protocol):
@@ -67,10 +67,10 @@ class EngineSupervisor(Protocol):
     async def start(self, request: StartRequest) -> Started: ...
 
     async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
-        """Wait until nobody is being answered, at most so long; whether that is so."""
+        """Wait until no request is in progress, at most `limit_seconds`; return whether that is so."""
 
     async def stop(self, process_key: str) -> bool:
-        """Whether there was one; `Unavailable` where it does not end."""
+        """Stop a process, and return whether there was one. Raises `Unavailable` if it does not end."""
 
     async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped: ...
 
@@ -80,7 +80,7 @@ class EngineSupervisor(Protocol):
 
 
 class CommandJournal(Protocol):
-    """What was seen and done: on disk when a call returns."""
+    """Seen generations and results of commands; synced when a call returns."""
 
     def check(self, subject: str, command: Command) -> None: ...
 

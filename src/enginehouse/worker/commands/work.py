@@ -1,4 +1,4 @@
-"""One command as the executor takes it, decoded from a message, and an error as the outcome of one."""
+"""A decoded command as the executor takes it, and the conversion of an error to an outcome."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Work(Struct, frozen=True, kw_only=True):
     op_id: str = ""
     about: str = ""
     command: wire.Command | None = None
-    expected_address: str = ""  # of a stop: only the process there is meant
-    is_kept: bool = False  # of an install: what is installed there is what is asked for
+    expected_address: str = ""  # of a stop: stop only the process at this address
+    is_kept: bool = False  # of an install: keep the installed version
 
 
 def outcome_of(error: EnginehouseError) -> Outcome:

@@ -1,9 +1,9 @@
-"""Brings up one engine process: port, threads, description, environment; then waits until it answers or has ended.
+"""Starts one engine process with its port, threads, description and environment, and waits until it is ready or ends.
 
-The engine learns its key from a private file that is removed as soon as it answers, and of our environment only what it
-needs. Threads are promised in turn by all workers of this user on this machine, because engines that compete for cores
-slow each other down by more than half; memory is what an engine may be refused for. Who owns the process afterwards is
-the supervisor's business.
+The engine reads its key from a private file, which is removed as soon as the engine is ready; of the worker's
+environment it gets only what it needs. All workers of this user on this machine share one thread budget, because
+engines that compete for cores slow each other down by more than half. A start may be refused for lack of memory, never
+for lack of threads. The supervisor owns the process afterwards.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from enginehouse.worker.options import WorkerOptions
 
 log = logging.getLogger(__name__)
 
-CANNOT_BIND = 98  # what a launcher ends with when its port is taken
-POLL_SECONDS = 0.02
-LINES_LOOKED_AT = 50  # of an engine's log, for the file that it was refused
-BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then it goes on without
+CANNOT_BIND = 98  # the exit code of a launcher whose port is taken
+POLL_SECONDS = 0.02  # between checks whether an engine is ready
+LINES_LOOKED_AT = 50  # of an engine's log, in search of a refused access
+BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then the start goes on without it
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
-    """What was decided about a start before the process is made."""
+    """The decisions about a start, made before the process exists."""
 
     request: StartRequest
     tree: Path
@@ -50,7 +50,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     model_path: Path
     host: str
     port: int = 0
-    running_models: Collection[str] = ()  # for the sentence that says what to stop
+    running_models: Collection[str] = ()  # for the error message: models that could be unloaded
 
     @property
     def address(self) -> str:
@@ -60,23 +60,23 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
 class Starter:
     def __init__(
         self,
-        place: WorkerOptions,
+        options: WorkerOptions,
         engine: Engine,
         records: Records,
         environment: Mapping[str, str],
         enclosures: Enclosures,
     ) -> None:
-        self._place = place
+        self._options = options
         self._engine = engine
         self._records = records
         self._environment = processes.engine_environment(environment)
         self._enclosures = enclosures
 
     async def spawn(self, chosen: LaunchPlan) -> Running:
-        """The process, not ready yet. Whatever fails leaves no file behind."""
+        """Start the process and return it before it is ready. A failure leaves no files."""
         request = chosen.request
         nonce = secrets.token_hex(16)
-        log = self._place.engine_logs / f"{model_directory(request.model.name)}-{request.slot}.log"
+        log = self._options.engine_logs / f"{model_directory(request.model.name)}-{request.slot}.log"
         record = Record(nonce=nonce, process_key=request.process_key, directory=request.directory)
         async with AsyncExitStack() as unless_spawned:
             unless_spawned.push_async_callback(in_thread, self._records.remove, nonce)
@@ -99,11 +99,13 @@ class Starter:
 
     async def _spawn_within_budget(self, chosen: LaunchPlan, record: Record, log: Path) -> asyncio.subprocess.Process:
         async with threads.budget(BUDGET_SECONDS) as promised:
-            given = share(self._place.thread_budget or hardware.cores(), chosen.request.model.options.threads, promised)
+            given = share(
+                self._options.thread_budget or hardware.cores(), chosen.request.model.options.threads, promised
+            )
             await in_thread(_keep_last, log)
             description = await in_thread(self._records.describe, record.nonce, _description(chosen, given))
             await in_thread(self._records.write, record)
-            told = {
+            variables = {
                 processes.NONCE: record.nonce,
                 threads.THREADS: str(CARD_THREADS if await in_thread(_is_on_card, chosen) else given),
                 "ENGINEHOUSE_MODEL_FILE": str(description),
@@ -121,33 +123,30 @@ class Starter:
                 return await processes.spawn(
                     [str(enclosure.tree / RUN_FILE), "--addr", chosen.address],
                     directory=enclosure.tree,
-                    environment=self._environment | enclosure.environment | told,
+                    environment=self._environment | enclosure.environment | variables,
                     log=log,
                     confined=confined,
                 )
 
     async def until_ready(self, current: Running) -> bool:
-        """True when it answers, False when its port was taken by another; raises when it ended or does nothing."""
+        """True when the engine is ready, False if its port was taken; raises if the engine ended or stalled."""
         await in_thread(self._records.write, _record_of(current))
         loop = asyncio.get_running_loop()
         moved_at, moved = loop.time(), -1.0
         while current.process.returncode is None:
-            # The health answer needs no key, so a stranger on the port could give it too.
-            if await self._engine.is_ready(current.address, current.request.key) and await in_thread(
-                processes.is_listening, current.process.pid, current.port
-            ):
+            if await self.is_answering(current):
                 await in_thread(self._records.forget_description, current.nonce)
-                # Asked once it is ready: before that many refuse everybody.
+                # Checked only when it is ready: before that, many engines refuse every request.
                 current.checks_key = bool(current.request.key) and await self._engine.checks_key(current.address)
                 if not current.checks_key:
                     log.warning("engine.ignores_key key=%s pid=%d", current.request.process_key, current.process.pid)
                 return True
             if (seen := processes.activity(current.process.pid)) != moved:
                 moved, moved_at = seen, loop.time()
-            if loop.time() - moved_at > self._place.stall_seconds:
+            if loop.time() - moved_at > self._options.stall_seconds:
                 raise Unavailable(
                     f"cannot start {current.request.model.name}: "
-                    f"its engine has done nothing for {self._place.stall_seconds:.0f} s",
+                    f"its engine has been idle for {self._options.stall_seconds:.0f} s and is not ready",
                     code="stalled",
                 )
             await asyncio.sleep(POLL_SECONDS)
@@ -155,9 +154,17 @@ class Starter:
             return False
         raise await in_thread(_ended, current, self._enclosures)
 
+    async def is_answering(self, current: Running) -> bool:
+        """Whether the engine is ready. The health check needs no key, so another process on the port could answer it;
+        therefore this process must be the one that listens there.
+        """
+        return await self._engine.is_ready(current.address, current.request.key) and await in_thread(
+            processes.is_listening, current.process.pid, current.port
+        )
+
     def _check_memory(self, chosen: LaunchPlan) -> None:
-        """Whether the model's files fit into what is free now; how much more an engine takes, nobody knows before."""
-        model, capacity = chosen.request.model, hardware.capacity(self._place.models)
+        """Refuse a model whose files exceed the free memory. What an engine needs beyond that is not known before."""
+        model, capacity = chosen.request.model, hardware.capacity(self._options.models)
         if not fits(model, capacity):
             running = ", ".join(sorted(chosen.running_models))
             raise Unavailable(
@@ -199,7 +206,7 @@ def _description(chosen: LaunchPlan, given: int) -> dict[str, object]:
 
 
 def _keep_last(log: Path) -> None:
-    """One log per start and the one before it: enough to see why it ended."""
+    """Keep the log of the previous start: two logs are enough to see why an engine ended."""
     if log.exists():
         os.replace(log, log.with_name(log.name + ".1"))
 
@@ -208,14 +215,14 @@ def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
     code = current.process.returncode or 0
     name = current.request.model.name
     if code < 0:
-        # Killed from outside, most likely for want of memory: another try may find more.
+        # Killed from outside, most likely for lack of memory; a retry may find more.
         return Unavailable(
             f"cannot start {name}: its engine was ended by signal {-code} before it was ready", code="backend_exited"
         )
-    told = "; ".join(processes.last_lines(current.log, 1)) or _silent_reason(code)
-    told = enclosures.explain(told, processes.last_lines(current.log, LINES_LOOKED_AT))
-    return Hopeless(f"cannot start {name}: its engine ended with code {code}: {told}", code="backend_exited")
+    reason = "; ".join(processes.last_lines(current.log, 1)) or _silent_reason(code)
+    reason = enclosures.explain(reason, processes.last_lines(current.log, LINES_LOOKED_AT))
+    return Hopeless(f"cannot start {name}: its engine ended with code {code}: {reason}", code="backend_exited")
 
 
 def _silent_reason(code: int) -> str:
-    return "it could not be confined, and does not start without" if code == UNCONFINED_EXIT else "it gave no reason"
+    return "it could not be confined, which is required" if code == UNCONFINED_EXIT else "it logged no reason"

@@ -1,9 +1,9 @@
-"""Which port an engine gets, and how long nobody gets it afterwards.
+"""Assigns ports to engines, and quarantines released ports.
 
-A port that was let go rests before another process gets it, and its last holder is preferred after that: a frontend
-that missed the change and asks an old address then meets nobody, or the same model. An engine that answers whoever asks
-would answer for another model, so its port rests far longer. What is taken or rests is on disk before a process is
-made. The next worker lets it rest from its own start on: no clock has to be right for that.
+A released port rests before another process may get it, and its last holder is preferred for longer. So a frontend with
+an outdated address reaches no engine or the same model. An engine that does not check its key would answer requests for
+another model, so its port rests far longer. Taken and resting ports are saved before a process is made. After a restart
+they rest from the start of the worker on, so no clock has to be right.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from enginehouse.core.errors import Unavailable
 from enginehouse.host import disk
 
 REST_SECONDS = 15.0  # LocalAI's quarantine
-# Of an engine that does not check its key: longer than any frontend uses a route that it has not looked at again.
+# For an engine that does not check its key: longer than any frontend uses a route without checking it again.
 UNCHECKED_REST_SECONDS = 300.0
 AFFINITY_SECONDS = 300.0  # LocalAI's affinity
-PORTS = 1000  # from the first one up; more engines than this do not fit on a machine
+PORTS = 1000  # counted from the first port; more engines do not fit on a machine
 
 
 class Ports:
-    """Chooses ports from `first` up."""
+    """Assigns ports from `first` up."""
 
     def __init__(self, first: int, clock: Callable[[], float], file: Path | None = None) -> None:
         self._first = first
         self._clock = clock
         self._file = file
         self._writing = threading.Lock()
-        self._taken: dict[int, float] = {}  # port → how long it rests afterwards
-        self._resting: dict[int, float] = {}  # port → until when
-        self._last: dict[str, tuple[int, float]] = {}  # process key → its last port, and until when it is preferred
+        self._taken: dict[int, float] = {}  # port → seconds to rest after its release
+        self._resting: dict[int, float] = {}  # port → end of its rest
+        self._last: dict[str, tuple[int, float]] = {}  # process key → its last port, and the end of the preference
 
     def load(self) -> None:
-        """What an earlier run had, or left to rest, rests. Blocks."""
+        """Let the taken and resting ports of an earlier run rest. Blocks."""
         if self._file is None:
             return
         try:
@@ -45,17 +45,17 @@ class Ports:
         except FileNotFoundError:
             return
         except (msgspec.DecodeError, UnicodeDecodeError):
-            # What they were is lost, so all that could be chosen first are left alone for as long as may be needed.
+            # The file is damaged, so the ports that are tried first rest for the longest time that may be needed.
             known = dict.fromkeys(range(self._first, self._first + PORTS // 10), UNCHECKED_REST_SECONDS)
         now = self._clock()
         for port, seconds in known.items():
             self._resting[port] = now + min(UNCHECKED_REST_SECONDS, max(REST_SECONDS, seconds))
 
     def save(self) -> None:
-        """Blocks."""
+        """Save the taken and resting ports. Blocks."""
         if self._file is None:
             return
-        with self._writing:  # so that what is written last is what is so now
+        with self._writing:  # the last write must contain the newest state
             now = self._clock()
             resting = {port: until - now for port, until in self._resting.copy().items() if until > now}
             disk.write_atomic(self._file, msgspec.json.encode(resting | self._taken.copy()), mode=0o600)
@@ -67,23 +67,23 @@ class Ports:
         claimed = {port for name, (port, _) in self._last.items() if name != key}
         own = [self._last[key][0]] if key in self._last else []
         plain = list(range(self._first, min(self._first + PORTS, 65536)))
-        # Claims of others are respected as long as there is anything else.
+        # A port that another key prefers is used only if there is no other.
         for port in [*own, *[one for one in plain if one not in claimed], *plain]:
             if port not in self._taken and port not in self._resting and port not in refused and is_free(port):
-                # As long as nobody knows whether its engine checks its key, it may not.
+                # Until `note` is called, the engine counts as one that does not check its key.
                 self._taken[port] = UNCHECKED_REST_SECONDS
                 return port
         raise Unavailable(
-            f"cannot find a free port from {self._first} up: give the worker another base port",
+            f"cannot find a free port from {self._first} up; start the worker with another base port",
             code="resource_exhausted",
         )
 
     def note(self, port: int, *, checks_key: bool) -> None:
-        """What was found out about the engine on a port."""
+        """Record whether the engine on a port checks its key."""
         self._taken[port] = REST_SECONDS if checks_key else UNCHECKED_REST_SECONDS
 
     def release(self, key: str, port: int, *, used: bool = True) -> None:
-        """`used` says whether anybody may have learned the address."""
+        """Release a port. It rests if it was `used`, that is, if its address may be known to a frontend."""
         rest_seconds = self._taken.pop(port, REST_SECONDS)
         if used:
             now = self._clock()

@@ -1,4 +1,4 @@
-"""What the supervisor knows of its processes. No I/O but the records on disk."""
+"""The types of the supervisor's process table, and the records on disk by which the next worker finds leftovers."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class Started(Struct, frozen=True):
 
 
 class Stopped(Struct, frozen=True):
-    """The end of a stop of several: the keys of what is gone, and of what did not go."""
+    """The result of stopping several processes: the keys of the stopped ones and of those that did not end."""
 
     keys: tuple[str, ...] = ()
     survivors: tuple[str, ...] = ()
 
 
 class Running(Struct, kw_only=True):
-    """One live process. `is_stopping` is set before the first signal, so that its end is no surprise."""
+    """One live process. `is_stopping` is set before the first signal, so that its end counts as expected."""
 
     request: StartRequest
-    inode: int | None  # of the backend's directory at the start: another one means that the tree was replaced
+    inode: int | None  # of the tree at the start; a different one means that the tree was replaced
     address: str
     port: int
     nonce: str
     process: asyncio.subprocess.Process
     log: Path
     is_ready: bool = False
-    checks_key: bool = False  # known when it is ready
+    checks_key: bool = False  # known once it is ready
     is_stopping: bool = False
 
     @property
@@ -58,7 +58,7 @@ class Running(Struct, kw_only=True):
         return self.process.returncode is None and not self.is_stopping
 
     def serves(self, request: StartRequest, inode: int | None) -> bool:
-        """Whether this very process is what `request` asks for."""
+        """Whether this process already fulfils `request`."""
         return (
             self.is_alive
             and self.is_ready
@@ -85,13 +85,13 @@ class Running(Struct, kw_only=True):
 
 
 def is_at(replica: RunningReplica, address: str) -> bool:
-    """By the advertised address or by the loopback one, which is what LocalAI's workers report."""
+    """Whether a replica has an address: its advertised one, or the loopback one that LocalAI's workers report."""
     port = replica.address.rpartition(":")[2]
     return address == replica.address or address in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}")
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """What the next worker needs to find the process, should this one be killed. Written before the process is made."""
+    """What the next worker needs to find the process if this worker is killed. Written before the process exists."""
 
     nonce: str
     process_key: str
@@ -101,7 +101,9 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Records:
-    """Files named by nonce below `processes/`: the record, and for a moment the description with the engine's key."""
+    """Files below `processes/`, named by nonce: the record and, until the engine is ready, the description with its
+    key.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -122,5 +124,5 @@ class Records:
         (self._directory / f"{nonce}.json").unlink(missing_ok=True)
 
     def nonces(self) -> list[str]:
-        """Of the processes that an earlier run may have left. The name of the file is enough, whatever is in it."""
+        """The nonces of processes that an earlier run may have left. Taken from file names: contents may be damaged."""
         return sorted({path.stem for path in self._directory.iterdir() if path.suffix in (".json", ".model")})

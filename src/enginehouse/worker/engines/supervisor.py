@@ -1,8 +1,8 @@
-"""Owns the engine processes of this worker: starts, proves, watches and stops them. The only writer of process state.
+"""Owns the engine processes of this worker: starts, checks, watches and stops them. The only writer of process state.
 
-A process is "already running" only after it has answered; its end is noticed when it happens and told to whoever
-listens. Nothing survives the worker: the kernel ends the children of a killed one, and what is left all the same is
-found by its record and nonce at the next start. Starts and stops of one key take turns.
+A process counts as running only after its engine was ready. Its end is noticed at once and signalled by `changed`. No
+process outlives the worker: the kernel ends the children of a killed worker, and the next start finds any leftovers by
+record and nonce. Starts and stops of one process key are serialized.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from enginehouse.worker.options import WorkerOptions
 
 log = logging.getLogger(__name__)
 
-PORT_TRIES = 20
-IDLE_LOOK_SECONDS = 0.2  # between two looks whether an engine still answers somebody
-PROOF_SECONDS = 2.0  # how long a running process may take to prove that it lives: its health answer costs it nothing
-LOG_BYTES = 8 * 1024 * 1024  # of one engine; cut to nothing beyond
-TRIM_SECONDS = 1.0  # between two looks: a fast disk takes half a gigabyte meanwhile
+PORT_TRIES = 20  # other programs may take a port between its check and the engine's bind
+IDLE_LOOK_SECONDS = 0.2  # between checks whether an engine still has connections
+PROOF_SECONDS = 2.0  # for the health check of a running process, which is cheap for the engine
+LOG_BYTES = 8 * 1024 * 1024  # of one engine; a larger log is truncated to nothing
+TRIM_SECONDS = 1.0  # between checks of the logs; a fast disk can take half a gigabyte in that time
 
 
 class Supervisor:
-    """Use as `async with`: its watchers live inside, and on leaving every process has been stopped."""
+    """Use with `async with`: the exit stops all processes and ends their watchers."""
 
     def __init__(
         self,
-        place: WorkerOptions,
+        options: WorkerOptions,
         trees: Trees,
         models: ModelFiles,
         engine: Engine,
@@ -54,17 +54,16 @@ class Supervisor:
         enclosures: Enclosures,
         changed: Callable[[], None],
     ) -> None:
-        self._place = place
+        self._options = options
         self._trees = trees
         self._models = models
-        self._engine = engine
         self._changed = changed
-        self._host = place.advertise_host or "127.0.0.1"
-        self._records = Records(place.processes)
+        self._host = options.advertise_host or "127.0.0.1"
+        self._records = Records(options.processes)
         self._enclosures = enclosures
-        self._starter = Starter(place, engine, self._records, environment, enclosures)
+        self._starter = Starter(options, engine, self._records, environment, enclosures)
         self._running: dict[str, Running] = {}
-        self._coming: dict[str, StartRequest] = {}  # being started, from before there is a process
+        self._coming: dict[str, StartRequest] = {}  # starting, also before the process exists
         self._locks = Locks()
         self._watchers = asyncio.TaskGroup()
         self._watching: set[asyncio.Task[None]] = set()
@@ -72,7 +71,7 @@ class Supervisor:
         self._ports: Ports | None = None
 
     async def __aenter__(self) -> Supervisor:
-        self._ports = Ports(self._place.base_port, asyncio.get_running_loop().time, self._place.ports_file)
+        self._ports = Ports(self._options.base_port, asyncio.get_running_loop().time, self._options.ports_file)
         await asyncio.to_thread(self._ports.load)
         await self._watchers.__aenter__()
         await asyncio.to_thread(self._kill_leftovers)
@@ -85,21 +84,21 @@ class Supervisor:
     ) -> None:
         if (await self.stop_all()).survivors:
             for task in self._watching:
-                task.cancel()  # the kernel does not let go of them; the next worker looks again, by their records
+                task.cancel()  # the processes do not end; the next worker finds them by their records
         if self._trimming is not None:
             self._trimming.cancel()
-        # Never with the error: the watchers have their last steps to do, whatever the reason for leaving.
+        # Without the error, which would cancel the watchers: they have to clean up whatever the reason for the exit.
         await self._watchers.__aexit__(None, None, None)
 
     def listen_on(self, host: str) -> None:
-        """Where engines listen from now on: the address under which the frontend reaches this machine."""
+        """Set the address for new engines: the one at which the frontend reaches this machine."""
         self._host = host
 
     def running(self) -> tuple[RunningReplica, ...]:
         return tuple(one.report() for one in self._running.values() if one.is_alive and one.is_ready)
 
     async def start(self, request: StartRequest) -> Started:
-        """The address of a live process for `request`: the one that runs, or a new one in its place."""
+        """Return a live process for `request`: the running one if it fits, otherwise a new one that replaces it."""
         async with self._locks.hold(request.process_key):
             self._coming[request.process_key] = request
             try:
@@ -110,14 +109,15 @@ class Supervisor:
     async def _start_or_find(self, request: StartRequest) -> Started:
         inode = await in_thread(self._trees.inode_of, request.directory)
         current = self._running.get(request.process_key)
-        if current is not None and current.serves(request, inode) and await self._proves(current):
+        if current is not None and current.serves(request, inode) and await self._is_healthy(current):
             current.request = request
             return current.started
         if current is not None:
             await self._stop(current)
         if inode is None or not (self._trees.path_of(request.directory) / RUN_FILE).is_file():
             raise Unavailable(
-                f"cannot start {request.model.name}: the backend {request.directory} is not installed on this node",
+                f"cannot start {request.model.name}: the backend {request.directory} is not installed on this node; "
+                "install it first",
                 code="not_found",
             )
         chosen = LaunchPlan(
@@ -131,7 +131,7 @@ class Supervisor:
         return await self._start(chosen)
 
     async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
-        """Wait until nobody is connected to the engine; frontends let go of connections that they do not use."""
+        """Wait until the engine has no connections; frontends close connections that they do not use."""
         current = self._running.get(process_key)
         deadline = asyncio.get_running_loop().time() + limit_seconds
         while current is not None and current.process.returncode is None:
@@ -144,17 +144,17 @@ class Supervisor:
         return True
 
     async def stop(self, process_key: str) -> bool:
-        """Whether there was one; `Unavailable` where it does not end."""
+        """Stop a process, and return whether there was one. Raises `Unavailable` if it does not end."""
         async with self._locks.hold(process_key):
             current = self._running.get(process_key)
-            # Not `is_alive`: a stop that was interrupted is finished by the next one.
+            # Not `is_alive`: this call must finish an interrupted stop.
             if current is None or current.process.returncode is not None:
                 return False
             await self._stop(current)
             return True
 
     async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped:
-        """Stop what runs from a backend's directory, except from the tree `but_inode`."""
+        """Stop the processes of a backend's directory, except those of the tree with `but_inode`."""
         matching = [
             key
             for key, one in self._running.items()
@@ -163,7 +163,7 @@ class Supervisor:
         return await self._stop_each(matching)
 
     async def stop_model(self, model: str) -> Stopped:
-        """Stop every replica of a model. One that is being started is stopped when it has come up, or has failed to."""
+        """Stop every replica of a model. One that is starting is stopped after its start has succeeded or failed."""
         requests = self._coming | {key: one.request for key, one in self._running.items()}
         return await self._stop_each([key for key, request in requests.items() if request.model.name == model])
 
@@ -171,12 +171,12 @@ class Supervisor:
         return await self._stop_each(list(self._coming | {key: one.request for key, one in self._running.items()}))
 
     def find(self, process_key: str) -> RunningReplica | None:
-        """What has this key and has not ended, one that is being stopped or did not stop included."""
+        """The process with this key that has not ended, including one that is stopping or failed to stop."""
         current = self._running.get(process_key)
         return current.report() if current is not None and current.process.returncode is None else None
 
     def tidy(self) -> None:
-        """Keep no home of a backend that is gone. A disk that cannot be read now shows nothing. Blocks."""
+        """Remove the homes of removed backends. An unreadable backends directory removes nothing. Blocks."""
         requests = [*self._coming.values(), *(one.request for one in list(self._running.values()))]
         try:
             self._trees.backends.stat()
@@ -186,13 +186,13 @@ class Supervisor:
             log.warning("engines.not_tidied error=%s", error)
 
     async def _trim(self) -> None:
-        """Whether anybody hears this worker or not: an engine may print without an end."""
+        """Runs independently of bus and frontend: an engine may log without limit during an outage."""
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             await asyncio.to_thread(self._trim_logs)
 
     def _trim_logs(self) -> None:
-        """Keep the logs of long-lived engines bounded; they are written in append mode, so cutting is safe. Blocks."""
+        """Bound the logs of long-lived engines. Logs are opened in append mode, so truncation is safe. Blocks."""
         for one in list(self._running.values()):
             try:
                 if one.log.stat().st_size > LOG_BYTES:
@@ -217,14 +217,11 @@ class Supervisor:
                 group.create_task(stop_one(key))
         return Stopped(tuple(sorted(stopped)), tuple(sorted(survivors)))
 
-    async def _proves(self, current: Running) -> bool:
+    async def _is_healthy(self, current: Running) -> bool:
         try:
             async with asyncio.timeout(PROOF_SECONDS):
                 while current.is_alive:
-                    # Anybody may give the health answer, so who listens there is looked at as well.
-                    if await self._engine.is_ready(current.address, current.request.key) and await in_thread(
-                        processes.is_listening, current.process.pid, current.port
-                    ):
+                    if await self._starter.is_answering(current):
                         return True
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
@@ -232,7 +229,7 @@ class Supervisor:
         return False
 
     async def _start(self, chosen: LaunchPlan) -> Started:
-        """Spawn until a port is had; `chosen` has the first one."""
+        """Start the process; if another program takes its port, retry with another port."""
         ports = self._chosen_ports()
         request = chosen.request
         refused: set[int] = set()
@@ -264,17 +261,18 @@ class Supervisor:
                 return current.started
             refused.add(port)
         raise Unavailable(
-            f"cannot start {request.model.name}: {PORT_TRIES} ports from {min(refused)} up were taken by others",
+            f"cannot start {request.model.name}: other programs took {PORT_TRIES} ports from {min(refused)} up; "
+            "start the worker with another base port",
             code="resource_exhausted",
         )
 
     async def _watch(self, current: Running) -> None:
-        """Notice the end, wanted or not, and clean up after it."""
+        """Wait for the end of a process, expected or not, and clean up after it."""
         code = await current.process.wait()
         if not current.is_stopping and current.is_ready:
             log.warning("engine.exited key=%s code=%d", current.request.process_key, code)
-        # What it started itself must not outlive it.
-        await in_thread(processes.kill_leftovers, current.nonce, self._place.grace_seconds)
+        # Its own children must not outlive it.
+        await in_thread(processes.kill_leftovers, current.nonce, self._options.grace_seconds)
         if self._running.get(current.request.process_key) is current:
             del self._running[current.request.process_key]
         self._chosen_ports().release(current.request.process_key, current.port, used=current.is_ready)
@@ -285,20 +283,20 @@ class Supervisor:
 
     async def _stop(self, current: Running) -> None:
         current.is_stopping = True
-        await processes.stop_group(current.process, self._place.grace_seconds)
+        await processes.stop_group(current.process, self._options.grace_seconds)
         if current.process.returncode is None:
-            # It stays known, so that the next stop tries again and its port and files stay its own.
+            # The entry stays: the next stop tries again, and the port and files remain reserved.
             raise Unavailable(
-                f"cannot stop {current.request.process_key}: process {current.process.pid} does not end though it was "
-                "killed; look what it waits for on that machine",
+                f"cannot stop {current.request.process_key}: process {current.process.pid} did not end after SIGKILL; "
+                "check on that machine what it waits for",
                 code="process_survived",
             )
-        # The watcher does the rest; nobody may meet the old entry meanwhile.
+        # The watcher cleans up; the old entry must not be visible until then.
         if self._running.get(current.request.process_key) is current:
             del self._running[current.request.process_key]
 
     async def _note_ports(self) -> None:
-        """Where this cannot be written, what is on disk lets a port rest for longer than it must."""
+        """Save the ports. A failure is harmless: the older file lets a port rest longer than necessary."""
         try:
             await in_thread(self._chosen_ports().save)
         except OSError as error:
@@ -310,6 +308,6 @@ class Supervisor:
 
     def _kill_leftovers(self) -> None:
         for nonce in self._records.nonces():
-            if count := processes.kill_leftovers(nonce, self._place.grace_seconds):
+            if count := processes.kill_leftovers(nonce, self._options.grace_seconds):
                 log.warning("engine.leftover_killed nonce=%s processes=%d", nonce, count)
             self._records.remove(nonce)

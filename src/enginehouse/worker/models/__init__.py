@@ -1,1 +1,1 @@
-"""Models' files on this machine."""
+"""The files of models on this machine."""

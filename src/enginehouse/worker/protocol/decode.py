@@ -1,7 +1,7 @@
-"""Messages from the bus as Actions, and outcomes as replies: LocalAI's shapes with our additive fields.
+"""Decodes messages of the bus to actions, and encodes outcomes as replies: LocalAI's formats with additional fields.
 
-`read` parses a message once. `head_of` says what it is about, so that its arrival can be reported before names are
-looked up; `work_of` makes the work of it, with names resolved by `names`. Nothing here acts.
+`read` parses a message once. `head_of` identifies it, so that its arrival can be reported before names are resolved.
+`work_of` builds the work, with names resolved by `names`. This module executes nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from enginehouse.worker.protocol.names import (
     model_name,
 )
 
-MAX_KEY = 300  # a model's name and a number: Python refuses to read numbers of thousands of digits
-MAX_DRAIN_SECONDS = 3600.0  # an engine may take so long to answer, not longer
-MAX_SLOT = 1000  # more replicas of one model on one machine are a mistake
+MAX_KEY = 300  # a model's name and a number; Python refuses to parse numbers of thousands of digits
+MAX_DRAIN_SECONDS = 3600.0  # the longest time an engine may take for one answer
+MAX_SLOT = 1000  # more replicas of one model on one machine are an error
 
 WorkRequest = (
     wire.BackendInstallRequest
@@ -47,23 +47,23 @@ WorkRequest = (
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """Whom a message is about. `command` is None when a frontend without intents sent it."""
+    """The identification of a message. `command` is None if a frontend without intents sent it."""
 
     op_id: str = ""
-    about: str = ""  # the backend or model, in the words of the request
+    about: str = ""  # the backend or model, as named in the request
     command: wire.Command | None = None
 
 
 class LookUps(Struct, frozen=True, kw_only=True):
-    """What must be looked up before a message can be decoded."""
+    """What must be loaded before the names in a message can be resolved."""
 
     installed: bool = False
     aliases: bool = False
-    galleries: str | None = None  # LocalAI's list of them; None where names are not looked up in any
+    galleries: str | None = None  # in LocalAI's format; None if no gallery is needed
 
 
 def read(verb: str, payload: bytes) -> WorkRequest:
-    """The request in a message; `Malformed` or `Invalid` where there is none."""
+    """Parse the request in a message. Raises `Malformed` or `Invalid`."""
     match verb:
         case subjects.INSTALL:
             return wire.decode(payload, wire.BackendInstallRequest, "the install request")
@@ -78,7 +78,7 @@ def read(verb: str, payload: bytes) -> WorkRequest:
         case subjects.DELETE_MODEL:
             return wire.decode(payload, wire.ModelDeleteRequest, "the request to delete a model")
         case _:
-            raise Invalid(f"cannot do {verb!r}: this worker does not know it", code="unsupported")
+            raise Invalid(f"cannot do {verb!r}: this worker does not support it", code="unsupported")
 
 
 def head_of(request: WorkRequest) -> Head:
@@ -97,7 +97,7 @@ def head_of(request: WorkRequest) -> Head:
 
 
 def look_ups_for(request: WorkRequest, known: KnownNames | None = None) -> LookUps:
-    """Without `known`, what must be read from disk; with it, whether a gallery must be asked as well."""
+    """Without `known`: what must be read from disk. With `known`: whether galleries are needed as well."""
     match request:
         case wire.BackendInstallRequest() if request.model_id:
             return LookUps(installed=True)
@@ -114,7 +114,7 @@ def look_ups_for(request: WorkRequest, known: KnownNames | None = None) -> LookU
 
 
 def work_of(request: WorkRequest, known: KnownNames) -> Work:
-    """The work that a request asks for; raises one of our errors for anything else."""
+    """Build the work for a request. Raises an `EnginehouseError` if the request is invalid."""
     match request:
         case wire.BackendInstallRequest() if request.model_id:
             action: Action = _start(request, known)
@@ -147,7 +147,7 @@ def work_of(request: WorkRequest, known: KnownNames) -> Work:
 
 
 def _is_there(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: KnownNames) -> bool:
-    """Whether a name alone was asked for and is installed, so that there is nothing to look up and nothing to do."""
+    """Whether the request gives only a name and that backend is installed, so that nothing has to be done."""
     return (
         isinstance(request, wire.BackendInstallRequest)
         and not (request.command or request.force or request.resolved or request.uri or request.model_id)
@@ -157,7 +157,7 @@ def _is_there(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, 
 
 def _keep(request: wire.BackendInstallRequest, known: KnownNames) -> Work:
     backend = find_usable(known, request.backend)
-    assert backend is not None, "asked only where it is there"
+    assert backend is not None, "called only for an installed backend"
     resolved = Resolved(directory=backend.name, uri=backend.uri, digest=backend.digest)
     return Work(
         action=InstallBackend(backend=request.backend, resolved=resolved),
@@ -173,12 +173,12 @@ def _start(request: wire.BackendInstallRequest, known: KnownNames) -> StartRepli
     _check_slot(request.replica_index)
     if request.model is None:
         raise Invalid(
-            f"cannot start {request.model_id}: engines of this worker take their model at start, "
-            "and the request does not carry one; ask through an Enginehouse frontend",
+            f"cannot start {request.model_id}: engines of this worker load their model at start, "
+            "and the request does not contain one; use an Enginehouse frontend",
             code="unsupported",
         )
     if request.model.model.name != request.model_id:
-        raise Invalid(f"cannot start {request.model_id}: the request carries another model", code="invalid_name")
+        raise Invalid(f"cannot start {request.model_id}: the request contains another model", code="invalid_name")
     return StartReplica(
         model=request.model.model,
         slot=request.replica_index,
@@ -190,7 +190,10 @@ def _start(request: wire.BackendInstallRequest, known: KnownNames) -> StartRepli
 
 def _stop(request: wire.ModelStopRequest) -> StopReplica:
     if len(request.process_key) > MAX_KEY:
-        raise Invalid(f"cannot stop {request.process_key[:40]!r}…: no process has so long a key", code="invalid_name")
+        raise Invalid(
+            f"cannot stop {request.process_key[:40]!r}…: the process key is longer than {MAX_KEY} characters",
+            code="invalid_name",
+        )
     model, slot = parse_process_key(request.process_key)
     model_name(model)
     _check_slot(slot)
@@ -203,7 +206,7 @@ def _check_slot(slot: int) -> None:
 
 
 def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:
-    """The reply for an outcome, in the shape of its verb; `work` is None when the message could not be read."""
+    """Encode an outcome in the reply format of the verb. `work` is None if the message could not be decoded."""
     error = outcome.message if outcome.code else ""
     match verb:
         case subjects.INSTALL:

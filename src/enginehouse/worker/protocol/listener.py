@@ -1,8 +1,9 @@
-"""Takes messages from the bus: each its own task, each answered, a malformed one too.
+"""Receives messages from the bus: each has its own task and gets a reply, even if it is malformed.
 
-The number at work is bounded per subject, so that a burst on one leaves the others alone; what is beyond is refused at
-once, and what is beyond that is counted and dropped. That a command has arrived is told before anything is looked up.
-A reply that nobody can hear, because the bus is away, is not kept: the next report carries the result.
+The number of concurrent messages is bounded per subject, so that a burst on one subject does not affect the others.
+Messages beyond the limit are refused at once; messages beyond the queue of refusals are counted and dropped. The
+arrival of a command is reported before any name is resolved. Replies are not queued while the bus is away: the next
+report carries the result.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from enginehouse.worker.protocol.stops import stop_backend, unload
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGES = 256  # at work at once on one subject: more than a node has backends, models or replicas
-MAX_REFUSALS = 4096  # waiting to be told no: a few hundred kilobytes, and gone in a tenth of a second
-LOOKS = 3  # at what a name means, where what it meant is deleted each time before its turn
+MAX_MESSAGES = 256  # concurrent on one subject; more than a node has backends, models or replicas
+MAX_REFUSALS = 4096  # queued; a few hundred kilobytes, sent in a tenth of a second
+LOOKS = 3  # attempts to resolve a name whose backend is deleted each time before the command runs
 
 
 class Listener:
-    """Use `run` once; it returns when `until` is set, with every task of its own ended."""
+    """Call `run` once; it returns when `until` is set and all its tasks have ended."""
 
     def __init__(
         self, bus: Bus, node_id: str, parts: CommandPorts, actions: Executor, leave: Callable[[], None] = lambda: None
@@ -46,16 +47,16 @@ class Listener:
         self._node_id = node_id
         self._parts = parts
         self._actions = actions
-        self._leave = leave  # what `stop` asks for
+        self._leave = leave  # called for the message `stop`
         self._tasks: set[asyncio.Task[None]] = set()
-        self._at_work: Counter[str] = Counter()
+        self._in_progress: Counter[str] = Counter()
         self._group: asyncio.TaskGroup | None = None
         self._refused: deque[tuple[str, str]] = deque()
         self._is_refusing = asyncio.Event()
         self.dropped = 0
 
     async def run(self, listening: asyncio.Event, until: asyncio.Event) -> None:
-        """`listening` is set when every subject is heard. `Unavailable` when one cannot be."""
+        """Set `listening` when all subjects are subscribed. Raises `Unavailable` if one cannot be."""
         refused: Unavailable | None = None
         async with asyncio.TaskGroup() as self._group:
             refusing = self._group.create_task(self._refuse())
@@ -75,47 +76,47 @@ class Listener:
 
     def _receive(self, verb: str, message: Message) -> None:
         if self._group is None:
-            return  # leaving: it will be sent again
-        if self._at_work[verb] >= MAX_MESSAGES:
-            self._turn_away(verb, message)
+            return  # shutting down; the message will be sent again
+        if self._in_progress[verb] >= MAX_MESSAGES:
+            self._refuse_later(verb, message)
             return
-        self._at_work[verb] += 1
+        self._in_progress[verb] += 1
         task = self._group.create_task(self._take(verb, message))
         self._tasks.add(task)
         task.add_done_callback(partial(self._forget, verb))
 
     def _forget(self, verb: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._at_work[verb] -= 1
+        self._in_progress[verb] -= 1
 
-    def _turn_away(self, verb: str, message: Message) -> None:
+    def _refuse_later(self, verb: str, message: Message) -> None:
         if message.reply and len(self._refused) < MAX_REFUSALS:
             self._refused.append((verb, message.reply))
             self._is_refusing.set()
         else:
-            self._drop(verb, f"{MAX_MESSAGES} are at work")
+            self._drop(verb, f"{MAX_MESSAGES} messages are in progress")
 
     def _drop(self, verb: str, reason: object) -> None:
-        """Without an answer, but never without a trace."""
+        """Count and log a message or reply that is dropped."""
         self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th …: a flood must not fill the log
+        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th …, so that a flood does not fill the log
             log.error("worker.dropped verb=%s dropped=%d reason=%s", verb, self.dropped, reason)
 
     async def _refuse(self) -> None:
-        busy = Unavailable(f"cannot take another command: {MAX_MESSAGES} are at work", code="resource_exhausted")
+        busy = Unavailable(f"cannot take another command: {MAX_MESSAGES} are in progress", code="resource_exhausted")
         while True:
             await self._is_refusing.wait()
             self._is_refusing.clear()
             while self._refused:
                 verb, reply = self._refused.popleft()
-                await self._say(verb, reply, encode_reply(verb, outcome_of(busy), None))
+                await self._reply(verb, reply, encode_reply(verb, outcome_of(busy), None))
 
-    async def _say(self, verb: str, reply: str, answer: bytes) -> None:
+    async def _reply(self, verb: str, reply: str, answer: bytes) -> None:
         try:
             await self._bus.publish(reply, answer)
         except Unavailable:
-            pass  # the bus is away, and so is whoever asked
-        except EnginehouseError as error:  # more than the bus takes: nobody else is to be harmed by it
+            pass  # the bus is away, so the requester is unreachable
+        except EnginehouseError as error:  # too large for the bus; other messages must not be affected
             self._drop(verb, error)
 
     async def _take(self, verb: str, message: Message) -> None:
@@ -126,13 +127,13 @@ class Listener:
                 case subjects.CANCEL:
                     self._actions.cancel(wire.decode(message.payload, wire.CancelRequest, "the cancellation").intent)
                 case subjects.STOP_NODE:
-                    log.info("worker.told_to_stop")
+                    log.info("worker.stop_requested")
                     self._leave()
                 case _:
                     answer = await self._answer(verb, message.payload)
                     if message.reply:
-                        await self._say(verb, message.reply, answer)
-        except Malformed as error:  # of the verbs that have no answer
+                        await self._reply(verb, message.reply, answer)
+        except Malformed as error:  # of a verb without a reply
             self._drop(verb, error)
 
     async def _answer(self, verb: str, payload: bytes) -> bytes:
@@ -167,7 +168,7 @@ class Listener:
     async def _perform(self, request: WorkRequest, report: ReportProgress) -> tuple[Outcome, Work | None]:
         for _ in range(LOOKS):
             try:
-                work = await self._understand(request)
+                work = await self._decode(request)
             except EnginehouseError as error:
                 return outcome_of(error), None
             except OSError as error:
@@ -177,8 +178,8 @@ class Listener:
                 break
         return outcome, work
 
-    async def _understand(self, request: WorkRequest) -> Work:
-        """Look up what the request's names need, and no more: a request of ours that names everything costs nothing."""
+    async def _decode(self, request: WorkRequest) -> Work:
+        """Resolve the names in a request. Only what is needed is loaded: a fully resolved request costs nothing."""
         needs, known = look_ups_for(request), KnownNames()
         if needs.installed:
             aliases = await self._parts.trees.aliases() if needs.aliases else {}

@@ -1,9 +1,9 @@
-"""What a name in a message means on this node: a directory, or a build to install.
+"""Resolves a name in a message to a directory on this node, or to a build to install.
 
-A message of ours carries the resolved build, which is obeyed. One of a Go frontend carries only names: they are looked
-for among what is installed, by directory, meta name or alias, and then in the galleries it names, for this machine.
-The bus is not trusted: every name is checked before anything acts on it, `gallery@name` never becomes a directory, and
-files of this machine are never what is installed.
+A message of an Enginehouse frontend contains the resolved build, which is used as it is. A message of a Go frontend
+contains only names: they are searched among the installed backends (directory, meta name, alias) and then, for this
+machine, in the galleries that the message names. The bus is not trusted: every name is checked before it is used,
+`gallery@name` never becomes a directory, and files of this machine are never installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from enginehouse.host import hardware
 
 
 class KnownNames(Struct, frozen=True, kw_only=True):
-    """What a name can mean here."""
+    """Everything in which a name can be resolved."""
 
     installed: Sequence[InstalledBackend] = ()
     aliases: Mapping[str, Sequence[str]] = {}
@@ -33,12 +33,12 @@ class KnownNames(Struct, frozen=True, kw_only=True):
 
 
 def plain_name(name: str) -> str:
-    """Without the gallery that a frontend put before it."""
+    """The name without its gallery prefix."""
     return name.rpartition("@")[2]
 
 
 def model_name(name: str) -> str:
-    """`name` itself, if it is one and would stay where models are, whoever joins it to a path."""
+    """Check a model name and return it. Joined to the models directory, it must not lead out of it."""
     check_model_name(name)
     if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
         raise Invalid(
@@ -48,20 +48,20 @@ def model_name(name: str) -> str:
 
 
 def find_installed(known: KnownNames, name: str) -> str | None:
-    """The directory that a name means among what is installed; None where it means nothing."""
+    """The directory of an installed backend, by directory, meta name or alias; None if there is none."""
     plain = plain_name(name)
-    # As it is first: LocalAI's workers make pointers that are called `gallery@name`.
+    # The full name first: LocalAI's workers make pointers named `gallery@name`.
     found = directory_behind(known.installed, name) or directory_behind(known.installed, plain)
     if found is not None:
         return check_directory(found)
     candidates = known.aliases.get(plain, ())
     if len(candidates) > 1:
-        raise Conflict(f"cannot tell which backend {plain!r} means: {', '.join(candidates)} have that alias; name one")
+        raise Conflict(f"cannot resolve {plain!r}: {', '.join(candidates)} have that alias; use one of these names")
     return check_directory(candidates[0]) if candidates else None
 
 
 def installed_directory(known: KnownNames, name: str) -> str:
-    """For whoever needs it to be there."""
+    """As `find_installed`, but raises `NotFound`."""
     found = find_installed(known, name)
     if found is None:
         raise NotFound(f"cannot find a backend named {plain_name(name)!r} on this node", code="not_found")
@@ -69,12 +69,12 @@ def installed_directory(known: KnownNames, name: str) -> str:
 
 
 def literal_directory(known: KnownNames, name: str) -> str:
-    """For messages of ours, which name the directory of the intent's subject, there or not; only a pointer leads on."""
+    """The directory in a message of an Enginehouse frontend; it need not exist. Only pointers are followed."""
     return check_directory(directory_behind(known.installed, name) or name)
 
 
 def find_usable(known: KnownNames, name: str) -> InstalledBackend | None:
-    """The backend behind a name that could be started as it is."""
+    """The installed backend of a name, if it can be started."""
     directory = find_installed(known, name) if name else None
     for backend in known.installed:
         if backend.name == directory and not backend.is_meta and not backend.is_broken:
@@ -83,7 +83,7 @@ def find_usable(known: KnownNames, name: str) -> InstalledBackend | None:
 
 
 def build_for(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: KnownNames) -> Resolved:
-    """What a request asks to have installed."""
+    """The build that a request asks for."""
     if request.resolved is not None:
         return request.resolved
     if request.uri:
@@ -103,13 +103,14 @@ def _external(uri: str, name: str, alias: str) -> Resolved:
     source = parse_uri(uri)
     if source.kind in ("directory", "ocifile"):
         raise Invalid(
-            f"cannot install from {shown_uri(uri)}: files of this machine are installed with `enginehouse local`",
+            f"cannot install from {shown_uri(uri)}: files of this machine cannot be requested over the bus; "
+            "install them with `enginehouse local`",
             code="uri_not_allowed",
             param="uri",
         )
     if not name:
         raise Invalid(
-            f"cannot install from {shown_uri(uri)} without a name: say in `name` what the backend is to be called",
+            f"cannot install from {shown_uri(uri)} without a name; set `name` to the name of the backend",
             code="invalid_name",
             param="name",
         )
@@ -122,12 +123,12 @@ def _in_galleries(name: str, galleries: Sequence[Gallery]) -> Resolved:
     except NotFound:
         if "@" not in name:
             raise
-        # A frontend calls its galleries what it likes; the entry is what was meant.
+        # A frontend may name its galleries differently; the entry counts.
         return resolve(galleries, plain_name(name), hardware.capability(), hardware.platform())
 
 
 def _installed_from_elsewhere(name: str, known: KnownNames) -> Resolved | None:
-    """What no gallery knows and is installed all the same, from where it came; None where nobody wrote that down."""
+    """The build of an installed backend that is in no gallery, from its recorded URI; None without a usable URI."""
     directory = find_installed(known, name)
     backend = next((one for one in known.installed if one.name == directory and one.uri), None)
     if backend is None or parse_uri(backend.uri).kind not in ("image", "archive"):

@@ -1,7 +1,7 @@
-"""Tells how far a command is: at once at first, then at most every 250 ms, and always the last word.
+"""Publishes the progress of a command: the first event at once, then at most one every 250 ms, and always the last one.
 
-Best effort: while the bus is away events are dropped, never queued. Numbers never fall within one attempt, whatever
-the steps of the work report, because the frontend shows them as they come.
+Best effort: while the bus is away, events are dropped and never queued. Numbers never decrease within an attempt,
+whatever the steps of the work report, because the frontend shows them as they arrive.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse.core import subjects, wire
@@ -17,11 +18,11 @@ from enginehouse.core.errors import Unavailable
 from enginehouse.core.progress import Phase, Progress
 from enginehouse.ports import Bus
 
-WINDOW_SECONDS = 0.25  # LocalAI's: four a second are smooth to the eye and nothing to the bus
+WINDOW_SECONDS = 0.25  # LocalAI's value: four events a second look smooth and cost the bus little
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """Whom progress is about and where it goes."""
+    """The command that progress events belong to."""
 
     node_id: str
     op_id: str
@@ -37,11 +38,11 @@ class Publisher:
         self._latest = Progress(attempt=told.attempt)
         self._changed = asyncio.Event()
         self._sequence = 0
-        # A frontend that names no operation, or one that no subject can hold, is told the end alone.
-        self._is_told = subjects.can_be_token(told.op_id)
+        # Without an operation ID that fits into a subject, no events are published; the frontend gets only the reply.
+        self._is_published = subjects.can_be_token(told.op_id)
 
     def report(self, phase: Phase, file: str, done_bytes: int, total_bytes: int) -> None:
-        """Called by the work, on the loop's thread, as often as it likes."""
+        """Set the latest progress. Call it on the loop's thread, as often as needed."""
         self._latest = Progress(
             phase=phase,
             file=file,
@@ -52,20 +53,12 @@ class Publisher:
         self._changed.set()
 
     async def publish(self) -> None:
-        """Send the latest, if it was not sent yet."""
-        if not self._changed.is_set() or not self._is_told:
+        """Publish the latest progress unless it was already published."""
+        if not self._changed.is_set() or not self._is_published:
             return
         self._changed.clear()
         self._sequence += 1
-        latest = self._latest
-        progress = Progress(
-            phase=latest.phase,
-            file=latest.file,
-            done_bytes=latest.done_bytes,
-            total_bytes=latest.total_bytes,
-            attempt=latest.attempt,
-            sequence=self._sequence,
-        )
+        progress = msgspec.structs.replace(self._latest, sequence=self._sequence)
         told = self._told
         event = wire.progress_event(told.op_id, told.node_id, told.about, told.intent, progress)
         with contextlib.suppress(Unavailable):
@@ -80,7 +73,7 @@ class Publisher:
 
 @contextlib.asynccontextmanager
 async def publishing(bus: Bus, told: Told) -> AsyncIterator[Publisher]:
-    """A publisher whose first event, sent before anything else, tells that the command has arrived."""
+    """Open a publisher. Its first event, sent before anything else, reports that the command has arrived."""
     publisher = Publisher(bus, told)
     publisher.report("resolving", "", 0, 0)
     await publisher.publish()

@@ -1,8 +1,8 @@
-"""LocalAI's two ways to end processes without an intent: `backend.stop`, whose word has four meanings, and
+"""LocalAI's two messages that stop processes without an intent: `backend.stop`, whose name has four meanings, and
 `model.unload`.
 
-Both act on processes alone and remove nothing. They take no lock of a backend: a stop is for what hangs, too. A name
-is only ever compared with what runs here, so none can do harm.
+Both act only on processes and remove nothing. They take no backend lock, so that they also stop processes that hang.
+A name is only compared with running processes, so an invalid one is harmless.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 async def stop_backend(parts: CommandPorts, payload: bytes) -> None:
-    """Every process, or those that the name means in any way: as a process key, a backend, an alias or a model.
+    """Stop the processes whose process key, backend, alias or model is the name; without a name, all processes.
 
-    `Malformed` for a message that says nothing.
+    Raises `Malformed` for a message that cannot be decoded.
     """
     is_empty = payload.strip() in (b"", b"null")
     request = wire.decode(b"{}" if is_empty else payload, wire.BackendStopRequest, "the stop request")
@@ -47,7 +47,7 @@ async def stop_backend(parts: CommandPorts, payload: bytes) -> None:
 
 
 async def unload(parts: CommandPorts, payload: bytes) -> Outcome:
-    """End the replicas of a model, or the one at an address. That there is none is what was asked for."""
+    """Stop the replicas of a model, or the one at an address. Succeeds if there is none."""
     try:
         request = wire.decode(payload, wire.ModelUnloadRequest, "the unload request")
     except EnginehouseError as error:
@@ -63,7 +63,7 @@ async def unload(parts: CommandPorts, payload: bytes) -> Outcome:
     stopped = tuple(key for end in ends for key in end.keys)
     survivors = [key for end in ends for key in end.survivors]
     if survivors:
-        left = f"cannot unload {request.model_name}: {', '.join(survivors)} did not end though killed"
+        left = f"cannot unload {request.model_name}: {', '.join(survivors)} did not end after SIGKILL"
         return outcome_of(Unavailable(left, code="process_survived"))
     return Outcome(stopped=stopped)
 
@@ -76,7 +76,7 @@ async def _stop_one(parts: CommandPorts, key: str) -> Stopped:
 
 
 async def _directories(parts: CommandPorts, name: str) -> set[str]:
-    """What a name may mean as a backend. Without a readable disk it can still be the directory itself."""
+    """The directories that a name may stand for; on an unreadable disk, only the name itself."""
     plain = plain_name(name)
     found = {name, plain}
     try:
