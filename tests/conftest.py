@@ -43,7 +43,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Callable[[], str]]:
+def postgres() -> Iterator[Callable[..., str]]:
     """A real PostgreSQL server for the whole run: a call makes a fresh database and gives its URL."""
     with warnings.catch_warnings():
         # It looks for a runtime directory that a machine without a desktop session does not have.
@@ -61,9 +61,10 @@ def postgres() -> Iterator[Callable[[], str]]:
     execute("create database migrated")
     _migrate(str(server.get_uri(database="migrated")))
 
-    def make_database() -> str:
+    def make_database(template: str = "migrated") -> str:
+        """`template1` is PostgreSQL's own, without tables."""
         name = f"t{uuid.uuid4().hex}"
-        execute(f'create database "{name}" template migrated')
+        execute(f'create database "{name}" template {template}')
         return str(server.get_uri(database=name))
 
     yield make_database

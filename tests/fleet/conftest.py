@@ -28,9 +28,9 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
 
 @pytest.fixture(scope="session")
 def running_fleet(
-    tmp_path_factory: pytest.TempPathFactory, postgres: Callable[[], str], stocked: Warehouse
+    tmp_path_factory: pytest.TempPathFactory, postgres: Callable[..., str], stocked: Warehouse
 ) -> Iterator[Fleet]:
-    made = Fleet(tmp_path_factory.mktemp("fleet"), postgres(), stocked.environment)
+    made = Fleet(tmp_path_factory.mktemp("fleet"), postgres("template1"), stocked.environment)
     try:
         made.start(frontends=2, workers=5)
         yield made

@@ -34,9 +34,9 @@ IDLE_SECONDS = 0.5
 LOCK_SECONDS = 0.4
 
 
-def hasty_database(postgres: Callable[[], str]) -> tuple[str, str]:
+def hasty_database(postgres: Callable[..., str]) -> tuple[str, str]:
     """An empty one: as its owner sees it, who has no patience, and as somebody who may see everything."""
-    url, role = postgres(), f"hasty{uuid.uuid4().hex[:8]}"
+    url, role = postgres("template1"), f"hasty{uuid.uuid4().hex[:8]}"
     database = urlsplit(url).path.strip("/")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f'create role "{role}" login'.encode())
@@ -75,7 +75,9 @@ class Hasty(Struct):
 
 
 @pytest.fixture(scope="module")
-def hasty(postgres: Callable[[], str], stocked: Warehouse, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hasty]:
+def hasty(
+    postgres: Callable[..., str], stocked: Warehouse, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Hasty]:
     """The load begins with the first test of this file and is over with the last."""
     url, all_seeing_url = hasty_database(postgres)
     fleet = Fleet(tmp_path_factory.mktemp("hasty"), url, stocked.environment)
@@ -103,11 +105,11 @@ def test_a_role_without_patience_is_enough_for_whatever_is_done_to_backends(
 
 
 def test_two_frontends_that_start_at_once_on_an_empty_database_both_come_up(
-    postgres: Callable[[], str], warehouse: Warehouse, tmp_path_factory: pytest.TempPathFactory
+    postgres: Callable[..., str], warehouse: Warehouse, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """F-043."""
     for _ in range(STARTS):
-        twins = Fleet(tmp_path_factory.mktemp("twins"), postgres(), warehouse.environment)
+        twins = Fleet(tmp_path_factory.mktemp("twins"), postgres("template1"), warehouse.environment)
         try:
             twins.start(frontends=2, workers=0)
             assert len(twins.rows("select version_num from alembic_version")) == 1
