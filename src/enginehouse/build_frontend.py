@@ -46,7 +46,7 @@ from enginehouse.core.artifact import Artifact
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.fetch.galleries.sources import Sources, load_builtin
 from enginehouse.fetch.http.client import Client, Rules
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.origins import open_origin
 from enginehouse.fetch.registry.requests import Registries
 from enginehouse.frontend.acceptance import Acceptance

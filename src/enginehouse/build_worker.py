@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from enginehouse.artifact.blobs.store import BlobStore
 from enginehouse.artifact.images.sharing import Manifests
-from enginehouse.artifact.suppliers import Suppliers
+from enginehouse.artifact.origins import Suppliers
 from enginehouse.core.errors import Invalid
 from enginehouse.core.node_api import RegisterReply
 from enginehouse.engine.openai.client import HttpEngine

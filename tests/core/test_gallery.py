@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from tests.core.localai import SHARED, localai, needs_index
 
-from enginehouse.core.entry import Gallery, GalleryEntry
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound
 from enginehouse.core.gallery import Catalogue, resolve
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 NUMBERS = {

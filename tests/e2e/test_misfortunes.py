@@ -104,25 +104,25 @@ def test_a_default_port_moves_on_and_an_open_server_answers_nobody_without_a_cre
     cluster: Cluster, tmp_path: Path
 ) -> None:
     host = own_address()
-    open_house = Cluster(tmp_path)
-    open_house.data = tmp_path / "with space"
+    open_cluster = Cluster(tmp_path)
+    open_cluster.data = tmp_path / "with space"
     log = tmp_path / "up.log"
     with socket.create_server((host, 8080)) if is_free(host, 8080) else socket.socket():
-        open_house.parent = Program("up", "--data", str(open_house.data), "--host", host, *FAST, log=log)
+        open_cluster.parent = Program("up", "--data", str(open_cluster.data), "--host", host, *FAST, log=log)
         try:
             wait_for("`up` to say where it is", lambda: "Enginehouse is up: http://" in log.read_text(), 60)
             said = log.read_text()
-            open_house.url = json.loads((open_house.data / "server.json").read_text())["url"]
-            assert f"Enginehouse is up: {open_house.url}" in said
-            assert open_house.url.startswith(f"http://{host}:")
-            assert not open_house.url.endswith(":8080")
-            assert f"--data '{open_house.data}' run tiny-chat" in said
+            open_cluster.url = json.loads((open_cluster.data / "server.json").read_text())["url"]
+            assert f"Enginehouse is up: {open_cluster.url}" in said
+            assert open_cluster.url.startswith(f"http://{host}:")
+            assert not open_cluster.url.endswith(":8080")
+            assert f"--data '{open_cluster.data}' run tiny-chat" in said
             for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/api/nodes")):
-                assert error_of(ask(open_house, method, path, {}, token=None), 401)["code"] == "unauthenticated"
-            assert ask(open_house, "GET", "/healthz", token=None)[0] == 200
-            assert ask(open_house, "GET", "/v1/models")[0] == 200
+                assert error_of(ask(open_cluster, method, path, {}, token=None), 401)["code"] == "unauthenticated"
+            assert ask(open_cluster, "GET", "/healthz", token=None)[0] == 200
+            assert ask(open_cluster, "GET", "/v1/models")[0] == 200
         finally:
-            assert open_house.parent.end() == 0
+            assert open_cluster.parent.end() == 0
 
 
 def own_address() -> str:

@@ -10,7 +10,7 @@ from tests.fetch.images import Image
 
 from enginehouse.core.artifact import Layer
 from enginehouse.fetch.http.client import Client, Rules
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.origins import Origin, open_origin
 from enginehouse.fetch.registry.requests import Registries
 

@@ -76,7 +76,7 @@ def p99_of_claims(url: str, count: int) -> float:
     return sorted(asyncio.run(measured()))[int(count * 0.99) - 1]
 
 
-def empty_house(postgres: Callable[[], str]) -> str:
+def empty_database(postgres: Callable[[], str]) -> str:
     """The same nodes, and nothing that was ever asked of them."""
     url = postgres()
     asyncio.run(Store.open(url)).close()
@@ -86,7 +86,7 @@ def empty_house(postgres: Callable[[], str]) -> str:
 
 def test_a_claim_takes_no_longer_for_all_that_has_ended_or_waits(cluster: Fleet, postgres: Callable[[], str]) -> None:
     """F-042. Before there are frontends: they would claim what the test is to claim."""
-    idle = p99_of_claims(empty_house(postgres), IDLE_CLAIMS)
+    idle = p99_of_claims(empty_database(postgres), IDLE_CLAIMS)
     full = p99_of_claims(cluster.database_url, CLAIMS)
     assert full <= max(CLAIM_SECONDS, SLOWNESS * idle), f"{full:.4f} s, in an empty cluster {idle:.4f} s"
 

@@ -20,7 +20,7 @@ from enginehouse.core.progress import Progress
 from enginehouse.frontend.watching.board import _revision
 from enginehouse.store import claims, db, history, intents, leases, nodes, operations
 from enginehouse.store.db import Connection
-from enginehouse.store.requests import add_intent
+from enginehouse.store.supersession import add_intent
 
 LIMIT_SECONDS = 10
 

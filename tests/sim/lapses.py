@@ -26,7 +26,7 @@ from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.operations import cancel as ending
 from enginehouse.frontend.operations import request as operations
 from enginehouse.frontend.operations.targets import Targets
-from enginehouse.store import claims, lingering, nodes, requests
+from enginehouse.store import claims, lingering, nodes, supersession
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection
 from enginehouse.worker.agent import Agent
@@ -106,11 +106,11 @@ def _another_name_is_another_request() -> list[Patch]:
     def is_same_request(wanted: Action, open_one: Action) -> bool:
         return action.is_same_request(wanted, open_one) and action.pointer_of(wanted) == action.pointer_of(open_one)
 
-    return [(requests, "is_same_request", is_same_request)]
+    return [(supersession, "is_same_request", is_same_request)]
 
 
 def _joined_names_are_forgotten() -> list[Patch]:
-    return [(requests, "add_pointers", lambda connection, done, new_id, now: [])]
+    return [(supersession, "add_pointers", lambda connection, done, new_id, now: [])]
 
 
 def _under_several_names(chance: Random) -> tuple[SimRequest, ...]:

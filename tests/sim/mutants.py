@@ -26,7 +26,7 @@ from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.progress import Progress
 from enginehouse.frontend import acceptance as accepting
 from enginehouse.frontend.watching import board
-from enginehouse.store import claims, operations, requests
+from enginehouse.store import claims, operations, supersession
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import intents
@@ -88,7 +88,7 @@ def _no_fence_check() -> list[Patch]:
 
 
 def _nothing_is_superseded() -> list[Patch]:
-    return [(requests, "apply", lambda connection, before, change: before)]
+    return [(supersession, "apply", lambda connection, before, change: before)]
 
 
 def _failure_is_success() -> list[Patch]:

@@ -24,8 +24,8 @@ from enginehouse.core.report import Report
 from enginehouse.store import claims, db, intents, keys, leases, models, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store, StoreLimits
 from enginehouse.store.keys import TokenRow
-from enginehouse.store.requests import add_intent
 from enginehouse.store.schema import metadata
+from enginehouse.store.supersession import add_intent
 
 INSTALL = InstallBackend(
     backend="llama-cpp",

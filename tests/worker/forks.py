@@ -24,7 +24,7 @@ from enginehouse.artifact.blobs import download as fetching
 from enginehouse.artifact.blobs import partial
 from enginehouse.build_worker import make_installation
 from enginehouse.core.backend import Resolved
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.backends.installation import InstallerOptions

@@ -26,7 +26,7 @@ from tests.worker.world import nothing
 from enginehouse.build_worker import make_installation, open_local
 from enginehouse.core.backend import Resolved
 from enginehouse.core.installation import METADATA_FILE, Metadata, decode_metadata
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.host import hardware
 from enginehouse.worker.backends.installation import Installation, InstallerOptions
 from enginehouse.worker.backends.installer import Installed, InstallRequest

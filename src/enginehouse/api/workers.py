@@ -9,8 +9,8 @@ from starlette.responses import Response
 from enginehouse.api.auth import bearer, host_of
 from enginehouse.api.requests import caller_of, json_response, read_body
 from enginehouse.core.errors import Denied
-from enginehouse.core.joining import JoinOrigin, may_speak_for
 from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.node_identity import JoinOrigin, may_speak_for
 from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.nodes import Nodes

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.capability import DISABLED, GENERAL, keys_for, misfit, preferred_words, too_new
-from enginehouse.core.entry import Gallery, GalleryEntry, GalleryState, Skipped
 from enginehouse.core.errors import Hopeless, NotFound, Unavailable
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry, GalleryState, Skipped
 from enginehouse.core.model import Model
 
 __all__ = [

@@ -22,7 +22,7 @@ from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.watching.board import Board
 from enginehouse.store import db, idempotency, operations
 from enginehouse.store.db import Connection, Store
-from enginehouse.store.requests import Wanted, add_intents
+from enginehouse.store.supersession import Wanted, add_intents
 
 MAX_KEY = 255
 

@@ -16,7 +16,7 @@ from tests.fetch.pulling import Pull
 from tests.fetch.real_registry import Registry
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Upstream
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 
 LINUX = "linux/amd64"
 

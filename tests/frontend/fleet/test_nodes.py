@@ -10,7 +10,7 @@ from tests.frontend.world import STALE_SECONDS, Time, World, registration, signe
 from enginehouse.core import node_api
 from enginehouse.core.address import Endpoint
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
-from enginehouse.core.joining import JoinOrigin
+from enginehouse.core.node_identity import JoinOrigin
 from enginehouse.core.replica import Replica
 from enginehouse.frontend.fleet.nodes import AddressRules
 from enginehouse.store import replicas

@@ -18,7 +18,7 @@ from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.watching.views import NodeRow, OperationView
 from enginehouse.store import nodes, schema
 from enginehouse.store.db import Connection
-from enginehouse.store.requests import add_intent
+from enginehouse.store.supersession import add_intent
 
 ME = Requester(author="me")
 FAILED = Outcome(code="not_found", message="no such thing")

@@ -18,7 +18,7 @@ from enginehouse.core.routing import Route
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.watching.events import Event, Watcher
-from enginehouse.store import db, models, operations, replicas, requests
+from enginehouse.store import db, models, operations, replicas, supersession
 from enginehouse.store.db import Connection
 
 GONE = Outcome(code="backend_exited", message="cannot start: it exited")
@@ -249,7 +249,7 @@ async def test_what_is_deleted_while_it_is_loaded_is_not_started_any_more(world:
     world.bus.take()
     (start,) = await world.open_intents(node.id)
     assert isinstance(start.action, StartReplica)
-    pulled = await world.store.transaction(lambda c: requests.generation_at(c, node.id, "model:tiny"))
+    pulled = await world.store.transaction(lambda c: supersession.generation_at(c, node.id, "model:tiny"))
     assert start.action.files == pulled > 0
     await world.operations.request_model_delete("tiny", Requester(author="someone"))
     (removal,) = await world.open_intents(node.id)

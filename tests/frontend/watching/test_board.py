@@ -19,7 +19,7 @@ from enginehouse.frontend.watching import events
 from enginehouse.frontend.watching.events import Events, Watcher
 from enginehouse.store import operations, schema
 from enginehouse.store.db import Connection
-from enginehouse.store.requests import add_intent
+from enginehouse.store.supersession import add_intent
 
 
 def told(watcher: Watcher) -> list[tuple[str, str, dict[str, object]]]:

@@ -18,7 +18,7 @@ from enginehouse.artifact.blobs.partial import Following, Partial
 from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import EnginehouseError, Upstream, can_heal
 from enginehouse.core.reference import shown_uri
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.origins import Origin
 from enginehouse.host.blocking import in_thread
 

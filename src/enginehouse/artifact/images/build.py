@@ -26,7 +26,7 @@ from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.errors import EnginehouseError, Hopeless
 from enginehouse.core.progress import Phase, ReportProgress
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.origins import Origin
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_own_thread, in_thread

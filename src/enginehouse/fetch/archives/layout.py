@@ -18,7 +18,7 @@ from msgspec import Struct
 from enginehouse.core.artifact import Artifact, Compression, Layer
 from enginehouse.core.errors import Hopeless, NotFound
 from enginehouse.core.reference import is_digest
-from enginehouse.fetch.archives.places import StoredFile, StoredFiles, open_places
+from enginehouse.fetch.archives.stored_files import StoredFile, StoredFiles, open_places
 from enginehouse.fetch.oci.local import LocalBlob, read_local
 from enginehouse.fetch.oci.manifests import (
     INDEXES,

@@ -15,7 +15,7 @@ from enginehouse.core.reference import Source, shown_uri
 from enginehouse.fetch.http.answers import failure
 from enginehouse.fetch.http.bodies import body, ignores_range, no_ranges, range_header
 from enginehouse.fetch.http.client import Client, OutboundRequest
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.oci.local import LocalBlob
 
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")

@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from enginehouse.core.entry import Gallery, GalleryState
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, NotFound
+from enginehouse.core.gallery_entry import Gallery, GalleryState
 from enginehouse.core.gallery_source import GallerySource, candidates, location
 from enginehouse.core.reference import shown_uri
 from enginehouse.fetch.galleries.documents import MAX_DOCUMENT_BYTES, read_backends

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from enginehouse.core.entry import GalleryEntry, Skipped
 from enginehouse.core.errors import EnginehouseError, Invalid
+from enginehouse.core.gallery_entry import GalleryEntry, Skipped
 from enginehouse.core.model import Model
 from enginehouse.core.name import check_model_name, check_name
 

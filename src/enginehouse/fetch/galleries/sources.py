@@ -14,7 +14,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from enginehouse.core.entry import Gallery, GalleryState
+from enginehouse.core.gallery_entry import Gallery, GalleryState
 from enginehouse.core.gallery_source import BUILTIN, GallerySource, decode_sources
 from enginehouse.fetch.galleries.copies import Copy
 from enginehouse.fetch.galleries.documents import parse_backends, parse_models

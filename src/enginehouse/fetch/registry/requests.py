@@ -15,7 +15,7 @@ from enginehouse.core.reference import ImageReference
 from enginehouse.fetch.http.addresses import Border, Rules
 from enginehouse.fetch.http.answers import Document, failure
 from enginehouse.fetch.http.client import Client, OutboundRequest, OutboundResponse
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.registry.auth import Door, refused
 from enginehouse.fetch.registry.credentials import Credentials
 

@@ -34,7 +34,7 @@ from enginehouse.frontend.delivery.replica_rows import follow, forget_gone_repli
 from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus, Clock, Message
-from enginehouse.store import db, intents, nodes, operations, requests
+from enginehouse.store import db, intents, nodes, operations, supersession
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -374,7 +374,7 @@ def _applied(connection: Connection, intent: Intent, change: Change) -> list[Int
 
 def _point(connection: Connection, settled: Sequence[Intent], now: float) -> None:
     """Add intents for the other requested names that lead to what was installed."""
-    for intent in requests.add_pointers(connection, settled, lambda: str(uuid.uuid4()), now):
+    for intent in supersession.add_pointers(connection, settled, lambda: str(uuid.uuid4()), now):
         log.info("pointer.requested intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
 
 

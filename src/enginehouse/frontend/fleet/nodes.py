@@ -23,10 +23,10 @@ from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
 from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
-from enginehouse.core.joining import JoinOrigin, approval_lost, claim_of, find_known
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.node_api import BUS_AWAY, HeartbeatRequest, RegisterRequest
+from enginehouse.core.node_identity import JoinOrigin, approval_lost, claim_of, find_known
 from enginehouse.core.report import Report
 from enginehouse.frontend.fleet.registration import (
     MAX_LABELS,

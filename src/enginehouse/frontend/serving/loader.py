@@ -31,7 +31,7 @@ from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.serving.models import reachable
 from enginehouse.frontend.serving.router import model_not_found
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import db, leases, models, nodes, operations, replicas, requests
+from enginehouse.store import db, leases, models, nodes, operations, replicas, supersession
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection, Store
 
@@ -194,7 +194,7 @@ class Loader:
                 if models.get(connection, model.name, lock=True) is None:
                     return False  # deleted concurrently: the next step ends this load
                 action = _with_files(connection, step)
-                requests.add_intent(connection, operation.id, step.node_id, action, str(uuid.uuid4()), now)
+                supersession.add_intent(connection, operation.id, step.node_id, action, str(uuid.uuid4()), now)
                 log.info("load.advanced model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
             case Done():
                 operations.end_steering(connection, operation.id)
@@ -241,7 +241,7 @@ def _with_files(connection: Connection, step: Next) -> Action:
     """Add the generation of the model's files to a start, so that the start does not restore files removed later."""
     if not isinstance(step.action, StartReplica):
         return step.action
-    newest = requests.generation_at(connection, step.node_id, subject_of(PullModel(model=step.action.model)))
+    newest = supersession.generation_at(connection, step.node_id, subject_of(PullModel(model=step.action.model)))
     return msgspec.structs.replace(step.action, files=newest)
 
 

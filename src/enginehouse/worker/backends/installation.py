@@ -12,10 +12,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from enginehouse.artifact.blobs.store import DEFAULT_CAP_BYTES, BlobStore
-from enginehouse.artifact.suppliers import Suppliers
+from enginehouse.artifact.origins import Suppliers
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.fetch.http.client import Client
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.pypi import Python
 from enginehouse.host import disk
 from enginehouse.host.confinement import NONE, Confinement

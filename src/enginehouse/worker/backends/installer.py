@@ -20,7 +20,7 @@ from enginehouse.artifact.images.build import Builder, Built
 from enginehouse.artifact.images.directories import DirectoryEntries
 from enginehouse.artifact.images.layers import SPARE_BYTES, Unpacker
 from enginehouse.artifact.images.sharing import FileRecord, How, Manifests, Sharing
-from enginehouse.artifact.suppliers import Suppliers
+from enginehouse.artifact.origins import Suppliers
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.backend import Resolved, check_resolved

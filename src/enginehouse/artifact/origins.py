@@ -13,7 +13,7 @@ from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Invalid, can_heal
 from enginehouse.core.reference import is_digest, parse_uri
 from enginehouse.fetch.http.client import Client
-from enginehouse.fetch.http.patience import RetryPolicy
+from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.origins import Origin, open_origin
 from enginehouse.fetch.registry.requests import Registries
 
