@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.api.whole_frontend import LOCAL, Site, site
 
 from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.errors import Unavailable
 from enginehouse.core.model import Model
 from enginehouse.core.replica import Replica
 from enginehouse.core.report import Report
-from enginehouse.store import db, models, operations, replicas
+from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
 
+T = TypeVar("T")
 # What each of them is asked here so that it is accepted.
 CREATING: dict[tuple[str, str], object] = {
     ("POST", "/api/operations"): {"kind": "install", "name": "llama-cpp"},
@@ -127,3 +130,45 @@ async def test_the_same_request_under_one_key_is_one_operation(here: Site, metho
     assert await refusal(here, "POST", "/api/operations", {"kind": "delete", "name": "other"}, "k") == (
         "idempotency_mismatch"
     )
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(CREATING))
+async def test_what_was_stored_is_accepted_although_the_store_is_gone_afterwards(
+    here: Site, method: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G1: a refusal means that nothing was stored. The answer needs no second transaction."""
+    body, address = CREATING[method, path], await prepare(here, path)
+    real, before, is_away = here.store.transaction, await count(here), False
+
+    async def transaction(work: Callable[[Connection], T]) -> T:
+        nonlocal is_away
+        if is_away:
+            raise Unavailable("cannot use the database now", code="store_unavailable")
+        result = await real(work)
+        is_away = len(await real(lambda connection: operations.recent(connection, 100))) > before
+        return result
+
+    monkeypatch.setattr(here.store, "transaction", transaction)
+    accepted = await ask(here, method, address, body, "k")
+    monkeypatch.undo()
+    assert is_away
+    assert accepted in {one.id for one in await here.store.transaction(lambda c: operations.recent(c, 100))}
+
+
+async def test_an_approval_that_was_stored_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site(tmp_path) as made:
+        real, is_away = made.store.transaction, False
+
+        async def transaction(work: Callable[[Connection], T]) -> T:
+            nonlocal is_away
+            if is_away:
+                raise Unavailable("cannot use the database now", code="store_unavailable")
+            result = await real(work)
+            is_away = any(node.approved for node in await real(nodes.every))
+            return result
+
+        monkeypatch.setattr(made.store, "transaction", transaction)
+        answer = await made.ask("POST", "/api/nodes/old/approve", token=made.tokens["admin"])
+        assert (answer.status, is_away) == (200, True), answer.body
+        monkeypatch.undo()
+        await made.frontend.galleries.close()

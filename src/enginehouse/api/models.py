@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.requests import json_response, read_body, requester_of
+from enginehouse.api.requests import accepted_response, json_response, read_body, requester_of
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
@@ -36,7 +36,7 @@ class ModelRoutes:
         by = requester_of(request)
         found = await self._loader.request(name, where.node, by.author, by.key)
         if isinstance(found, str):
-            return json_response(await self._board.view(found), 202)
+            return await accepted_response(self._board, found)
         views = {view.name: view for view in await self._models.every()}
         return json_response({"ready": True, "replicas": views[name].replicas})
 
@@ -44,12 +44,12 @@ class ModelRoutes:
         where = await read_body(request, ModelTarget)
         name = str(request.path_params["name"])
         operation_id = await self._operations.request_unload(name, where.node, requester_of(request))
-        return json_response(await self._board.view(operation_id), 202)
+        return await accepted_response(self._board, operation_id)
 
     async def delete(self, request: Request) -> Response:
         name = str(request.path_params["name"])
         operation_id = await self._operations.request_model_delete(name, requester_of(request))
-        return json_response(await self._board.view(operation_id), 202)
+        return await accepted_response(self._board, operation_id)
 
     async def listed(self, _request: Request) -> Response:
         return json_response({"object": "list", "data": await self._served()})

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.operations import check_sha256
-from enginehouse.api.requests import caller_of, json_response, read_body, requester_of
+from enginehouse.api.requests import accepted_response, caller_of, json_response, read_body, requester_of
 from enginehouse.core.errors import Invalid
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.frontend.fleet.nodes import Nodes
@@ -45,8 +45,7 @@ class NodeRoutes:
         return json_response(render_node(node, now))
 
     async def approve(self, request: Request) -> Response:
-        node = await self._nodes.approve(_name(request))
-        _, now = await self._nodes.get(node.id)
+        node, now = await self._nodes.approve(_name(request))
         return json_response({**msgspec.to_builtins(render_node(node, now)), "message": "node approved"})
 
     async def remove(self, request: Request) -> Response:
@@ -55,9 +54,8 @@ class NodeRoutes:
 
     async def drain(self, request: Request) -> Response:
         operation_id = await self._operations.request_drain(_name(request), requester_of(request))
-        view = await self._board.view(operation_id)
         # LocalAI's message; that of an operation is its status.
-        return json_response({**msgspec.to_builtins(view), "message": "node set to draining"}, 202)
+        return await accepted_response(self._board, operation_id, message="node set to draining")
 
     async def resume(self, request: Request) -> Response:
         await self._nodes.resume(_name(request))

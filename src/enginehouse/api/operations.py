@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.requests import caller_of, json_response, read_body, requester_of
+from enginehouse.api.requests import accepted_response, caller_of, json_response, read_body, requester_of, stored_view
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import shown
 from enginehouse.core.operation import BackendRequest
@@ -61,7 +61,7 @@ class OperationRoutes:
     async def request(self, request: Request) -> Response:
         asked = await _requested(request)
         operation_id = await self._operations.request(asked, requester_of(request))
-        return json_response(await self._board.view(operation_id), 202)
+        return await accepted_response(self._board, operation_id)
 
     async def plan(self, request: Request) -> Response:
         return json_response(await self._planner.plan(await _requested(request)))
@@ -93,13 +93,13 @@ class OperationRoutes:
     async def cancel(self, request: Request) -> Response:
         where = await read_body(request, OperationTarget)
         await self._cancellation.cancel(_id(request), where.node, caller_of(request).name)
-        view = await self._board.view(_id(request))
+        view = await stored_view(self._board, _id(request))
         return json_response({"success": True, "message": "Operation cancelled", "operation": view})
 
     async def retry(self, request: Request) -> Response:
         where = await read_body(request, OperationTarget)
         operation_id = await self._cancellation.retry(_id(request), where.node, requester_of(request))
-        return json_response(await self._board.view(operation_id), 202)
+        return await accepted_response(self._board, operation_id)
 
     async def dismiss(self, request: Request) -> Response:
         await self._cancellation.dismiss(_id(request))

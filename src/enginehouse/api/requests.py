@@ -13,10 +13,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.core.errors import Malformed, TooLarge
+from enginehouse.core.errors import Malformed, TooLarge, Unavailable
 from enginehouse.core.reading import read_json
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.fleet.tokens import Caller
+from enginehouse.frontend.watching.board import Board
 
 MAX_CONTROL_BYTES = 1024 * 1024
 BODY_SECONDS = 30.0  # to receive 1 MiB; a slower client does not keep its connection open
@@ -71,3 +72,19 @@ def _has_nul(value: object) -> bool:
 
 def json_response(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def stored_view(board: Board, operation_id: str) -> object:
+    """The operation after a change that is stored. If the store fails now, the view is shorter, but never an error: a
+    refusal would mean that nothing was stored.
+    """
+    try:
+        return await board.view(operation_id)
+    except Unavailable:
+        return {"jobID": operation_id, "status": "queued", "message": "stored; its state cannot be read now"}
+
+
+async def accepted_response(board: Board, operation_id: str, **more: object) -> Response:
+    """202 with an operation that was just stored; `more` replaces fields of it."""
+    view = await stored_view(board, operation_id)
+    return json_response({**msgspec.to_builtins(view), **more} if more else view, 202)

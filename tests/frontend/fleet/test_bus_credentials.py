@@ -74,7 +74,7 @@ async def test_a_server_that_was_away_or_is_new_is_told_again(world: World, serv
 
 async def test_a_node_that_lost_its_approval_loses_the_bus(world: World, server: Server) -> None:
     await world.nodes.register(await world.signed("first", KEY, address="10.0.0.5:50051"))
-    node = await world.nodes.approve("first")
+    node, _ = await world.nodes.approve("first")
     await server.credentials.issue(node, "here")
     await world.nodes.register(await world.signed("first", KEY, address="10.0.0.66:50051"))
     await server.credentials.step()

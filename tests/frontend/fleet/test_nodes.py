@@ -103,7 +103,7 @@ async def test_a_known_name_with_another_key_is_a_node_of_its_own_that_waits(wor
     assert stranger.node.status == "pending"
     # A stranger does not make the node's name ambiguous: it means the one that is approved.
     assert (await world.nodes.get("first"))[0].id == first.node.id
-    assert (await world.nodes.approve("first")).id == stranger.node.id
+    assert (await world.nodes.approve("first"))[0].id == stranger.node.id
     with pytest.raises(Conflict):
         await world.nodes.approve(stranger.node.id)
     with pytest.raises(Conflict) as caught:
@@ -142,7 +142,7 @@ async def test_a_flood_of_requests_to_join_does_not_keep_a_new_machine_out(
         if number % 10 == 0:
             real = await world.register("real", KEY)
     assert len((await world.nodes.every())[0]) == 20
-    assert (await world.nodes.approve("real")).id == real.node.id
+    assert (await world.nodes.approve("real"))[0].id == real.node.id
 
 
 async def test_labels_of_a_stranger_are_small(world: World) -> None:
@@ -195,7 +195,7 @@ async def test_an_approval_is_for_an_address(world: World) -> None:
     assert "10.0.0.5:50051" in moved.node.waits_for
     again = await world.nodes.register(await world.signed("first", KEY, address="10.0.0.66:50051"))
     assert (again.node.status, again.node.waits_for) == ("pending", moved.node.waits_for)
-    assert (await world.nodes.approve("first")).waits_for == ""
+    assert (await world.nodes.approve("first"))[0].waits_for == ""
     other_port = await world.nodes.register(await world.signed("first", KEY, address="10.0.0.66:60000"))
     assert other_port.node.approved
 

@@ -266,17 +266,19 @@ class Nodes:
             report=known.report if known else Report(),
         )
 
-    async def approve(self, name_or_id: str) -> Node:
-        def work(connection: Connection) -> Node:
-            node = find_node(connection, name_or_id, pending=True)
+    async def approve(self, name_or_id: str) -> tuple[Node, float]:
+        """The approved node, and the store's time."""
+
+        def work(connection: Connection) -> tuple[Node, float]:
+            node, now = find_node(connection, name_or_id, pending=True), db.now(connection)
             if node.approved:
                 raise Conflict(f"cannot approve {node.name}: it is approved already", code="conflict")
-            nodes.set_approved(connection, node.id, db.now(connection))
-            return msgspec.structs.replace(node, approved=True, waits_for="")
+            nodes.set_approved(connection, node.id, now)
+            return msgspec.structs.replace(node, approved=True, waits_for=""), now
 
-        node = await self._store.transaction(work)
+        node, now = await self._store.transaction(work)
         await self.tell([node.id])
-        return node
+        return node, now
 
     async def resume(self, name_or_id: str) -> Node:
         """Let a drained node get work again."""

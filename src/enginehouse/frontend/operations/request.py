@@ -7,8 +7,10 @@ loader adds the steps of a load.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
-from enginehouse.core.errors import NotFound
+from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import Intent
 from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
@@ -112,7 +114,8 @@ class Requests:
             return insert_operation(connection, operation, stops)
 
         accepted = await self._acceptance.accept(work, requester, ["drain", name_or_id])
-        await self._freshen((name_or_id,))  # also stops idle processes of installs on LocalAI's workers
+        with suppress(Unavailable):  # the drain is stored; the next round of the poller does the same
+            await self._freshen((name_or_id,))  # also stops idle processes of installs on LocalAI's workers
         return accepted
 
 
