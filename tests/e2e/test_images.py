@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tests.e2e.conftest import Cluster, Program, wait_for
 from tests.fetch.faulty import Faulty, faulty
 from tests.fetch.images import Image, write_image
@@ -65,7 +66,10 @@ def kill_in_the_middle(cluster: Cluster, proxy: Faulty, image: Image) -> None:
     verified = backends / ".enginehouse" / "blobs" / first.digest.removeprefix("sha256:")
     wait_for("the first layer to be verified", verified.exists)
     wait_for("half of the second layer", lambda: proxy.bytes_sent(second.digest) > second.size_bytes // 2)
-    cluster.child("worker").send_signal(signal.SIGKILL)
+    victim = cluster.child("worker")
+    victim.send_signal(signal.SIGKILL)
+    # Its sockets are closed by then: what the proxy wrote into them would count as fetched.
+    wait_for("the worker to be gone", lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
     proxy.bytes_per_second = None
     taken = cluster.json("ops", "show", operation["jobID"])
     assert taken["status"] in ("queued", "running"), taken

@@ -62,6 +62,24 @@ def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> d
     return {row.subject: row.newest for row in select_among(connection, _SHADOWED, subjects, at_node=node_id)}
 
 
+def ended_since(connection: Connection, node_id: str, subjects: Iterable[str], since: float) -> set[str]:
+    """The subjects of which a command that had been given up was seen to end at `since` or later: what was so before
+    that proves nothing about them.
+    """
+    found: set[str] = set()
+    for some in slices(subjects):
+        rows = connection.execute(_ENDED_SINCE, {"at_node": node_id, "subjects": some, "since": since})
+        found |= set(rows.scalars())
+    return found
+
+
+_ENDED_SINCE = select(intents.c.subject).where(
+    intents.c.node_id == bindparam("at_node"),
+    intents.c.subject.in_(bindparam("subjects", expanding=True)),
+    intents.c.state.in_(("superseded", "cancelled")),
+    intents.c.attempt > 0,
+    intents.c.updated_at >= bindparam("since"),
+)
 _SHADOWED = (
     select(intents.c.subject, func.max(intents.c.generation).label("newest"))
     .where(

@@ -8,7 +8,7 @@ import pytest
 from tests.frontend.localai.go_workers import answer_polls, joined, listed
 from tests.frontend.world import LEASE_SECONDS, PATIENCE, World
 
-from enginehouse.core import node_api, subjects
+from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import OLDER_AT_WORK, STILL
@@ -120,6 +120,28 @@ async def test_a_delete_waits_for_an_older_install_that_goes_on(world: World) ->
     assert len(await sent(world, subjects.DELETE)) == 1
     await answer_polls(world, listed())
     assert (await world.intent(delete)).state == "succeeded"
+
+
+async def test_a_listing_from_before_the_end_of_the_older_install_proves_no_delete(world: World) -> None:
+    """It was asked before, and its answer is taken after: the backend is there by then."""
+    await joined(world)
+    await answer_polls(world, listed())
+    install = await world.install(name="other")
+    await world.dispatcher.step()
+    older = await world.intent(install)
+    delete = await world.request("delete", name="other")
+    await world.poller.step()
+    asked = [one for one in world.bus.take() if one.reply.startswith(subjects.POLLS)]
+    assert asked
+    world.time.passed += 1
+    await says(world, older, b'{"success":true,"address":"h:1"}')
+    for one in asked:
+        payload = wire.encode(listed()) if one.subject.endswith(subjects.LIST) else b'{"models":[]}'
+        world.bus.deliver(Message(one.reply, payload))
+    await world.poller.step()
+    assert (await world.intent(delete)).is_open, "its absence was seen before the install had ended"
+    await world.dispatcher.step()
+    assert [one for one in world.bus.take() if one.subject.endswith(subjects.DELETE)]
 
 
 async def test_an_upgrade_over_a_delete_and_back_is_sent_in_order(world: World) -> None:

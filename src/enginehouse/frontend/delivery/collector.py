@@ -284,11 +284,15 @@ class Collector:
         open_ones = operations.open_on(connection, node_id)
         # An observed state proves nothing while an older command for the same subject runs or may still arrive. The
         # effect of the newer command must be seen first.
-        shadowed = intents.shadowed(connection, node_id, {intent.subject for intent in open_ones})
+        about = {intent.subject for intent in open_ones}
+        shadowed = intents.shadowed(connection, node_id, about)
         at_work = {} if report.is_whole else self._lingering.shadows(connection, node_id)
+        # A listing from before the end of such a command does not show its effect.
+        just_over = set() if report.is_whole else intents.ended_since(connection, node_id, about, report.mark)
         for intent in open_ones:
             is_shadowed = shadowed.get(intent.subject, 0) > 0 and report.is_whole
             is_shadowed = is_shadowed or bool(at_work.get(intent.subject, set()) - {intent.id})
+            is_shadowed = is_shadowed or intent.subject in just_over
             change = self._evidence(report, intent, now, is_shadowed=is_shadowed)
             if change is not None and change.outcome is not None:
                 outcome = self._believed(connection, intent, change.outcome)
