@@ -1,0 +1,1 @@
+"""Engines that speak LocalAI's gRPC protocol; the only door to protobuf."""
