@@ -5,12 +5,13 @@ A port exists only if its caller must not know the implementation. `build_fronte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
+from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -46,8 +47,16 @@ class Bus(Protocol):
     async def close(self) -> None: ...
 
 
+class EngineTarget(Struct, frozen=True, kw_only=True):
+    """The process of an engine: its address, its key, which is sent as a Bearer token, and what it speaks."""
+
+    address: str
+    key: str = ""
+    protocol: EngineProtocol = OPENAI_HTTP
+
+
 class EngineCall(Struct, frozen=True, kw_only=True):
-    """One request to an engine, as sent. The key is sent as a Bearer token."""
+    """One request to an engine, in terms of OpenAI's HTTP API, whatever the engine speaks."""
 
     address: str
     key: str
@@ -55,6 +64,7 @@ class EngineCall(Struct, frozen=True, kw_only=True):
     path: str
     content_type: str = "application/json"
     body: bytes = b""
+    protocol: EngineProtocol = OPENAI_HTTP
 
 
 class EngineResponse(Protocol):
@@ -83,11 +93,21 @@ class Engine(Protocol):
         replica may be tried; `Upstream` means that it was sent.
         """
 
-    async def is_ready(self, address: str, key: str) -> bool:
+    async def is_ready(self, target: EngineTarget) -> bool:
         """Whether the health check of the process succeeds within a second."""
 
-    async def checks_key(self, address: str) -> bool:
+    async def checks_key(self, target: EngineTarget) -> bool:
         """Whether the process refuses requests without its key or with another key."""
+
+    async def load(self, target: EngineTarget, options: Mapping[str, object], *, limit_seconds: float) -> None:
+        """Load a model into a process that takes it after its start. `options` are the fields of the load request.
+
+        Raises `Hopeless` (`load_failed`) if the engine refuses the model, `Upstream` if the engine gave no answer.
+        Does nothing for engines that take their model at start.
+        """
+
+    async def free(self, target: EngineTarget, *, limit_seconds: float) -> bool:
+        """Ask the process to release its model before it is stopped; False if it did not, which is no error."""
 
     async def close(self) -> None: ...
 

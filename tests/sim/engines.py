@@ -14,6 +14,7 @@ from types import TracebackType
 from tests.sim.disk import ENDED, Disk, Engine
 
 from enginehouse.core.errors import Hopeless, Unavailable
+from enginehouse.core.progress import ReportProgress, no_progress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.engines.process_table import Started, StartRequest, Stopped
@@ -57,7 +58,7 @@ class SimSupervisor:
             self._disk.end_engine(key)
             self._changed()
 
-    async def start(self, request: StartRequest) -> Started:
+    async def start(self, request: StartRequest, report: ReportProgress = no_progress) -> Started:
         async with self._turn(request.process_key):
             self._coming[request.process_key] = request
             try:

@@ -56,6 +56,8 @@ class StartReplica(Struct, tag="start_replica", frozen=True, omit_defaults=True,
     # The newest generation of the model's files on the node at the time of the request: a later removal takes
     # precedence. None if unknown.
     files: int | None = None
+    # Start the process without a model: a LocalAI frontend sends the files and loads the model itself.
+    process_only: bool = False
 
 
 class StopReplica(Struct, tag="stop_replica", frozen=True, omit_defaults=True, kw_only=True):
@@ -102,10 +104,11 @@ def is_same_request(wanted: Action, open_one: Action) -> bool:
     removing the files also ends the open starts.
     """
     if isinstance(wanted, StartReplica) and isinstance(open_one, StartReplica):
-        return (wanted.model, wanted.slot, wanted.directory) == (
+        return (wanted.model, wanted.slot, wanted.directory, wanted.process_only) == (
             open_one.model,
             open_one.slot,
             open_one.directory,
+            open_one.process_only,
         )
     if isinstance(wanted, InstallBackend) and isinstance(open_one, InstallBackend):
         return _is_same_install(wanted, open_one)

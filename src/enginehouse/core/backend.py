@@ -7,10 +7,12 @@ Its version is a digest.
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 from msgspec import Struct
 
 from enginehouse.core.name import check_name
+from enginehouse.core.replica import EngineProtocol
 
 
 class Resolved(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -34,6 +36,7 @@ class Resolved(Struct, frozen=True, omit_defaults=True, kw_only=True):
     sha256: str = ""  # of an archive; images carry their own digests
     index_digest: str = ""  # of the image index that contains `digest`: LocalAI workers may record this one
     gallery_url: str = ""
+    protocol: EngineProtocol | Literal[""] = ""  # what its process speaks, if its gallery entry says so
 
 
 class InstalledBackend(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -264,6 +264,7 @@ def _resolved(gallery: Gallery, entry: GalleryEntry, platform: str, meta: str) -
         version=entry.version,
         requirements=entry.requirements,
         launcher=entry.launcher,
+        protocol=entry.protocol,
         size_bytes=entry.size_bytes,
         mirrors=tuple(one for one in entry.mirrors if _is_local(gallery.url) or not _is_local(one)),
         sha256=entry.sha256,

@@ -6,9 +6,12 @@ concrete entries.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from enginehouse.core.model import Model
+from enginehouse.core.replica import EngineProtocol
 
 DEVELOPMENT = "-development"  # the suffix of entries built from LocalAI's main branch
 
@@ -31,6 +34,7 @@ class GalleryEntry(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # Ours, for `pypi:` entries.
     requirements: tuple[str, ...] = ()
     launcher: str = ""
+    protocol: EngineProtocol | Literal[""] = ""  # what its process speaks; "" leaves it to the worker to find out
     platforms: tuple[str, ...] = ()
     size_bytes: int = 0
 

@@ -17,6 +17,7 @@ from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
 from enginehouse.core.reference import parse_uri
+from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
 RUN_FILE = "run.sh"
 METADATA_FILE = "metadata.json"
@@ -44,7 +45,7 @@ class Metadata(Struct, frozen=True, omit_defaults=True, kw_only=True):
     digest: str = ""
     # Additive.
     generation: int = 0
-    protocol: str = ""  # of the process: "openai-http", or "" for LocalAI's gRPC
+    protocol: EngineProtocol | Literal[""] = ""  # what the process speaks; "" if nobody said it
     platform: str = ""
     index_digest: str = ""  # of the image index that contained the build
     fetched_from: str = ""  # the actual source of the bytes, if it was not `uri`
@@ -109,8 +110,8 @@ def metadata_for(resolved: Resolved, generation: int, installed_at: str) -> Meta
         uri=resolved.uri,
         digest=resolved.digest,
         generation=generation,
-        # Images are LocalAI's and speak its gRPC; packages with one of our launchers speak the OpenAI API.
-        protocol="openai-http" if resolved.launcher else "",
+        # An image or archive of unknown protocol is asked at its start; nearly all are LocalAI's and speak its gRPC.
+        protocol=resolved.protocol or (OPENAI_HTTP if resolved.launcher else ""),
         platform=resolved.platform,
     )
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from enginehouse.core.action import Action, StartReplica
 from enginehouse.core.errors import Conflict
 from enginehouse.core.progress import Progress
+from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
 State = Literal["accepted", "running", "waiting", "succeeded", "failed", "cancelled", "superseded"]
 ChangeKind = Literal["claim", "take_over", "succeed", "fail", "wait", "cancel", "supersede"]
@@ -69,6 +70,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True, kw_only=True):
     digest: str = ""
     stopped: tuple[str, ...] = ()
     checks_key: bool = True  # of a start: whether the engine refuses requests without its key
+    protocol: EngineProtocol = OPENAI_HTTP  # of a start: what the engine speaks
 
     @property
     def succeeded(self) -> bool:

@@ -50,6 +50,16 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
         return sum(file.size_bytes for file in self.files)
 
 
+GIB = 1024**3
+# LocalAI's limits for loading a model into a running engine: disks and buses differ, so the size decides.
+LOAD_SECONDS, LOAD_SECONDS_PER_GIB, MAX_LOAD_SECONDS = 300.0, 20.0, 6 * 3600.0
+
+
+def load_seconds(size_bytes: int) -> float:
+    """How long an engine may take to load files of this size."""
+    return min(MAX_LOAD_SECONDS, LOAD_SECONDS + LOAD_SECONDS_PER_GIB * size_bytes / GIB)
+
+
 class HeldModel(Struct, frozen=True, omit_defaults=True):
     """A model whose verified files a node holds; without digests if its files are incomplete."""
 

@@ -10,12 +10,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-Phase = Literal["", "resolving", "downloading", "extracting", "starting"]
+Phase = Literal["", "resolving", "downloading", "extracting", "starting", "loading"]
 ReportProgress = Callable[[Phase, str, int, int], None]  # phase, file, bytes done, bytes in total
 MAX_BYTES = 2**63 - 1  # the largest 64-bit size; larger numbers are invalid and would overflow floats
 MAX_FILE_NAME = 255
 UNFINISHED_PERCENT = 99.0  # upper limit before the end: received bytes are not yet verified and in place
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def no_progress(_phase: Phase, _file: str, _done_bytes: int, _total_bytes: int) -> None:
+    """For callers that are not interested in progress."""
 
 
 class Progress(Struct, frozen=True, omit_defaults=True):

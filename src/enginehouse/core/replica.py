@@ -5,9 +5,17 @@ A replica is identified by node, model and slot; its process by a nonce, because
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from enginehouse.core.errors import Invalid
+
+
+# What the process of a backend speaks: OpenAI's HTTP, or LocalAI's gRPC service.
+EngineProtocol = Literal["openai-http", "localai-grpc"]
+OPENAI_HTTP: EngineProtocol = "openai-http"
+LOCALAI_GRPC: EngineProtocol = "localai-grpc"
 
 
 class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -22,6 +30,7 @@ class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     backend: str
     key: str = ""
     checks_key: bool = True  # whether its engine refuses requests without the key
+    protocol: EngineProtocol = OPENAI_HTTP
 
 
 class RunningReplica(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -35,6 +44,7 @@ class RunningReplica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     revision: str = ""
     generation: int = 0
     checks_key: bool = True  # of its engine
+    protocol: EngineProtocol = OPENAI_HTTP
 
 
 def process_key(model: str, slot: int) -> str:

@@ -90,7 +90,12 @@ def shows(report: Report, intent: Intent) -> Outcome | None:
                 if (replica.model_id, replica.replica_index) == (action.model.name, action.slot) and (
                     replica.generation == intent.generation
                 ):
-                    return Outcome(address=replica.address, nonce=replica.nonce, checks_key=replica.checks_key)
+                    return Outcome(
+                        address=replica.address,
+                        nonce=replica.nonce,
+                        checks_key=replica.checks_key,
+                        protocol=replica.protocol,
+                    )
             return None
         case StopReplica():
             running = {(replica.model_id, replica.replica_index) for replica in report.replicas}

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
+
 
 class Route(Struct, frozen=True, kw_only=True):
     """A ready replica on a healthy node, as the router keeps it in memory."""
@@ -22,6 +24,7 @@ class Route(Struct, frozen=True, kw_only=True):
     revision: str
     nonce: str
     checks_key: bool = True  # otherwise the identity of the process is checked before use
+    protocol: EngineProtocol = OPENAI_HTTP
 
     @property
     def id(self) -> str:

@@ -189,6 +189,7 @@ replicas = Table(
     Column("key", String(128), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("checks_key", Boolean, nullable=False, server_default=true()),
+    Column("protocol", String(32), nullable=False, server_default="openai-http"),
 )
 
 tokens = Table(

@@ -10,7 +10,7 @@ from tests.engine.openai.scripted import OK, answering, read_request, serving
 from enginehouse.core.errors import Invalid, Upstream
 from enginehouse.engine.openai import client as http
 from enginehouse.engine.openai.client import HttpEngine
-from enginehouse.ports import EngineCall
+from enginehouse.ports import EngineCall, EngineTarget
 
 
 async def test_a_request_goes_out_as_it_is_and_the_connection_is_kept() -> None:
@@ -115,7 +115,7 @@ async def test_a_line_break_cannot_be_smuggled_into_the_head() -> None:
 )
 async def test_ready_is_a_yes_to_the_health_question_and_nothing_else(raw: bytes, is_ready: bool) -> None:
     async with serving(answering(raw, times=1)) as world:
-        assert await world.engine.is_ready(world.address, "k") is is_ready
+        assert await world.engine.is_ready(EngineTarget(address=world.address, key="k")) is is_ready
 
 
 async def test_an_engine_that_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +125,8 @@ async def test_an_engine_that_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch
         await reader.read()
 
     async with serving(script) as world:
-        assert await world.engine.is_ready(world.address, "k") is False
-    assert await HttpEngine().is_ready("127.0.0.1:1", "k") is False
+        assert await world.engine.is_ready(EngineTarget(address=world.address, key="k")) is False
+    assert await HttpEngine().is_ready(EngineTarget(address="127.0.0.1:1", key="k")) is False
 
 
 REFUSED = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"
@@ -155,6 +155,6 @@ async def test_an_engine_checks_its_key_where_it_refuses_none_and_another(
         await writer.drain()
 
     async with serving(script) as world:
-        assert await world.engine.checks_key(world.address) is checks
+        assert await world.engine.checks_key(EngineTarget(address=world.address)) is checks
     assert heads[0].startswith(b"POST /v1/chat/completions ")
     assert heads[0].endswith(b"\r\n\r\n{}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable, Upstream
 from enginehouse.engine.openai.connection import Connection
-from enginehouse.ports import EngineCall, EngineResponse, Headers
+from enginehouse.ports import EngineCall, EngineResponse, EngineTarget, Headers
 
 # Engines close an idle connection after 5 s (cpp-httplib, uvicorn). Close first, or requests race with that.
 IDLE_SECONDS = 3.0
@@ -83,8 +83,8 @@ class HttpEngine:
                 return await self._exchange(fresh, head, call.body, head_seconds)
         return await self._exchange(await _connect(call.address, connect_seconds), head, call.body, head_seconds)
 
-    async def is_ready(self, address: str, key: str) -> bool:
-        call = EngineCall(address=address, key=key, method="GET", path="/health")
+    async def is_ready(self, target: EngineTarget) -> bool:
+        call = EngineCall(address=target.address, key=target.key, method="GET", path="/health")
         try:
             async with asyncio.timeout(READY_SECONDS):
                 response = await self.send(call, connect_seconds=READY_SECONDS, head_seconds=READY_SECONDS)
@@ -97,8 +97,14 @@ class HttpEngine:
         except (EnginehouseError, TimeoutError):
             return False
 
-    async def checks_key(self, address: str) -> bool:
-        return await self._refuses(address, "") and await self._refuses(address, WRONG_KEY)
+    async def checks_key(self, target: EngineTarget) -> bool:
+        return await self._refuses(target.address, "") and await self._refuses(target.address, WRONG_KEY)
+
+    async def load(self, target: EngineTarget, options: Mapping[str, object], *, limit_seconds: float) -> None:
+        """Engines that speak OpenAI's HTTP take their model at start."""
+
+    async def free(self, target: EngineTarget, *, limit_seconds: float) -> bool:
+        return False
 
     async def _refuses(self, address: str, key: str) -> bool:
         # Not `/health` or `/v1/models`, which engines answer without a key. The empty body causes no work.

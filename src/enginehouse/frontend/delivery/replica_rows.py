@@ -31,6 +31,7 @@ def follow(connection: Connection, after: Intent, now: float) -> None:
                 backend=action.directory,
                 key=action.key,
                 checks_key=outcome.checks_key,
+                protocol=outcome.protocol,
             )
             replicas.put(connection, replica, now)
         elif isinstance(action, StopReplica):

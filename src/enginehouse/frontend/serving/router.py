@@ -140,6 +140,7 @@ class Router:
                     revision=replica.revision,
                     nonce=replica.nonce,
                     checks_key=replica.checks_key,
+                    protocol=replica.protocol,
                 )
                 for replica in replicas.every(connection)
                 if replica.node_id in by_id

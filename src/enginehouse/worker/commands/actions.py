@@ -86,7 +86,7 @@ class Actions:
             case RemoveModel():
                 return await self._remove_model(action, current)
             case StartReplica():
-                return await self._start(action, current)
+                return await self._start(action, work.install_first, current)
             case StopReplica():
                 return await self._stop(action, work.expected_address, current)
             case UnknownAction():
@@ -172,7 +172,10 @@ class Actions:
                 code="process_survived",
             )
 
-    async def _start(self, action: StartReplica, current: UnderWay) -> Outcome:
+    async def _start(self, action: StartReplica, install: InstallBackend | None, current: UnderWay) -> Outcome:
+        if install is not None:
+            async with self._locks.hold(f"backend:{action.directory}"):
+                await self._install(install, current)
         current.report("starting", "", 0, 0)
         request = StartRequest(
             model=action.model,
@@ -180,12 +183,16 @@ class Actions:
             directory=action.directory,
             key=action.key,
             generation=current.generation,
+            process_only=action.process_only,
         )
-        async with self._locks.hold(subject_of(PullModel(model=action.model))):
-            await self._parts.models.restore(action.model, current.report)
+        if not action.process_only:
+            async with self._locks.hold(subject_of(PullModel(model=action.model))):
+                await self._parts.models.restore(action.model, current.report)
         async with self._locks.hold(f"backend:{action.directory}", exclusive=False):
-            started = await self._parts.supervisor.start(request)
-        return Outcome(address=started.address, nonce=started.nonce, checks_key=started.checks_key)
+            started = await self._parts.supervisor.start(request, current.report)
+        return Outcome(
+            address=started.address, nonce=started.nonce, checks_key=started.checks_key, protocol=started.protocol
+        )
 
     async def _stop(self, action: StopReplica, expected_address: str, current: UnderWay) -> Outcome:
         key = process_key(action.model, action.slot)

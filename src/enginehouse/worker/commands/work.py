@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from enginehouse.core import wire
-from enginehouse.core.action import Action
+from enginehouse.core.action import Action, InstallBackend
 from enginehouse.core.errors import EnginehouseError, can_heal
 from enginehouse.core.intent import Outcome
 
@@ -19,6 +19,8 @@ class Work(Struct, frozen=True, kw_only=True):
     command: wire.Command | None = None
     expected_address: str = ""  # of a stop: stop only the process at this address
     is_kept: bool = False  # of an install: keep the installed version
+    # Of a start that a LocalAI frontend requests: the install of a backend that is not on this node yet.
+    install_first: InstallBackend | None = None
 
 
 def outcome_of(error: EnginehouseError) -> Outcome:

@@ -1,4 +1,5 @@
-"""Starts one engine process with its port, threads, description and environment, and waits until it is ready or ends.
+"""Starts one engine process with its port, threads, description and environment, waits until it is ready or ends, and
+loads its model where the engine takes it after its start.
 
 The engine reads its key from a private file, which is removed as soon as the engine is ready; of the worker's
 environment it gets only what it needs. All workers of this user on this machine share one thread budget, because
@@ -9,6 +10,7 @@ for lack of threads. The supervisor owns the process afterwards.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -20,9 +22,11 @@ from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.installation import RUN_FILE
+from enginehouse.core.model import load_options, load_seconds
 from enginehouse.core.name import model_directory
 from enginehouse.core.placement import fits, free_memory
 from enginehouse.core.progress import format_bytes
+from enginehouse.core.replica import LOCALAI_GRPC, OPENAI_HTTP, EngineProtocol
 from enginehouse.core.threads import CARD_THREADS, is_for_card, share
 from enginehouse.host import disk, hardware, processes, threads
 from enginehouse.host.blocking import in_thread
@@ -38,6 +42,10 @@ log = logging.getLogger(__name__)
 CANNOT_BIND = 98  # the exit code of a launcher whose port is taken
 POLL_SECONDS = 0.02  # between checks whether an engine is ready
 LINES_LOOKED_AT = 50  # of an engine's log, in search of a refused access
+LAST_LINES = 5  # of an engine's log, in the error of a failed load
+FREE_SECONDS = 5.0  # LocalAI's limit
+ENDING_SECONDS = 1.0  # between a broken connection and the end of its process
+VULKAN_DRIVERS = "vulkan/icd.d"  # in the tree of an image that brings its own
 BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then the start goes on without it
 
 
@@ -47,10 +55,11 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     request: StartRequest
     tree: Path
     inode: int
-    model_path: Path
+    model_path: Path | None  # None for a process without a model
     host: str
     port: int = 0
     running_models: Collection[str] = ()  # for the error message: models that could be unloaded
+    protocols: tuple[EngineProtocol, ...] = (LOCALAI_GRPC, OPENAI_HTTP)
 
     @property
     def address(self) -> str:
@@ -95,6 +104,7 @@ class Starter:
             nonce=nonce,
             process=process,
             log=log,
+            protocols=chosen.protocols,
         )
 
     async def _spawn_within_budget(self, chosen: LaunchPlan, record: Record, log: Path) -> asyncio.subprocess.Process:
@@ -109,12 +119,13 @@ class Starter:
                 processes.NONCE: record.nonce,
                 threads.THREADS: str(CARD_THREADS if await in_thread(_is_on_card, chosen) else given),
                 "ENGINEHOUSE_MODEL_FILE": str(description),
+                **_localai_environment(chosen),
             }
             needs = EngineNeeds(
                 directory=record.directory,
                 nonce=record.nonce,
                 tree=chosen.tree,
-                read=(chosen.model_path.parent, description),
+                read=(chosen.model_path.parent if chosen.model_path is not None else self._options.models, description),
                 log=log,
             )
             enclosure = await in_thread(self._enclosures.enclose, needs)
@@ -137,7 +148,7 @@ class Starter:
             if await self.is_answering(current):
                 await in_thread(self._records.forget_description, current.nonce)
                 # Checked only when it is ready: before that, many engines refuse every request.
-                current.checks_key = bool(current.request.key) and await self._engine.checks_key(current.address)
+                current.checks_key = bool(current.request.key) and await self._engine.checks_key(current.targets[0])
                 if not current.checks_key:
                     log.warning("engine.ignores_key key=%s pid=%d", current.request.process_key, current.process.pid)
                 return True
@@ -155,12 +166,39 @@ class Starter:
         raise await in_thread(_ended, current, self._enclosures)
 
     async def is_answering(self, current: Running) -> bool:
-        """Whether the engine is ready. The health check needs no key, so another process on the port could answer it;
-        therefore this process must be the one that listens there.
+        """Whether the engine is ready, in any of the protocols that it may speak. The health check needs no key, so
+        another process on the port could answer it; therefore this process must be the one that listens there.
         """
-        return await self._engine.is_ready(current.address, current.request.key) and await in_thread(
-            processes.is_listening, current.process.pid, current.port
-        )
+        for target in current.targets:
+            if await self._engine.is_ready(target):
+                if not await in_thread(processes.is_listening, current.process.pid, current.port):
+                    return False
+                current.protocols = (target.protocol,)
+                return True
+        return False
+
+    async def load(self, current: Running, chosen: LaunchPlan) -> None:
+        """Load the model into a ready process that takes it after its start."""
+        request, target = current.request, current.targets[0]
+        if request.process_only or chosen.model_path is None or target.protocol != LOCALAI_GRPC:
+            return
+        options = load_options(request.model, chosen.model_path.parent)
+        try:
+            await self._engine.load(target, options, limit_seconds=load_seconds(request.model.size_bytes))
+        except EnginehouseError as error:
+            if current.process.returncode is None and error.code != "upstream_error":
+                raise await in_thread(_with_last_words, error, current)
+            # The connection may break a moment before the process has ended.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDING_SECONDS):
+                    await current.process.wait()
+            if current.process.returncode is None:
+                raise await in_thread(_with_last_words, error, current)
+            raise await in_thread(_ended, current, self._enclosures)
+
+    async def free(self, current: Running) -> bool:
+        """Let an engine release its model before it is stopped, as LocalAI does; a refusal changes nothing."""
+        return await self._engine.free(current.targets[0], limit_seconds=FREE_SECONDS)
 
     def _check_memory(self, chosen: LaunchPlan) -> None:
         """Refuse a model whose files exceed the free memory. What an engine needs beyond that is not known before."""
@@ -196,13 +234,21 @@ def _record_of(current: Running) -> Record:
 def _description(chosen: LaunchPlan, given: int) -> dict[str, object]:
     options = chosen.request.model.options
     return {
-        "path": str(chosen.model_path),
+        "path": str(chosen.model_path or ""),
         "name": chosen.request.model.name,
         "context": options.context_size,
         "parallel": options.parallel,
         "threads": given,
         "key": chosen.request.key,
     }
+
+
+def _localai_environment(chosen: LaunchPlan) -> dict[str, str]:
+    """The variables of LocalAI's launch contract."""
+    key = chosen.request.key
+    variables = {"LOCALAI_GRPC_AUTH_TOKEN": key} if key and OPENAI_HTTP != chosen.protocols[0] else {}
+    drivers = ":".join(str(path) for path in sorted((chosen.tree / VULKAN_DRIVERS).glob("*.json")))
+    return variables | (dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), drivers) if drivers else {})
 
 
 def _keep_last(log: Path) -> None:
@@ -222,6 +268,15 @@ def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
     reason = "; ".join(processes.last_lines(current.log, 1)) or _silent_reason(code)
     reason = enclosures.explain(reason, processes.last_lines(current.log, LINES_LOOKED_AT))
     return Hopeless(f"cannot start {name}: its engine ended with code {code}: {reason}", code="backend_exited")
+
+
+def _with_last_words(error: EnginehouseError, current: Running) -> EnginehouseError:
+    """The error of a failed load with the last lines of the engine's log; the same on every retry, so it is final."""
+    lines = "; ".join(processes.last_lines(current.log, LAST_LINES))
+    return Hopeless(
+        f"cannot load {current.request.model.name}: {error.message}" + (f". Its engine logged: {lines}" if lines else ""),
+        code=error.code if error.code != "upstream_error" else "load_failed",
+    )
 
 
 def _silent_reason(code: int) -> str:

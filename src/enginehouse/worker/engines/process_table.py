@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.model import Model
-from enginehouse.core.replica import RunningReplica, process_key
+from enginehouse.core.replica import LOCALAI_GRPC, OPENAI_HTTP, EngineProtocol, RunningReplica, process_key
 from enginehouse.host import disk
+from enginehouse.ports import EngineTarget
 
 
 class StartRequest(Struct, frozen=True, kw_only=True):
@@ -20,6 +21,7 @@ class StartRequest(Struct, frozen=True, kw_only=True):
     directory: str
     key: str
     generation: int = 0
+    process_only: bool = False  # a LocalAI frontend loads the model itself
 
     @property
     def process_key(self) -> str:
@@ -30,6 +32,7 @@ class Started(Struct, frozen=True):
     address: str
     nonce: str
     checks_key: bool = True
+    protocol: EngineProtocol = OPENAI_HTTP
 
 
 class Stopped(Struct, frozen=True):
@@ -52,6 +55,8 @@ class Running(Struct, kw_only=True):
     is_ready: bool = False
     checks_key: bool = False  # known once it is ready
     is_stopping: bool = False
+    # The protocols that the process may speak, the likely one first; one once it has answered.
+    protocols: tuple[EngineProtocol, ...] = (LOCALAI_GRPC, OPENAI_HTTP)
 
     @property
     def is_alive(self) -> bool:
@@ -69,7 +74,13 @@ class Running(Struct, kw_only=True):
 
     @property
     def started(self) -> Started:
-        return Started(self.address, self.nonce, self.checks_key)
+        return Started(self.address, self.nonce, self.checks_key, self.protocols[0])
+
+    @property
+    def targets(self) -> tuple[EngineTarget, ...]:
+        return tuple(
+            EngineTarget(address=self.address, key=self.request.key, protocol=protocol) for protocol in self.protocols
+        )
 
     def report(self) -> RunningReplica:
         return RunningReplica(
@@ -81,6 +92,7 @@ class Running(Struct, kw_only=True):
             revision=self.request.model.revision,
             generation=self.request.generation,
             checks_key=self.checks_key,
+            protocol=self.protocols[0],
         )
 
 

@@ -16,9 +16,10 @@ from types import TracebackType
 
 import msgspec
 
-from enginehouse.core.errors import Unavailable
+from enginehouse.core.errors import Invalid, Unavailable
 from enginehouse.core.installation import RUN_FILE
-from enginehouse.core.replica import RunningReplica
+from enginehouse.core.progress import ReportProgress, no_progress
+from enginehouse.core.replica import LOCALAI_GRPC, OPENAI_HTTP, EngineProtocol, RunningReplica
 from enginehouse.host import disk, processes
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Engine
@@ -97,16 +98,19 @@ class Supervisor:
     def running(self) -> tuple[RunningReplica, ...]:
         return tuple(one.report() for one in self._running.values() if one.is_alive and one.is_ready)
 
-    async def start(self, request: StartRequest) -> Started:
+    async def start(self, request: StartRequest, report: ReportProgress = no_progress) -> Started:
         """Return a live process for `request`: the running one if it fits, otherwise a new one that replaces it."""
+        if request.process_only:
+            # LocalAI's frontends present the token with which workers join.
+            request = msgspec.structs.replace(request, key=self._options.join_token)
         async with self._locks.hold(request.process_key):
             self._coming[request.process_key] = request
             try:
-                return await self._start_or_find(request)
+                return await self._start_or_find(request, report)
             finally:
                 del self._coming[request.process_key]
 
-    async def _start_or_find(self, request: StartRequest) -> Started:
+    async def _start_or_find(self, request: StartRequest, report: ReportProgress) -> Started:
         inode = await in_thread(self._trees.inode_of, request.directory)
         current = self._running.get(request.process_key)
         if current is not None and current.serves(request, inode) and await self._is_healthy(current):
@@ -124,11 +128,25 @@ class Supervisor:
             request=request,
             tree=self._trees.path_of(request.directory),
             inode=inode,
-            model_path=await in_thread(self._models.check_files, request.model),
+            model_path=None if request.process_only else await in_thread(self._models.check_files, request.model),
             host=self._host,
             running_models={one.request.model.name for one in self._running.values() if one.is_alive},
+            protocols=await in_thread(self._protocols_of, request),
         )
-        return await self._start(chosen)
+        return await self._start(chosen, report)
+
+    def _protocols_of(self, request: StartRequest) -> tuple[EngineProtocol, ...]:
+        metadata = self._trees.metadata_of(request.directory)
+        declared = metadata.protocol if metadata is not None else ""
+        if request.process_only and declared == OPENAI_HTTP:
+            raise Invalid(
+                f"cannot start {request.directory} for a LocalAI frontend: it speaks OpenAI's HTTP API, which only "
+                "Enginehouse frontends use; choose a backend that speaks LocalAI's protocol",
+                code="unsupported",
+            )
+        if request.process_only:
+            return (LOCALAI_GRPC,)
+        return (declared,) if declared else (LOCALAI_GRPC, OPENAI_HTTP)
 
     async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
         """Wait until the engine has no connections; frontends close connections that they do not use."""
@@ -228,7 +246,7 @@ class Supervisor:
             log.warning("engine.silent key=%s address=%s", current.request.process_key, current.address)
         return False
 
-    async def _start(self, chosen: LaunchPlan) -> Started:
+    async def _start(self, chosen: LaunchPlan, report: ReportProgress) -> Started:
         """Start the process; if another program takes its port, retry with another port."""
         ports = self._chosen_ports()
         request = chosen.request
@@ -249,7 +267,11 @@ class Supervisor:
             watching.add_done_callback(self._watching.discard)
             async with AsyncExitStack() as unless_answered:
                 unless_answered.push_async_callback(self._stop, current)
-                current.is_ready = await self._starter.until_ready(current)
+                is_listening = await self._starter.until_ready(current)
+                if is_listening:
+                    report("loading", "", 0, 0)
+                    await self._starter.load(current, chosen)
+                current.is_ready = is_listening
                 unless_answered.pop_all()
             if current.is_ready:
                 ports.note(port, checks_key=current.checks_key)
@@ -283,6 +305,8 @@ class Supervisor:
 
     async def _stop(self, current: Running) -> None:
         current.is_stopping = True
+        if current.is_ready and current.process.returncode is None:
+            await self._starter.free(current)
         await processes.stop_group(current.process, self._options.grace_seconds)
         if current.process.returncode is None:
             # The entry stays: the next stop tries again, and the port and files remain reserved.

@@ -21,6 +21,7 @@ from enginehouse.core.action import (
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import Invalid
 from enginehouse.core.intent import Outcome
+from enginehouse.core.model import Model
 from enginehouse.core.replica import parse_process_key, process_key
 from enginehouse.worker.commands.work import Work
 from enginehouse.worker.protocol.names import (
@@ -99,8 +100,12 @@ def head_of(request: WorkRequest) -> Head:
 def look_ups_for(request: WorkRequest, known: KnownNames | None = None) -> LookUps:
     """Without `known`: what must be read from disk. With `known`: whether galleries are needed as well."""
     match request:
-        case wire.BackendInstallRequest() if request.model_id:
+        case wire.BackendInstallRequest() if request.model_id and request.model is not None:
             return LookUps(installed=True)
+        case wire.BackendInstallRequest() if request.model_id:
+            if known is not None and (request.uri or _is_usable(request, known)):
+                return LookUps()
+            return LookUps(installed=True, aliases=True, galleries=request.backend_galleries if known else None)
         case wire.BackendInstallRequest() | wire.BackendUpgradeRequest():
             if request.resolved or request.uri or not request.backend:
                 return LookUps()
@@ -116,6 +121,8 @@ def look_ups_for(request: WorkRequest, known: KnownNames | None = None) -> LookU
 def work_of(request: WorkRequest, known: KnownNames) -> Work:
     """Build the work for a request. Raises an `EnginehouseError` if the request is invalid."""
     match request:
+        case wire.BackendInstallRequest() if request.model_id and request.model is None:
+            return _start_process(request, known)
         case wire.BackendInstallRequest() if request.model_id:
             action: Action = _start(request, known)
         case wire.BackendInstallRequest() if _is_there(request, known):
@@ -171,12 +178,7 @@ def _keep(request: wire.BackendInstallRequest, known: KnownNames) -> Work:
 def _start(request: wire.BackendInstallRequest, known: KnownNames) -> StartReplica:
     model_name(request.model_id)
     _check_slot(request.replica_index)
-    if request.model is None:
-        raise Invalid(
-            f"cannot start {request.model_id}: engines of this worker load their model at start, "
-            "and the request does not contain one; use an Enginehouse frontend",
-            code="unsupported",
-        )
+    assert request.model is not None, "called only for a request with a model"
     if request.model.model.name != request.model_id:
         raise Invalid(f"cannot start {request.model_id}: the request contains another model", code="invalid_name")
     return StartReplica(
@@ -186,6 +188,35 @@ def _start(request: wire.BackendInstallRequest, known: KnownNames) -> StartRepli
         key=request.model.key,
         files=request.model.files,
     )
+
+
+def _is_usable(request: wire.BackendInstallRequest, known: KnownNames) -> bool:
+    return not request.force and find_usable(known, request.backend) is not None
+
+
+def _start_process(request: wire.BackendInstallRequest, known: KnownNames) -> Work:
+    """The start of a process for a LocalAI frontend, which installs a missing backend with the same message and loads
+    the model itself.
+    """
+    model_name(request.model_id)
+    _check_slot(request.replica_index)
+    install: InstallBackend | None = None
+    if _is_usable(request, known):
+        backend = find_usable(known, request.backend)
+        assert backend is not None, "checked by the condition"
+        directory = backend.name
+    else:
+        build = build_for(request, known)
+        install = InstallBackend(backend=request.backend or request.name, resolved=build, force=request.force)
+        directory = build.directory
+    action = StartReplica(
+        model=Model(name=request.model_id, backend=directory, files=()),
+        slot=request.replica_index,
+        directory=directory,
+        key="",
+        process_only=True,
+    )
+    return Work(action=action, op_id=request.op_id, about=request.backend or request.model_id, install_first=install)
 
 
 def _stop(request: wire.ModelStopRequest) -> StopReplica:

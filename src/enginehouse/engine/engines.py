@@ -1,0 +1,43 @@
+"""`ports.Engine` for every kind of engine: chooses the client by the protocol of the process.
+
+To the rest of the program every engine speaks OpenAI's HTTP API. `openai` passes bytes, `localai` translates to gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from enginehouse.core.replica import EngineProtocol
+from enginehouse.engine.localai.client import LocalaiEngine
+from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.ports import Engine, EngineCall, EngineResponse, EngineTarget
+
+
+class Engines:
+    """All engines of a program. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._by_protocol: dict[EngineProtocol, Engine] = {
+            "openai-http": HttpEngine(),
+            "localai-grpc": LocalaiEngine(),
+        }
+
+    async def send(self, call: EngineCall, *, connect_seconds: float, head_seconds: float) -> EngineResponse:
+        engine = self._by_protocol[call.protocol]
+        return await engine.send(call, connect_seconds=connect_seconds, head_seconds=head_seconds)
+
+    async def is_ready(self, target: EngineTarget) -> bool:
+        return await self._by_protocol[target.protocol].is_ready(target)
+
+    async def checks_key(self, target: EngineTarget) -> bool:
+        return await self._by_protocol[target.protocol].checks_key(target)
+
+    async def load(self, target: EngineTarget, options: Mapping[str, object], *, limit_seconds: float) -> None:
+        await self._by_protocol[target.protocol].load(target, options, limit_seconds=limit_seconds)
+
+    async def free(self, target: EngineTarget, *, limit_seconds: float) -> bool:
+        return await self._by_protocol[target.protocol].free(target, limit_seconds=limit_seconds)
+
+    async def close(self) -> None:
+        for engine in self._by_protocol.values():
+            await engine.close()
