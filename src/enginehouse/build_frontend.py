@@ -43,7 +43,7 @@ from enginehouse.bus.violations import LOOK_SECONDS, ViolationLog
 from enginehouse.core import subjects
 from enginehouse.core.address import Endpoint, plain_host
 from enginehouse.core.artifact import Artifact
-from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import Sources, load_builtin
 from enginehouse.fetch.http.client import Client, Rules
 from enginehouse.fetch.http.retries import RetryPolicy
@@ -78,7 +78,7 @@ from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.host import disk, listen, signing
 from enginehouse.host.clock import SystemClock
 from enginehouse.loop import Loop, Wakes
-from enginehouse.ports import Bus, Clock
+from enginehouse.ports import Bus, Clock, Engine
 from enginehouse.settings.file import read_credentials
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store, StoreLimits
@@ -150,7 +150,7 @@ async def run(settings: FrontendSettings) -> int:
         store.on_back = wakes.wake_all
         waiting.reason = "the bus is not connected yet"
         bus = await _open_bus(settings, accounts, wakes)
-    engine = HttpEngine()
+    engine = Engines()
     addresses = await asyncio.to_thread(_address_rules, settings, listener.getsockname()[1])
     outside = make_outside(settings, store, bus, accounts, addresses)
     frontend = make_frontend(settings, outside, wakes)
@@ -301,7 +301,7 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
 
 
 def make_entries(
-    settings: FrontendSettings, frontend: Frontend, engine: HttpEngine, bus: Bus, wakes: Wakes
+    settings: FrontendSettings, frontend: Frontend, engine: Engine, bus: Bus, wakes: Wakes
 ) -> list[ApiRoute]:
     unready = partial(unready_reasons, frontend.store, bus, frontend.nodes, wakes)
     objects = RouteObjects(

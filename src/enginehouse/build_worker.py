@@ -18,7 +18,7 @@ from enginehouse.artifact.images.sharing import Manifests
 from enginehouse.artifact.origins import Suppliers
 from enginehouse.core.errors import Invalid
 from enginehouse.core.node_api import RegisterReply
-from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import load_named
 from enginehouse.fetch.http.client import Client, Rules
 from enginehouse.fetch.pypi import Limits, Python
@@ -61,7 +61,7 @@ async def run(settings: WorkerSettings) -> int:
     lock = disk.Lock(settings.data / "worker.lock", "start a worker")
     # In addition to the lock of the data directory: `enginehouse local` may be given only the backends directory.
     backends_lock = lock_backends(options.backends, "start a worker")
-    engine = HttpEngine()
+    engine = Engines()
     clients = [FrontendClient(url, settings.token, user_agent="enginehouse-worker") for url in settings.url.split(",")]
     parts = make_parts(options, engine, os.environ)
     agent = Agent(options, parts, WorkerLink(*clients), partial(_open_bus, settings))

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from enginehouse.core.model import ServedModel
 from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
@@ -65,6 +66,7 @@ class EngineCall(Struct, frozen=True, kw_only=True):
     content_type: str = "application/json"
     body: bytes = b""
     protocol: EngineProtocol = OPENAI_HTTP
+    served: ServedModel | None = None  # for engines whose requests are translated
 
 
 class EngineResponse(Protocol):

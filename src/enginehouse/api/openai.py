@@ -172,6 +172,8 @@ class OpenAI:
             method="POST",
             path=exchange.path,
             body=body,
+            protocol=route.protocol,
+            served=route.served,
         )
         try:
             response = await self._engine.send(call, connect_seconds=CONNECT_SECONDS, head_seconds=self._head_seconds)

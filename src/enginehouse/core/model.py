@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import msgspec
 from msgspec import Struct
+
+from enginehouse.core.load_options import ModelPaths, model_options
+from enginehouse.core.model_config import ModelConfig, read_config
 
 
 class ModelFile(Struct, frozen=True, omit_defaults=True):
@@ -38,16 +42,63 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
     description: str = ""
     license: str = ""
     replicas: int = 1
+    # The configuration in the form of LocalAI's model YAML, as imported: keys that have no effect here are kept.
+    config: dict[str, Any] = {}
 
     @property
     def revision(self) -> str:
         """Changes if and only if a running replica would have to be replaced."""
-        described = msgspec.json.encode([self.backend, self.files, self.options])
-        return hashlib.sha256(described).hexdigest()[:16]
+        described = [self.backend, self.files, self.options, *([self.config] if self.config else [])]
+        return hashlib.sha256(msgspec.json.encode(described, order="sorted")).hexdigest()[:16]
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The stored configuration, completed from the other fields where it says nothing."""
+        options, parameters = self.options, self.config.get("parameters")
+        named = [f"parallel:{options.parallel}"] if options.parallel else []
+        completed: dict[str, Any] = {
+            **({"context_size": options.context_size} if options.context_size else {}),
+            **({"threads": options.threads} if options.threads else {}),
+            **({"options": named} if named else {}),
+            **self.config,
+            "name": self.name,
+            "backend": self.backend,
+        }
+        own = parameters if isinstance(parameters, dict) else {}
+        first = self.files[0].name if self.files else ""
+        return {**completed, "parameters": {**own, "model": own.get("model") or first}}
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+
+class ServedModel(Struct, frozen=True, eq=False):
+    """What a request to an engine of LocalAI needs to know of its model. Equal only to itself: the router keeps one
+    per model and revision.
+    """
+
+    name: str
+    identity: str  # the engine refuses requests for another one
+    config: ModelConfig
+
+
+def served_model(definition: str) -> ServedModel:
+    model = msgspec.json.decode(definition, type=Model)
+    config = served_config(model)
+    return ServedModel(name=model.name, identity=config.parameters.model, config=config)
+
+
+def served_config(model: Model) -> ModelConfig:
+    """The typed view of a model's configuration. Warnings are for the person who stores it, not for its use."""
+    config, _ = read_config(model.configuration)
+    return config
+
+
+def load_options(model: Model, directory: str, model_file: str, threads: int) -> dict[str, Any]:
+    """The fields of the request that loads a model whose files are in `directory`."""
+    paths = ModelPaths(directory=directory, model_file=model_file, threads=threads)
+    return model_options(served_config(model), paths)
 
 
 GIB = 1024**3

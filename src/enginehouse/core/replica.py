@@ -31,6 +31,8 @@ class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     key: str = ""
     checks_key: bool = True  # whether its engine refuses requests without the key
     protocol: EngineProtocol = OPENAI_HTTP
+    # The model as it was loaded, in JSON, where requests are translated by its configuration; else "".
+    definition: str = ""
 
 
 class RunningReplica(Struct, frozen=True, omit_defaults=True, kw_only=True):

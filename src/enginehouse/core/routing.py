@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from enginehouse.core.model import ServedModel
 from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
 
@@ -25,6 +26,7 @@ class Route(Struct, frozen=True, kw_only=True):
     nonce: str
     checks_key: bool = True  # otherwise the identity of the process is checked before use
     protocol: EngineProtocol = OPENAI_HTTP
+    served: ServedModel | None = None  # for engines whose requests are translated
 
     @property
     def id(self) -> str:

@@ -190,6 +190,8 @@ replicas = Table(
     Column("created_at", Double, nullable=False),
     Column("checks_key", Boolean, nullable=False, server_default=true()),
     Column("protocol", String(32), nullable=False, server_default="openai-http"),
+    # The model as it was loaded, where requests are translated by its configuration.
+    Column("definition", Text, nullable=False, server_default=""),
 )
 
 tokens = Table(

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import Invalid
 from enginehouse.core.intent import Intent
-from enginehouse.core.replica import Replica, parse_process_key
+from enginehouse.core.model import Model
+from enginehouse.core.replica import LOCALAI_GRPC, Replica, parse_process_key
 from enginehouse.core.report import Report
 from enginehouse.store import replicas
 from enginehouse.store.db import Connection
@@ -32,6 +35,7 @@ def follow(connection: Connection, after: Intent, now: float) -> None:
                 key=action.key,
                 checks_key=outcome.checks_key,
                 protocol=outcome.protocol,
+                definition=_definition(action.model) if outcome.protocol == LOCALAI_GRPC else "",
             )
             replicas.put(connection, replica, now)
         elif isinstance(action, StopReplica):
@@ -39,6 +43,12 @@ def follow(connection: Connection, after: Intent, now: float) -> None:
         elif isinstance(action, RemoveModel):
             replicas.remove_of_model(connection, after.node_id, action.model)
         _forget_stopped(connection, after.node_id, outcome.stopped)
+
+
+def _definition(model: Model) -> str:
+    """The model without its files, which no request needs."""
+    first = model.files[:1]
+    return msgspec.json.encode(msgspec.structs.replace(model, files=first)).decode()
 
 
 def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:

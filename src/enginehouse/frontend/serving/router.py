@@ -14,7 +14,9 @@ from math import ceil
 from typing import Protocol
 
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
+from enginehouse.core.model import ServedModel, served_model
 from enginehouse.core.name import shown
+from enginehouse.core.replica import Replica
 from enginehouse.core.routing import Route, choose_route
 from enginehouse.store import db, nodes, replicas
 from enginehouse.store.db import Connection, Store
@@ -68,6 +70,7 @@ class Router:
         self._wait_seconds = wait_seconds
         self._proofs = proofs
         self._routes: dict[str, list[Route]] = {}
+        self._served: dict[tuple[str, str], ServedModel] = {}
         self._in_flight: dict[str, int] = {}
         # When each was dropped, by the store's clock; None until the next step sets it.
         self._dropped: dict[Route, float | None] = {}
@@ -141,6 +144,7 @@ class Router:
                     nonce=replica.nonce,
                     checks_key=replica.checks_key,
                     protocol=replica.protocol,
+                    served=self._served_by(replica),
                 )
                 for replica in replicas.every(connection)
                 if replica.node_id in by_id
@@ -164,9 +168,20 @@ class Router:
             if route.id not in dead:
                 routes.setdefault(route.model, []).append(route)
         self._routes = routes
+        used = {(route.model, route.revision) for route in found}
+        self._served = {key: served for key, served in self._served.items() if key in used}
         self._looked_at = began
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _served_by(self, replica: Replica) -> ServedModel | None:
+        """The configuration of a replica; read once per model and revision."""
+        if not replica.definition:
+            return None
+        key = (replica.model, replica.revision)
+        if key not in self._served:
+            self._served[key] = served_model(replica.definition)
+        return self._served[key]
 
     async def _load(self, model: str) -> list[Route]:
         """Wait for a route. Of the requests that wait for one model, one at a time queries the store."""

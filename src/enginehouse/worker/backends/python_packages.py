@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib.resources import files
 from pathlib import Path
 
 from enginehouse.core.backend import Resolved, package_digest
@@ -18,12 +19,15 @@ from enginehouse.core.errors import Hopeless, Invalid, Unavailable
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.core.name import check_name
 from enginehouse.core.progress import ReportProgress
+from enginehouse.core.replica import LOCALAI_GRPC
+from enginehouse.engine import localai
 from enginehouse.fetch.galleries.sources import builtin_directory
 from enginehouse.fetch.pypi import Python, check_package, check_requirement
 from enginehouse.host import processes
 from enginehouse.host.blocking import in_thread
 from enginehouse.worker.enclosures import Enclosures
 
+MESSAGES = "backend_pb2.py"
 CHECK_SECONDS = 60.0  # an import takes 0.1 s, but much longer on a cold disk under load
 _RUN_SCRIPT = b"""#!/bin/sh
 # Made by enginehouse at install; the engine must replace this shell, so that signals reach it.
@@ -152,6 +156,9 @@ def _launcher(name: str) -> bytes:
 def _write_files(tree: Path, resolved: Resolved) -> None:
     launcher = _launcher(resolved.launcher) if resolved.launcher else _entry_point(tree, resolved).encode()
     (tree / "launcher.py").write_bytes(launcher)
+    if resolved.protocol == LOCALAI_GRPC:
+        # Its launcher imports the messages of the protocol; LocalAI's own Python backends have the same file.
+        (tree / MESSAGES).write_bytes(files(localai).joinpath(MESSAGES).read_bytes())
     (tree / RUN_FILE).write_bytes(_RUN_SCRIPT)
     (tree / RUN_FILE).chmod(0o750)
 

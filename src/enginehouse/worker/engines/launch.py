@@ -92,7 +92,7 @@ class Starter:
             unless_spawned.push_async_callback(in_thread, self._enclosures.remove, nonce)
             try:
                 await in_thread(self._check_memory, chosen)
-                process = await self._spawn_within_budget(chosen, record, log)
+                process, given = await self._spawn_within_budget(chosen, record, log)
             except OSError as error:
                 raise disk.storage_error(error, f"start {request.model.name}") from error
             unless_spawned.pop_all()
@@ -105,9 +105,13 @@ class Starter:
             process=process,
             log=log,
             protocols=chosen.protocols,
+            threads=given,
         )
 
-    async def _spawn_within_budget(self, chosen: LaunchPlan, record: Record, log: Path) -> asyncio.subprocess.Process:
+    async def _spawn_within_budget(
+        self, chosen: LaunchPlan, record: Record, log: Path
+    ) -> tuple[asyncio.subprocess.Process, int]:
+        """Start the process; also returns its share of the machine's threads."""
         async with threads.budget(BUDGET_SECONDS) as promised:
             given = share(
                 self._options.thread_budget or hardware.cores(), chosen.request.model.options.threads, promised
@@ -131,13 +135,14 @@ class Starter:
             enclosure = await in_thread(self._enclosures.enclose, needs)
             with ExitStack() as stack:
                 confined = await in_thread(stack.enter_context, self._enclosures.confined(enclosure))
-                return await processes.spawn(
+                process = await processes.spawn(
                     [str(enclosure.tree / RUN_FILE), "--addr", chosen.address],
                     directory=enclosure.tree,
                     environment=self._environment | enclosure.environment | variables,
                     log=log,
                     confined=confined,
                 )
+                return process, given
 
     async def until_ready(self, current: Running) -> bool:
         """True when the engine is ready, False if its port was taken; raises if the engine ended or stalled."""
@@ -182,7 +187,8 @@ class Starter:
         request, target = current.request, current.targets[0]
         if request.process_only or chosen.model_path is None or target.protocol != LOCALAI_GRPC:
             return
-        options = load_options(request.model, chosen.model_path.parent)
+        path = chosen.model_path
+        options = load_options(request.model, str(path.parent), str(path), current.threads)
         try:
             await self._engine.load(target, options, limit_seconds=load_seconds(request.model.size_bytes))
         except EnginehouseError as error:

@@ -52,6 +52,7 @@ class Running(Struct, kw_only=True):
     nonce: str
     process: asyncio.subprocess.Process
     log: Path
+    threads: int = 1
     is_ready: bool = False
     checks_key: bool = False  # known once it is ready
     is_stopping: bool = False
