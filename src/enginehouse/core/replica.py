@@ -8,12 +8,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 from enginehouse.core.errors import Invalid
+from enginehouse.core.ids import NodeId
 
 
 class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A ready replica. `nonce` identifies the process, so a restarted one is never mistaken for the old one."""
 
-    node_id: str
+    node_id: NodeId
     model: str
     slot: int
     revision: str

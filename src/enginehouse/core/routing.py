@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from enginehouse.core.ids import NodeId
+
 
 class Route(Struct, frozen=True, kw_only=True):
     """A ready replica on a healthy node, as the router keeps it in memory."""
 
     model: str
     slot: int
-    node_id: str
+    node_id: NodeId
     node_name: str
     address: str
     key: str

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import Invalid
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Intent
 from enginehouse.core.replica import Replica, parse_process_key
 from enginehouse.core.report import Report
@@ -40,7 +41,7 @@ def follow(connection: Connection, after: Intent, now: float) -> None:
         _forget_stopped(connection, after.node_id, outcome.stopped)
 
 
-def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:
+def _forget_stopped(connection: Connection, node_id: NodeId, keys: Sequence[str]) -> None:
     """Remove the rows of processes that an upgrade or a delete stopped, so that no request is routed there."""
     for key in keys:
         try:
@@ -50,7 +51,7 @@ def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -
         replicas.remove(connection, node_id, model, slot)
 
 
-def forget_gone_replicas(connection: Connection, node_id: str, report: Report) -> bool:
+def forget_gone_replicas(connection: Connection, node_id: NodeId, report: Report) -> bool:
     """Remove the rows of processes that the worker no longer has. Returns whether there were any."""
     running = {(one.model_id, one.replica_index, one.nonce) for one in report.replicas}
     gone = [
