@@ -24,6 +24,7 @@ from pathlib import Path
 import psycopg
 
 from enginehouse.core.action import RemoveBackend
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Capacity, Node
 from enginehouse.core.operation import Operation
@@ -53,7 +54,7 @@ class SystemClock:
 
 def node(number: int, now: float) -> Node:
     return Node(
-        id=f"node-{number:03d}",
+        id=NodeId(f"node-{number:03d}"),
         name=f"node-{number:03d}",
         node_type="backend",
         public_key="",
@@ -76,8 +77,8 @@ def node(number: int, now: float) -> Node:
 
 def a_request(state: str, at: float) -> Intent:
     return Intent(
-        id="",
-        node_id="",
+        id=IntentId(""),
+        node_id=NodeId(""),
         subject="",
         generation=1,
         action=RemoveBackend(backend="x", directory="x"),
@@ -89,7 +90,7 @@ def a_request(state: str, at: float) -> Intent:
 
 
 def an_operation(at: float) -> Operation:
-    return Operation(id="", kind="delete", name="x", author="a", created_at=at, targets=())
+    return Operation(id=OperationId(""), kind="delete", name="x", author="a", created_at=at, targets=())
 
 
 class Cluster:

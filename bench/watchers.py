@@ -24,6 +24,7 @@ import psycopg
 
 from enginehouse.bus import embedded
 from enginehouse.core import subjects, wire
+from enginehouse.core.ids import NodeId
 from enginehouse.core.progress import Progress
 from enginehouse.host import processes
 from enginehouse.link.client import FrontendClient
@@ -53,8 +54,8 @@ class Reporting(StubWorker):
         while True:
             number += 1
             told = Progress("downloading", "layer", number * 1000, 10**9, request.command.attempt, number)
-            event = wire.progress_event(request.op_id, node_id, request.backend, request.command.intent, told)
-            await self._bus.publish(subjects.progress_subject(node_id, request.op_id), wire.encode(event))
+            event = wire.progress_event(request.op_id, NodeId(node_id), request.backend, request.command.intent, told)
+            await self._bus.publish(subjects.progress_subject(NodeId(node_id), request.op_id), wire.encode(event))
             await asyncio.sleep(1 / EVENTS_PER_SECOND)
 
 

@@ -43,6 +43,7 @@ from enginehouse.bus.violations import LOOK_SECONDS, ViolationLog
 from enginehouse.core import subjects
 from enginehouse.core.address import Endpoint, plain_host
 from enginehouse.core.artifact import Artifact
+from enginehouse.core.ids import NodeId
 from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import Sources, load_builtin
 from enginehouse.fetch.http.client import Client, Rules
@@ -375,7 +376,7 @@ def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> Bus
         return BusIssuer(life_seconds=life, url_for=url_for)
     embedded_accounts = accounts
 
-    def mint(node_id: str) -> Minted:
+    def mint(node_id: NodeId) -> Minted:
         allowed = subjects.worker_permissions(node_id)
         name = credentials.worker_name(node_id)
         made = credentials.mint_user(embedded_accounts.account_seed, name, allowed, life_seconds=life)

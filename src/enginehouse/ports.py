@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import ServedModel
 from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
@@ -122,9 +123,9 @@ class Link(Protocol):
 
     async def register(self, request: RegisterRequest) -> RegisterReply: ...
 
-    async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply: ...
+    async def heartbeat(self, node_id: NodeId, node_token: str, request: HeartbeatRequest) -> HeartbeatReply: ...
 
-    async def deregister(self, node_id: str, node_token: str) -> None: ...
+    async def deregister(self, node_id: NodeId, node_token: str) -> None: ...
 
     def local_address(self) -> str:
         """The address of this machine as the frontend sees it: the local end of the last connection."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from enginehouse.api.openai import OpenAI
 from enginehouse.core.errors import EnginehouseError, NotFound
+from enginehouse.core.ids import NodeId
 from enginehouse.core.routing import Route
 from enginehouse.engine.openai.client import HttpEngine
 
@@ -105,7 +106,7 @@ class World:
                 Route(
                     model="tiny",
                     slot=number,
-                    node_id=f"n-{number}",
+                    node_id=NodeId(f"n-{number}"),
                     node_name=f"node-{number}",
                     address=f"127.0.0.1:{port}",
                     key="key",

@@ -17,6 +17,7 @@ from enginehouse.api.events import EventRoutes
 from enginehouse.api.requests import MAX_CONTROL_BYTES
 from enginehouse.api.routes import ApiRoute
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import OperationId
 from enginehouse.frontend.watching.events import LOG_LENGTH
 from enginehouse.loop import Loop
 
@@ -220,7 +221,7 @@ async def test_the_stream_begins_with_hello_and_the_operation_that_is_followed(h
 
 async def test_a_stream_that_missed_something_ends(here: Site) -> None:
     count = 0
-    async for _ in _events(here).stream("", None):
+    async for _ in _events(here).stream(OperationId(""), None):
         if count == 0:
             for _ in range(LOG_LENGTH + 1):
                 here.frontend.events.publish("node", "n", b"{}")

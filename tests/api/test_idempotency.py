@@ -11,6 +11,7 @@ from tests.api.whole_frontend import LOCAL, Site, site
 
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model
 from enginehouse.core.replica import Replica
 from enginehouse.core.report import Report
@@ -77,7 +78,14 @@ async def prepare(here: Site, path: str) -> str:
         models.insert(connection, Model(name="tiny", backend="llama-cpp", files=()), now)
         if not path.endswith("/load"):
             replica = Replica(
-                node_id=node_id, model="tiny", slot=0, revision="", address="h:1", nonce="n", backend="b", key="k"
+                node_id=NodeId(node_id),
+                model="tiny",
+                slot=0,
+                revision="",
+                address="h:1",
+                nonce="n",
+                backend="b",
+                key="k",
             )
             replicas.put(connection, replica, now)
         return now
@@ -86,7 +94,7 @@ async def prepare(here: Site, path: str) -> str:
     backend = InstalledBackend(name="xllamacpp", is_system=False, is_meta=False, digest="sha256:old")
     pointer = InstalledBackend(name="llama-cpp", is_system=False, is_meta=True, meta_backend_for="xllamacpp")
     report = Report(boot_id="b", sequence=1, mark=mark - 1, boot_mark=1.0, backends=(backend, pointer))
-    await here.frontend.collector.report(node_id, report)
+    await here.frontend.collector.report(NodeId(node_id), report)
     filled = path.replace("{name:path}", "tiny").replace("{name}", "llama-cpp")
     return filled.replace("{id}", operation_id if "/operations/" in path else node_id)
 

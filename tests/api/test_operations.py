@@ -13,6 +13,7 @@ from tests.api.whole_frontend import LOCAL, Answer, Site, site
 from enginehouse.api.events import EventRoutes
 from enginehouse.core import subjects, wire
 from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.report import Report
 from enginehouse.ports import Message
@@ -62,7 +63,7 @@ async def have(here: Site, *names: str, digest: str = "sha256:old") -> None:
     found = tuple(InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest) for name in names)
     mark = (await here.frontend.nodes.every())[1]
     report = Report(boot_id="b", sequence=1, mark=mark, boot_mark=1.0, backends=found)
-    await here.frontend.collector.report(here.tokens["node id"], report)
+    await here.frontend.collector.report(NodeId(here.tokens["node id"]), report)
 
 
 async def test_operations_have_localais_keys_and_their_nodes_by_name(here: Site) -> None:
@@ -280,7 +281,7 @@ async def test_a_stream_that_is_resumed_begins_with_what_was_missed(here: Site) 
     assert removed in {node.id for node in (await here.frontend.nodes.every())[0]}
     assert (await admin(here, "DELETE", f"/api/nodes/{removed}")).status == 200
     told: list[bytes] = []
-    async for chunk in routes.stream("", before):
+    async for chunk in routes.stream(OperationId(""), before):
         told.append(chunk)
         if b"caught-up" in chunk:
             break

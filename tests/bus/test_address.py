@@ -14,6 +14,7 @@ from enginehouse.bus.address import BusAddress, parse_address, worker_url
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import subjects
 from enginehouse.core.errors import Denied, EnginehouseError, Invalid, Unavailable
+from enginehouse.core.ids import NodeId
 from enginehouse.ports import Message
 
 SECRET = "p@ss/w:rd"
@@ -88,7 +89,7 @@ async def test_anonymous_servers_and_those_with_a_user_or_token_let_us_in(
 
 async def test_a_user_in_the_address_wins_over_a_credential(tmp_path: Path) -> None:
     accounts = credentials.load_or_create(tmp_path / "bus")
-    made = credentials.mint_user(accounts.account_seed, "one", subjects.worker_permissions("n"))
+    made = credentials.mint_user(accounts.account_seed, "one", subjects.worker_permissions(NodeId("n")))
     jwt, other = made.jwt, made.user
     # With a key among its users a server asks every client for a signature, and takes a password all the same.
     users = f'users: [{{ user: worker, password: "right" }}, {{ nkey: "{other}" }}]'

@@ -14,6 +14,9 @@ import pytest
 from enginehouse.bus import credentials, embedded
 from enginehouse.core import subjects
 from enginehouse.core.errors import Conflict, Hopeless
+from enginehouse.core.ids import NodeId
+
+NODE = NodeId("a.b")
 
 
 def claims(jwt: str) -> dict[str, object]:
@@ -54,7 +57,10 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_workers_credential_allows_its_own_commands_progress_and_answers(tmp_path: Path) -> None:
     accounts = credentials.load_or_create(tmp_path)
     made = credentials.mint_user(
-        accounts.account_seed, credentials.worker_name("a.b"), subjects.worker_permissions("a.b"), life_seconds=99.9
+        accounts.account_seed,
+        credentials.worker_name(NODE),
+        subjects.worker_permissions(NODE),
+        life_seconds=99.9,
     )
     body = claims(made.jwt)
     assert body["name"] == "enginehouse-backend-a-b"
@@ -80,7 +86,7 @@ def test_a_workers_credential_allows_its_own_commands_progress_and_answers(tmp_p
 def test_a_frontend_may_say_every_command_of_the_wire_and_nothing_else() -> None:
     permissions = subjects.frontend_permissions()
     assert set(permissions.publish) == {
-        subjects.node_subject("ID", verb).replace("ID", "*") for verb in subjects.WORKER_SUBJECTS
+        subjects.node_subject(NodeId("ID"), verb).replace("ID", "*") for verb in subjects.WORKER_SUBJECTS
     }
     assert subjects.ALL_PROGRESS in permissions.subscribe
 

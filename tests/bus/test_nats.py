@@ -19,8 +19,13 @@ from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.bus.revocation import revoke
 from enginehouse.core import subjects
 from enginehouse.core.errors import Denied, Invalid, TooLarge, Unavailable
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.subjects import Permissions
 from enginehouse.ports import Message
+
+ONE = NodeId("n-1")
+TWO = NodeId("n-2")
+INTENT = IntentId("i")
 
 OWN_INBOX = Permissions(publish=("_INBOX.>",), subscribe=("_INBOX.>",))
 
@@ -70,7 +75,7 @@ class World:
         self._buses.append(bus)
         return bus
 
-    async def worker(self, node_id: str) -> NatsBus:
+    async def worker(self, node_id: NodeId) -> NatsBus:
         return await self.connect(credentials.worker_name(node_id), subjects.worker_permissions(node_id))
 
     async def frontend(self, **more: Callable[[], None]) -> NatsBus:
@@ -105,25 +110,27 @@ class Inbox:
 
 async def test_a_command_reaches_its_node_and_its_reply_comes_back(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        frontend, worker = await world.frontend(), await world.worker("n-1")
+        frontend, worker = await world.frontend(), await world.worker(ONE)
         commands, replies, progress = Inbox(), Inbox(), Inbox()
         for verb in subjects.WORKER_SUBJECTS:
-            await worker.subscribe(subjects.node_subject("n-1", verb), commands)
+            await worker.subscribe(subjects.node_subject(ONE, verb), commands)
         await frontend.subscribe(subjects.ALL_REPLIES, replies)
         await frontend.subscribe(subjects.ALL_PROGRESS, progress)
 
         for verb in subjects.WORKER_SUBJECTS:
             await frontend.publish(
-                subjects.node_subject("n-1", verb), b"{}", reply=subjects.reply_subject("n-1", "i", 1)
+                subjects.node_subject(ONE, verb),
+                b"{}",
+                reply=subjects.reply_subject(ONE, INTENT, 1),
             )
             command = await commands.next()
-            assert (command.subject, command.payload) == (subjects.node_subject("n-1", verb), b"{}")
-            await worker.publish(subjects.progress_subject("n-1", "op"), b"half")
+            assert (command.subject, command.payload) == (subjects.node_subject(ONE, verb), b"{}")
+            await worker.publish(subjects.progress_subject(ONE, "op"), b"half")
             assert (await progress.next()).payload == b"half"
             await worker.publish(command.reply, b"done")
             reply = await replies.next()
             assert (reply.subject, reply.payload, reply.no_responders) == (
-                subjects.reply_subject("n-1", "i", 1),
+                subjects.reply_subject(ONE, INTENT, 1),
                 b"done",
                 False,
             )
@@ -135,16 +142,18 @@ async def test_a_command_that_nobody_hears_is_told_at_once(tmp_path: Path) -> No
         replies = Inbox()
         await frontend.subscribe(subjects.ALL_REPLIES, replies)
         await frontend.publish(
-            subjects.node_subject("gone", subjects.INSTALL), b"{}", reply=subjects.reply_subject("n-1", "i", 3)
+            subjects.node_subject(NodeId("gone"), subjects.INSTALL),
+            b"{}",
+            reply=subjects.reply_subject(ONE, INTENT, 3),
         )
         message = await replies.next()
         assert message.no_responders
-        assert subjects.parse_reply_subject(message.subject) == subjects.ReplySubject("n-1", "i", 3)
+        assert subjects.parse_reply_subject(message.subject) == subjects.ReplySubject(ONE, INTENT, 3)
 
 
 async def test_a_worker_may_not_listen_to_another_node_or_to_all(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        worker = await world.worker("n-1")
+        worker = await world.worker(ONE)
         for subject in ("nodes.n-2.backend.install", "nodes.n-2.>", "nodes.*.backend.install", "nodes.>", ">"):
             with pytest.raises(Denied) as caught:
                 await worker.subscribe(subject, Inbox())
@@ -154,25 +163,28 @@ async def test_a_worker_may_not_listen_to_another_node_or_to_all(tmp_path: Path)
 
 async def test_a_worker_can_neither_command_a_node_nor_pretend_to_be_one(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        frontend, bad, good = await world.frontend(), await world.worker("n-1"), await world.worker("n-2")
+        frontend, bad, good = await world.frontend(), await world.worker(ONE), await world.worker(TWO)
         commands, progress = Inbox(), Inbox()
-        await good.subscribe(subjects.node_subject("n-2", subjects.INSTALL), commands)
+        await good.subscribe(subjects.node_subject(TWO, subjects.INSTALL), commands)
         await frontend.subscribe(subjects.ALL_PROGRESS, progress)
-        await bad.publish(subjects.node_subject("n-2", subjects.INSTALL), b"bad")
-        await bad.publish(subjects.progress_subject("n-2", "op"), b"bad")
-        await bad.publish(subjects.progress_subject("n-1", "op"), b"own")
-        await frontend.publish(subjects.node_subject("n-2", subjects.INSTALL), b"good")
+        await bad.publish(subjects.node_subject(TWO, subjects.INSTALL), b"bad")
+        await bad.publish(subjects.progress_subject(TWO, "op"), b"bad")
+        await bad.publish(subjects.progress_subject(ONE, "op"), b"own")
+        await frontend.publish(subjects.node_subject(TWO, subjects.INSTALL), b"good")
         assert (await progress.next()).payload == b"own"
         assert (await commands.next()).payload == b"good"
 
 
 async def test_a_worker_can_neither_read_nor_forge_the_answers_of_another_node(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        frontend, bad, good = await world.frontend(), await world.worker("n-1"), await world.worker("n-2")
+        frontend, bad, good = await world.frontend(), await world.worker(ONE), await world.worker(TWO)
         replies, polls = Inbox(), Inbox()
         await frontend.subscribe(subjects.ALL_REPLIES, replies)
         await frontend.subscribe(subjects.all_polls("f"), polls)
-        theirs = (subjects.reply_subject("n-2", "i", 1), subjects.poll_subject("n-2", "f", subjects.LIST, 1))
+        theirs = (
+            subjects.reply_subject(TWO, INTENT, 1),
+            subjects.poll_subject(TWO, "f", subjects.LIST, 1),
+        )
         for subject in (
             *theirs,
             subjects.ALL_REPLIES,
@@ -185,28 +197,28 @@ async def test_a_worker_can_neither_read_nor_forge_the_answers_of_another_node(t
                 await bad.subscribe(subject, Inbox())
         for subject in (*theirs, "_INBOX.eh.i.1", "_INBOX.anything"):
             await bad.publish(subject, b"forged")
-        await bad.publish(subjects.reply_subject("n-1", "j", 1), b"own")
-        await good.publish(subjects.reply_subject("n-2", "i", 1), b"true")
+        await bad.publish(subjects.reply_subject(ONE, IntentId("j"), 1), b"own")
+        await good.publish(subjects.reply_subject(TWO, INTENT, 1), b"true")
         heard = {(await replies.next()).payload for _ in range(2)}
         assert heard == {b"own", b"true"}
-        await good.publish(subjects.poll_subject("n-2", "f", subjects.LIST, 1), b"true")
+        await good.publish(subjects.poll_subject(TWO, "f", subjects.LIST, 1), b"true")
         assert (await polls.next()).payload == b"true"
 
 
 async def test_a_worker_answers_once_under_any_reply_subject_that_it_was_given(tmp_path: Path) -> None:
     """Of a frontend of another version, or of LocalAI's tools."""
     async with running(tmp_path) as world:
-        worker = await world.worker("n-1")
+        worker = await world.worker(ONE)
         anybody = await world.connect("tool", Permissions(publish=("nodes.>",), subscribe=("_INBOX.tool.>",)))
         commands, replies = Inbox(), Inbox()
-        await worker.subscribe(subjects.node_subject("n-1", subjects.LIST), commands)
+        await worker.subscribe(subjects.node_subject(ONE, subjects.LIST), commands)
         await anybody.subscribe("_INBOX.tool.>", replies)
         await worker.publish("_INBOX.tool.0", b"not asked")
-        await anybody.publish(subjects.node_subject("n-1", subjects.LIST), b"{}", reply="_INBOX.tool.1")
+        await anybody.publish(subjects.node_subject(ONE, subjects.LIST), b"{}", reply="_INBOX.tool.1")
         await worker.publish((await commands.next()).reply, b"asked")
         assert (await replies.next()).payload == b"asked"
         await worker.publish("_INBOX.tool.1", b"twice")
-        await anybody.publish(subjects.node_subject("n-1", subjects.LIST), b"{}", reply="_INBOX.tool.2")
+        await anybody.publish(subjects.node_subject(ONE, subjects.LIST), b"{}", reply="_INBOX.tool.2")
         await worker.publish((await commands.next()).reply, b"again")
         assert (await replies.next()).payload == b"again"
 
@@ -215,7 +227,7 @@ async def test_a_revoked_credential_is_cut_off_and_the_others_are_not(tmp_path: 
     async with running(tmp_path) as world:
         away, back = asyncio.Event(), asyncio.Event()
         made = credentials.mint_user(
-            world.accounts.account_seed, "w", subjects.worker_permissions("n-1"), life_seconds=60
+            world.accounts.account_seed, "w", subjects.worker_permissions(ONE), life_seconds=60
         )
         options = BusOptions(
             url=world.server.url,
@@ -226,15 +238,15 @@ async def test_a_revoked_credential_is_cut_off_and_the_others_are_not(tmp_path: 
             on_disconnected=away.set,
         )
         removed = await NatsBus.connect(options, limit_seconds=10)
-        kept, frontend = await world.worker("n-2"), await world.frontend()
+        kept, frontend = await world.worker(TWO), await world.frontend()
         commands = Inbox()
-        await kept.subscribe(subjects.node_subject("n-2", subjects.LIST), commands)
+        await kept.subscribe(subjects.node_subject(TWO, subjects.LIST), commands)
         back.clear()
 
         await revoke(world.server.url, world.accounts, {made.user: int(time.time())}, limit_seconds=5)
 
         await asyncio.wait_for(away.wait(), 5)
-        await frontend.publish(subjects.node_subject("n-2", subjects.LIST), b"still here")
+        await frontend.publish(subjects.node_subject(TWO, subjects.LIST), b"still here")
         assert (await commands.next()).payload == b"still here"
         with pytest.raises(Denied):
             await NatsBus.connect(
@@ -243,7 +255,7 @@ async def test_a_revoked_credential_is_cut_off_and_the_others_are_not(tmp_path: 
         assert not back.is_set()
         await removed.close()
         # Approved again later: a credential of its own, and no more in the list.
-        assert (await world.worker("n-1")).is_connected
+        assert (await world.worker(ONE)).is_connected
 
 
 async def test_a_credential_is_renewed_without_missing_a_message(tmp_path: Path) -> None:
@@ -251,21 +263,21 @@ async def test_a_credential_is_renewed_without_missing_a_message(tmp_path: Path)
         frontend = await world.frontend()
 
         def made(seconds: float) -> credentials.MintedUser:
-            permissions = subjects.worker_permissions("n-1")
+            permissions = subjects.worker_permissions(ONE)
             return credentials.mint_user(world.accounts.account_seed, "w", permissions, life_seconds=seconds)
 
         first, away = made(3), asyncio.Event()
         options = BusOptions(url=world.server.url, name="w", jwt=first.jwt, seed=first.seed, on_disconnected=away.set)
         worker = await NatsBus.connect(options, limit_seconds=10)
         heard: set[bytes] = set()
-        await worker.subscribe(subjects.node_subject("n-1", subjects.LIST), lambda message: heard.add(message.payload))
+        await worker.subscribe(subjects.node_subject(ONE, subjects.LIST), lambda message: heard.add(message.payload))
         assert first.expires_at is not None
         number = 0
 
         async def speak_until(moment: float) -> None:
             nonlocal number
             while time.time() < moment:
-                await frontend.publish(subjects.node_subject("n-1", subjects.LIST), b"%d" % number)
+                await frontend.publish(subjects.node_subject(ONE, subjects.LIST), b"%d" % number)
                 number += 1
                 await asyncio.sleep(0)
 
@@ -281,7 +293,7 @@ async def test_a_credential_is_renewed_without_missing_a_message(tmp_path: Path)
 
 async def test_what_was_renewed_while_the_bus_was_away_is_used_when_it_is_back(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        permissions = subjects.worker_permissions("n-1")
+        permissions = subjects.worker_permissions(ONE)
         first = credentials.mint_user(world.accounts.account_seed, "w", permissions, life_seconds=2)
         back = asyncio.Event()
         options = BusOptions(url=world.server.url, name="w", jwt=first.jwt, seed=first.seed, on_connected=back.set)
@@ -316,10 +328,10 @@ async def test_subscriptions_come_back_after_the_server_was_away(tmp_path: Path)
     async with running(tmp_path) as world:
         back, worker_back, away = asyncio.Event(), asyncio.Event(), asyncio.Event()
         frontend = await world.frontend(on_connected=back.set, on_disconnected=away.set)
-        worker = await world.connect("w", subjects.worker_permissions("n-1"), on_connected=worker_back.set)
+        worker = await world.connect("w", subjects.worker_permissions(ONE), on_connected=worker_back.set)
         replies, commands = Inbox(), Inbox()
         await frontend.subscribe(subjects.ALL_REPLIES, replies)
-        await worker.subscribe(subjects.node_subject("n-1", subjects.LIST), commands)
+        await worker.subscribe(subjects.node_subject(ONE, subjects.LIST), commands)
         back.clear()
         worker_back.clear()
 
@@ -336,7 +348,9 @@ async def test_subscriptions_come_back_after_the_server_was_away(tmp_path: Path)
         await asyncio.wait_for(back.wait(), 20)
         await asyncio.wait_for(worker_back.wait(), 20)
         await frontend.publish(
-            subjects.node_subject("n-1", subjects.LIST), b"q", reply=subjects.reply_subject("n-1", "i", 1)
+            subjects.node_subject(ONE, subjects.LIST),
+            b"q",
+            reply=subjects.reply_subject(ONE, INTENT, 1),
         )
         message = await commands.next()
         await worker.publish(message.reply, b"answer")
@@ -354,7 +368,7 @@ async def test_a_connection_that_the_server_closes_with_an_error_is_made_again(t
         # here.
         bus._client._transport.write(b"NONSENSE\r\n")  # type: ignore[union-attr]
         await asyncio.wait_for(back.wait(), 20)
-        other = await world.worker("n-1")
+        other = await world.worker(ONE)
         await other.publish("_INBOX.eh.n-1.x.1", b"still here")
         assert (await inbox.next()).payload == b"still here"
 

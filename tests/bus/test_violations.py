@@ -8,6 +8,7 @@ from tests.bus.test_nats import Inbox, running, until
 
 from enginehouse.bus.violations import READ_BYTES, ViolationLog
 from enginehouse.core import subjects
+from enginehouse.core.ids import IntentId, NodeId
 
 LINE = (
     '[7] 2026/01/01 00:00:00.000000 [ERR] 127.0.0.1:1 - cid:8 - "v1:go" - "A1/enginehouse/jwt:UAZFC4AO6KIX3CM3" - '
@@ -18,14 +19,14 @@ LINE = (
 async def test_a_workers_forged_messages_are_counted(tmp_path: Path) -> None:
     counted = ViolationLog(tmp_path / "nats.log")
     async with running(tmp_path) as world:
-        frontend, bad = await world.frontend(), await world.worker("n-1")
+        frontend, bad = await world.frontend(), await world.worker(NodeId("n-1"))
         replies = Inbox()
         await frontend.subscribe(subjects.ALL_REPLIES, replies)
         counted.look()
         assert not counted.counts
         for _ in range(3):
-            await bad.publish(subjects.reply_subject("n-2", "i", 1), b"forged")
-        await bad.publish(subjects.reply_subject("n-1", "i", 1), b"own")
+            await bad.publish(subjects.reply_subject(NodeId("n-2"), IntentId("i"), 1), b"forged")
+        await bad.publish(subjects.reply_subject(NodeId("n-1"), IntentId("i"), 1), b"own")
         assert (await replies.next()).payload == b"own"
 
         def three() -> bool:

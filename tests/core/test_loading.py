@@ -9,12 +9,16 @@ from enginehouse.core import placement, report
 from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, StartReplica, subject_of
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Intent, Outcome, State
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
 from enginehouse.core.model import HeldModel, Model, ModelFile
 from enginehouse.core.node import Capacity, Node, health_after
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import CommandResult, Report
+
+A = NodeId("a")
+B = NodeId("b")
 
 MODEL = Model(name="m", backend="llama-cpp", files=(ModelFile("m.gguf", "builtin:m.gguf", "ab"),))
 BUILD = Resolved(directory="xllamacpp", uri="pypi:x==1", digest="sha256:1", meta="llama-cpp")
@@ -48,8 +52,8 @@ def node(name: str, **fields: object) -> Node:
 
 def intent(action: InstallBackend | PullModel | StartReplica | RemoveBackend, state: State, at: str = "a") -> Intent:
     return Intent(
-        id="i",
-        node_id=at,
+        id=IntentId("i"),
+        node_id=NodeId(at),
         subject="s",
         generation=3,
         action=action,
@@ -82,13 +86,13 @@ def change(action: InstallBackend | PullModel | RemoveBackend, state: State, at:
 
 def test_a_load_installs_and_places_side_by_side_and_then_starts() -> None:
     nodes = [node("a")]
-    assert step([], nodes) == Next("a", INSTALL)
-    assert step([intent(INSTALL, "running")], nodes) == Next("a", PULL)
+    assert step([], nodes) == Next(A, INSTALL)
+    assert step([intent(INSTALL, "running")], nodes) == Next(A, PULL)
     assert step([intent(INSTALL, "running"), intent(PULL, "running")], nodes) == Wait()
     assert step([intent(INSTALL, "running"), intent(PULL, "succeeded")], nodes) == Wait()
     assert step([intent(INSTALL, "succeeded"), intent(PULL, "running")], nodes) == Wait()
-    assert step([intent(INSTALL, "succeeded")], nodes) == Next("a", PULL)
-    assert step([intent(INSTALL, "succeeded"), intent(PULL, "succeeded")], nodes) == Next("a", START)
+    assert step([intent(INSTALL, "succeeded")], nodes) == Next(A, PULL)
+    assert step([intent(INSTALL, "succeeded"), intent(PULL, "succeeded")], nodes) == Next(A, START)
     assert step([intent(START, "running")], nodes) == Wait()
     assert step([intent(START, "succeeded")], nodes) == Done()
 
@@ -100,26 +104,26 @@ def test_files_that_are_there_are_not_placed_while_the_engine_is_installed() -> 
 
 def test_a_node_where_one_of_two_steps_failed_is_left_whatever_the_other_did() -> None:
     tried = [intent(INSTALL, "failed", "a"), intent(PULL, "succeeded", "a")]
-    assert step(tried, [node("a"), node("b")]) == Next("b", INSTALL)
+    assert step(tried, [node("a"), node("b")]) == Next(B, INSTALL)
     assert step(tried, [node("a")]) == GiveUp("backend_exited", "it ended")
     assert step([intent(INSTALL, "failed", "a"), intent(PULL, "running", "a")], [node("a"), node("b")]) == Wait()
 
 
 def test_a_load_skips_what_the_node_reports_to_have() -> None:
     held = Report(backends=(INSTALLED, POINTER), models=(HeldModel("m", ("ab",)),))
-    assert step([], [node("a", report=held)]) == Next("a", START)
+    assert step([], [node("a", report=held)]) == Next(A, START)
 
 
 def test_a_load_that_fails_on_one_node_goes_to_another_and_then_gives_up_with_the_first_cause() -> None:
     nodes = [node("a"), node("b")]
-    assert step([intent(START, "failed", "a")], nodes) == Next("b", INSTALL)
+    assert step([intent(START, "failed", "a")], nodes) == Next(B, INSTALL)
     assert step([intent(START, "failed", "a")], nodes, only="a") == GiveUp("backend_exited", "it ended")
     both = [intent(START, "failed", "a"), intent(INSTALL, "failed", "b")]
     assert step(both, nodes) == GiveUp("backend_exited", "it ended")
 
 
 def test_a_load_whose_step_was_superseded_leaves_that_node_to_whoever_asked_for_something_else() -> None:
-    assert step([intent(INSTALL, "superseded", "a")], [node("a"), node("b")]) == Next("b", INSTALL)
+    assert step([intent(INSTALL, "superseded", "a")], [node("a"), node("b")]) == Next(B, INSTALL)
     alone = step([intent(INSTALL, "superseded", "a")], [node("a")])
     assert isinstance(alone, GiveUp)
     assert alone.code == "superseded"
@@ -132,26 +136,26 @@ REMOVE = RemoveBackend(backend="llama-cpp", directory="xllamacpp")
 
 def test_what_was_deleted_since_the_report_is_installed_again() -> None:
     gone = change(REMOVE, "succeeded", generation=4)
-    assert step([], [node("a", report=WARM)], changes=(gone,)) == Next("a", INSTALL)
+    assert step([], [node("a", report=WARM)], changes=(gone,)) == Next(A, INSTALL)
     # The report is known to be younger than that: it was installed again by somebody else.
     later = msgspec.structs.replace(WARM, mark=10.5)
-    assert step([], [node("a", report=later)], changes=(gone,)) == Next("a", START)
+    assert step([], [node("a", report=later)], changes=(gone,)) == Next(A, START)
     # Also after the load itself had installed it.
     own = [msgspec.structs.replace(intent(INSTALL, "succeeded"), subject="backend:xllamacpp", generation=3)]
-    assert step(own, [node("a", report=WARM)], changes=(gone,)) == Next("a", INSTALL)
+    assert step(own, [node("a", report=WARM)], changes=(gone,)) == Next(A, INSTALL)
     earlier = change(REMOVE, "succeeded", generation=2)
-    assert step(own, [node("a", report=WARM)], changes=(earlier,)) == Next("a", START)
+    assert step(own, [node("a", report=WARM)], changes=(earlier,)) == Next(A, START)
 
 
 def test_a_warm_node_whose_engine_was_deleted_is_no_longer_preferred() -> None:
     nodes = [node("a", report=WARM), node("b", report=WARM)]
-    assert step([], nodes, changes=(change(REMOVE, "succeeded"),)) == Next("b", START)
+    assert step([], nodes, changes=(change(REMOVE, "succeeded"),)) == Next(B, START)
 
 
 def test_a_load_waits_for_a_delete_of_its_engine_or_goes_elsewhere() -> None:
     going = change(REMOVE, "running")
     assert step([], [node("a", report=WARM)], changes=(going,)) == Wait()
-    assert step([], [node("a", report=WARM), node("b")], changes=(going,)) == Next("b", INSTALL)
+    assert step([], [node("a", report=WARM), node("b")], changes=(going,)) == Next(B, INSTALL)
     assert step([], [node("a", report=WARM), node("b")], only="a", changes=(going,)) == Wait()
     placed = [intent(PULL, "succeeded")]
     assert step(placed, [node("a", report=WARM)], changes=(going,)) == Wait()
@@ -160,16 +164,16 @@ def test_a_load_waits_for_a_delete_of_its_engine_or_goes_elsewhere() -> None:
 
 def test_not_installed_here_means_install_it_there_and_said_again_it_is_a_failure() -> None:
     absent = msgspec.structs.replace(intent(START, "failed"), reason="not_found")
-    assert step([absent], [node("a", report=WARM), node("b")]) == Next("a", INSTALL)
+    assert step([absent], [node("a", report=WARM), node("b")]) == Next(A, INSTALL)
     again = [absent, intent(INSTALL, "succeeded")]
-    assert step(again, [node("a", report=WARM)]) == Next("a", START)
-    assert step([*again, absent], [node("a", report=WARM), node("b")]) == Next("b", INSTALL)
+    assert step(again, [node("a", report=WARM)]) == Next(A, START)
+    assert step([*again, absent], [node("a", report=WARM), node("b")]) == Next(B, INSTALL)
     assert step([*again, absent], [node("a", report=WARM)]) == GiveUp("not_found", "it ended")
 
 
 def test_what_does_not_stay_is_not_installed_for_ever() -> None:
     broken = Report(mark=99.0, backends=(msgspec.structs.replace(INSTALLED, is_broken=True),))
-    assert step([intent(INSTALL, "succeeded")] * 3, [node("a", report=broken)]) == Next("a", INSTALL)
+    assert step([intent(INSTALL, "succeeded")] * 3, [node("a", report=broken)]) == Next(A, INSTALL)
     assert isinstance(step([intent(INSTALL, "succeeded")] * 4, [node("a", report=broken)]), GiveUp)
 
 
@@ -178,12 +182,12 @@ def test_a_load_waits_for_another_version_of_its_engine_that_replaced_its_own_in
     upgrade = change(msgspec.structs.replace(INSTALL, upgrade=True), "running", generation=4)
     assert step(ended, [node("a"), node("b")], changes=(upgrade,)) == Wait()
     delete = change(REMOVE, "running", generation=4)
-    assert step(ended, [node("a"), node("b")], changes=(delete,)) == Next("b", INSTALL)
+    assert step(ended, [node("a"), node("b")], changes=(delete,)) == Next(B, INSTALL)
 
 
 def test_a_load_whose_node_was_removed_goes_to_another() -> None:
     removed = msgspec.structs.replace(intent(INSTALL, "cancelled", "a"), reason="node_removed")
-    assert step([removed], [node("b")]) == Next("b", INSTALL)
+    assert step([removed], [node("b")]) == Next(B, INSTALL)
 
 
 def test_a_load_whose_step_was_cancelled_ends() -> None:
@@ -195,9 +199,9 @@ def test_a_load_whose_step_was_cancelled_ends() -> None:
 def test_a_warm_node_is_preferred_to_a_cold_one_and_an_idle_to_a_busy_one() -> None:
     other = RunningReplica(model_id="other", replica_index=0)
     warm = node("z", report=Report(backends=(INSTALLED, POINTER), replicas=(other,)))
-    assert placement.choose_node(MODEL, [node("a"), warm], {"a", "z"}).id == "z"
+    assert placement.choose_node(MODEL, [node("a"), warm], {A, NodeId("z")}).id == "z"
     busy = node("a", report=Report(replicas=(other,)))
-    assert placement.choose_node(MODEL, [busy, node("b")], {"a", "b"}).id == "b"
+    assert placement.choose_node(MODEL, [busy, node("b")], {A, B}).id == "b"
 
 
 def test_a_node_without_room_for_the_model_is_taken_last() -> None:
@@ -205,21 +209,21 @@ def test_a_node_without_room_for_the_model_is_taken_last() -> None:
     warm = Report(backends=(INSTALLED, POINTER))
     full = node("a", report=warm, capacity=Capacity(available_ram=1024**3))
     roomy = node("b", capacity=Capacity(available_ram=8 * 1024**3))
-    assert placement.choose_node(large, [full, roomy], {"a", "b"}).id == "b"
-    assert placement.choose_node(MODEL, [full, roomy], {"a", "b"}).id == "a"
+    assert placement.choose_node(large, [full, roomy], {A, B}).id == "b"
+    assert placement.choose_node(MODEL, [full, roomy], {A, B}).id == "a"
     # Its report may be old: only the machine itself refuses.
-    assert placement.choose_node(large, [full], {"a"}).id == "a"
+    assert placement.choose_node(large, [full], {A}).id == "a"
     card = node("a", report=warm, capacity=Capacity(available_ram=1024**3, available_vram=8 * 1024**3))
     unknown = node("a", report=warm, capacity=Capacity(available_vram=1024**3))
     for one in (card, unknown):
-        assert placement.choose_node(large, [one, roomy], {"a", "b"}).id == "a"
+        assert placement.choose_node(large, [one, roomy], {A, B}).id == "a"
 
 
 def test_a_node_that_still_reports_a_lost_replica_is_taken_when_there_is_no_better_one() -> None:
     """A load begins when no replica can be reached; what a report says of one may be older than that."""
     running = Report(replicas=(RunningReplica(model_id="m", replica_index=0),))
-    assert placement.choose_node(MODEL, [node("a", report=running), node("b")], {"a", "b"}).id == "b"
-    assert placement.choose_node(MODEL, [node("a", report=running)], {"a"}).id == "a"
+    assert placement.choose_node(MODEL, [node("a", report=running), node("b")], {A, B}).id == "b"
+    assert placement.choose_node(MODEL, [node("a", report=running)], {A}).id == "a"
 
 
 def test_a_load_waits_for_a_node_that_is_away_for_a_moment_and_gives_up_on_one_that_is_gone() -> None:
@@ -240,7 +244,7 @@ def test_no_node_to_choose_names_the_reason_of_each() -> None:
         node("bad"),
     ]
     with pytest.raises(Unavailable) as caught:
-        placement.choose_node(MODEL, nodes, {one.id for one in nodes} - {"old"}, avoid={"bad"})
+        placement.choose_node(MODEL, nodes, {one.id for one in nodes} - {"old"}, avoid={NodeId("bad")})
     assert caught.value.code == "insufficient_capacity"
     for told in (
         "new waits for approval",
@@ -255,7 +259,7 @@ def test_no_node_to_choose_names_the_reason_of_each() -> None:
 def test_no_node_to_choose_counts_a_crowd_that_waits_for_approval() -> None:
     nodes = [*(node(f"junk{number}", approved=False) for number in range(30)), node("gone", health="offline")]
     with pytest.raises(Unavailable) as caught:
-        placement.choose_node(MODEL, nodes, {"gone"})
+        placement.choose_node(MODEL, nodes, {NodeId("gone")})
     assert caught.value.message.count("waits for approval") == 10
     assert caught.value.message.endswith("gone is offline; 20 more wait for approval")
 
@@ -313,12 +317,12 @@ def test_a_command_counts_as_lost_only_when_the_worker_certainly_does_not_have_i
     assert not report.lost(Report(boot_id="b", mark=13.0, boot_mark=5.0), running), "it may still be under way"
     assert report.lost(Report(boot_id="b", mark=14.5, boot_mark=5.0), running)
     assert report.lost(Report(boot_id="b", mark=0.0, boot_mark=12.5), running), "this run began after the sending"
-    assert not report.lost(Report(boot_id="b", mark=99.0, boot_mark=99.0, running=("i",)), running)
+    assert not report.lost(Report(boot_id="b", mark=99.0, boot_mark=99.0, running=(IntentId("i"),)), running)
 
 
 def test_a_result_counts_only_for_its_own_attempt() -> None:
     running = intent(INSTALL, "running")
-    result = CommandResult(intent="i", attempt=1, outcome=Outcome(code="x", message="m"))
+    result = CommandResult(intent=IntentId("i"), attempt=1, outcome=Outcome(code="x", message="m"))
     assert report.result_for(Report(boot_id="b", results=(result,)), running) == result.outcome
     later = msgspec.structs.replace(running, attempt=2)
     assert report.result_for(Report(boot_id="b", results=(result,)), later) is None

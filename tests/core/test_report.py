@@ -6,6 +6,7 @@ import pytest
 
 from enginehouse.core.action import InstallBackend
 from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Intent
 from enginehouse.core.report import Report, shows
 
@@ -29,8 +30,8 @@ def test_a_digest_that_nobody_knows_equals_none(
 ) -> None:
     resolved = Resolved(directory="x", uri="h/x:1", digest=wanted)
     intent = Intent(
-        id="1",
-        node_id="n",
+        id=IntentId("1"),
+        node_id=NodeId("n"),
         subject="backend:x",
         generation=5,
         action=InstallBackend(backend="x", resolved=resolved, force=force),

@@ -16,6 +16,7 @@ from tests.e2e.conftest import Cluster
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import subjects
 from enginehouse.core.errors import Denied
+from enginehouse.core.ids import IntentId
 from enginehouse.core.node_api import RegisterRequest
 from enginehouse.worker.identity import Identity, load_identity
 
@@ -82,7 +83,9 @@ async def test_an_approved_worker_neither_reads_nor_forges_the_replies_of_others
                 await bus.subscribe(subject, lambda _: None)
         (first,) = [node for node in cluster.json("nodes", "list") if node["name"] == "first"]
         before = cluster.operations()
-        await bus.publish(subjects.reply_subject(first["id"], "00000000-0000-0000-0000-000000000000", 1), b"{}")
+        await bus.publish(
+            subjects.reply_subject(first["id"], IntentId("00000000-0000-0000-0000-000000000000"), 1), b"{}"
+        )
         await bus.publish(subjects.node_subject(first["id"], subjects.STOP_NODE), b"{}")
         await until(lambda: violations(cluster) >= 2, 15)
         assert cluster.operations() == before

@@ -12,6 +12,7 @@ import time
 import psycopg
 
 from enginehouse.core.action import RemoveBackend, kind_of
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Intent
 from enginehouse.frontend.delivery.dispatcher import CLAIM_LIMIT
 from enginehouse.frontend.operations.cancel import KEPT_SECONDS
@@ -107,8 +108,8 @@ class Claims:
 
 def _due(number: int, due_at: float) -> Intent:
     return Intent(
-        id=f"due-{number}",
-        node_id=f"seeded-{number * 2 % NODES}",
+        id=IntentId(f"due-{number}"),
+        node_id=NodeId(f"seeded-{number * 2 % NODES}"),
         subject=f"backend:due-{number}",
         generation=1,
         action=_ACTION,

@@ -16,6 +16,7 @@ from nacl.signing import SigningKey
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import node_api, subjects, wire
+from enginehouse.core.ids import NodeId
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import Report
 from enginehouse.link.client import FrontendClient
@@ -36,7 +37,7 @@ class StubWorker:
         self._token = join_token
         self._key = SigningKey.generate()
         self._bus: NatsBus | None = None
-        self._node_id = ""
+        self._node_id = NodeId("")
         self._asked: dict[str, tuple[wire.BackendInstallRequest, str]] = {}
 
     @property

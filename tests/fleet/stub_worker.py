@@ -16,6 +16,7 @@ from nacl.signing import SigningKey
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import CommandResult, Report
@@ -36,10 +37,10 @@ class Stub:
         self._nats_url = nats_url
         self._link = WorkerLink(FrontendClient(url, token, user_agent="stub"))
         self._key = SigningKey.generate()
-        self._node_id = ""
+        self._node_id = NodeId("")
         self._backends: dict[str, InstalledBackend] = {}
         self._results: list[CommandResult] = []
-        self._running: set[str] = set()
+        self._running: set[IntentId] = set()
 
     async def run(self) -> None:
         """For ever."""

@@ -18,6 +18,7 @@ from tests.fleet.tap import Tap, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
 
 from enginehouse.core import subjects
+from enginehouse.core.ids import NodeId
 
 NOTICE_SECONDS = 0.5  # half of what a frontend gives
 
@@ -95,7 +96,7 @@ def test_a_command_under_an_older_fence_is_refused_by_the_worker(fleet: Fleet, w
 def commands_in(tap: Tap, node_id: str) -> list[tuple[bytes, Any]]:
     """The installs that a node was sent, as bytes and as they read."""
     tap.settle()
-    subject = subjects.node_subject(node_id, subjects.INSTALL)
+    subject = subjects.node_subject(NodeId(node_id), subjects.INSTALL)
     return [(one.payload, msgspec.json.decode(one.payload)) for one in tap.heard if one.subject == subject]
 
 

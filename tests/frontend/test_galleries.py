@@ -12,6 +12,7 @@ from tests.frontend.world import GALLERY
 
 from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.gallery_source import GallerySource
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Capacity, Node
 from enginehouse.core.report import Report
 from enginehouse.fetch.galleries.sources import Sources
@@ -19,7 +20,7 @@ from enginehouse.fetch.http.client import Client, Rules
 from enginehouse.frontend.galleries import Galleries
 
 NODE = Node(
-    id="1",
+    id=NodeId("1"),
     name="first",
     node_type="backend",
     public_key="",
@@ -126,10 +127,10 @@ async def test_each_node_gets_its_own_build_or_its_own_reason(world: World) -> N
     )
     builds, reasons = world.galleries.resolve_each("tool", [NODE, GPU])
     assert {node: build.directory for node, build in builds.items()} == {"2": "cuda12-tool"}
-    assert "none for default" in reasons["1"]
+    assert "none for default" in reasons[NodeId("1")]
     builds, reasons = world.galleries.resolve_each("spade", [NODE, GPU])
     assert set(builds) == {"2"}
-    assert "NVIDIA" in reasons["1"]
+    assert "NVIDIA" in reasons[NodeId("1")]
     assert world.galleries.explain("tool", GPU).reasons == ("capability nvidia-cuda-13 → key nvidia → cuda12-tool",)
 
 

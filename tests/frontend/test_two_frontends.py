@@ -14,6 +14,7 @@ from tests.frontend.world import LEASE_SECONDS, Time, WatchedStore, World
 
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.errors import Conflict, Hopeless
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Change, Outcome
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
@@ -257,24 +258,26 @@ async def test_an_intent_that_serves_a_kept_operation_is_kept(pair: tuple[World,
 
     def fill(connection: Connection) -> None:
         for number in (1, 2):
-            made = Operation(id=f"o{number}", kind="delete", name="x", author="a", created_at=float(number), targets=())
+            made = Operation(
+                id=OperationId(f"o{number}"), kind="delete", name="x", author="a", created_at=float(number), targets=()
+            )
             operations.insert(connection, made)
             action = RemoveBackend(backend="x", directory="x")
-            add_intent(connection, made.id, "n", action, f"i{number}", 1.0)
+            add_intent(connection, made.id, NodeId("n"), action, IntentId(f"i{number}"), 1.0)
 
     await one.store.transaction(fill)
-    intent = await one.store.transaction(lambda c: operations.intent(c, "i1"))
+    intent = await one.store.transaction(lambda c: operations.intent(c, IntentId("i1")))
     assert intent is not None
     await one.store.transaction(lambda c: operations.apply(c, intent, Change(kind="cancel", now=3.0)))
     assert await one.store.transaction(lambda c: history.prune(c, 100.0, 1, 10)) == 1
-    assert await one.store.transaction(lambda c: operations.intent(c, "i1")) is not None
+    assert await one.store.transaction(lambda c: operations.intent(c, IntentId("i1"))) is not None
     await one.store.transaction(lambda c: operations.insert(c, _newer()))
     assert await one.store.transaction(lambda c: history.prune(c, 100.0, 1, 10)) == 1
-    assert await one.store.transaction(lambda c: operations.intent(c, "i1")) is None
+    assert await one.store.transaction(lambda c: operations.intent(c, IntentId("i1"))) is None
 
 
 def _newer() -> Operation:
-    return Operation(id="o3", kind="delete", name="x", author="a", created_at=3.0, targets=())
+    return Operation(id=OperationId("o3"), kind="delete", name="x", author="a", created_at=3.0, targets=())
 
 
 async def test_frontends_that_bring_the_same_or_other_tokens_at_once_all_come_up(

@@ -20,6 +20,7 @@ from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Unavailable, Upstream
 from enginehouse.core.gallery import Gallery, GalleryEntry
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.core.node import Node, registration_message
@@ -187,13 +188,13 @@ class World:
     async def signed(self, name: str, key: SigningKey, **fields: object) -> node_api.RegisterRequest:
         return signed(name, key, challenge=await self.nodes.challenge(), **fields)
 
-    async def health(self, node_id: str) -> str:
+    async def health(self, node_id: NodeId) -> str:
         return (await self.nodes.get(node_id))[0].health
 
     async def now(self) -> float:
         return await self.store.transaction(db.now)
 
-    async def report(self, node_id: str, **fields: object) -> None:
+    async def report(self, node_id: NodeId, **fields: object) -> None:
         """A report taken now, unless it says otherwise."""
         plain: dict[str, object] = {"boot_id": "boot", "sequence": 1, "mark": await self.now(), "boot_mark": 1.0}
         await self.collector.report(node_id, Report(**(plain | fields)))  # type: ignore[arg-type]
@@ -224,10 +225,10 @@ class World:
         assert found is not None
         return found
 
-    async def open_intents(self, node_id: str) -> list[Intent]:
+    async def open_intents(self, node_id: NodeId) -> list[Intent]:
         return await self.store.transaction(lambda connection: operations.open_on(connection, node_id))
 
-    async def set_health(self, node_id: str, health: str) -> None:
+    async def set_health(self, node_id: NodeId, health: str) -> None:
         now = await self.now()
         await self.store.transaction(lambda c: nodes.set_health(c, node_id, health, now))  # type: ignore[arg-type]
 
@@ -242,8 +243,8 @@ class World:
 
     def progress(self, intent: Intent, progress: Progress, *, node_id: str | None = None) -> None:
         sender = node_id or intent.node_id
-        event = wire.progress_event("op", sender, "engine", intent.id, progress)
-        self.bus.deliver(Message(subjects.progress_subject(sender, "op"), wire.encode(event)))
+        event = wire.progress_event("op", NodeId(sender), "engine", intent.id, progress)
+        self.bus.deliver(Message(subjects.progress_subject(NodeId(sender), "op"), wire.encode(event)))
 
 
 def registration(name: str, **fields: object) -> node_api.RegisterRequest:

@@ -30,6 +30,7 @@ from tests.replay.recordings import (
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import subjects
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import NodeId
 from enginehouse.ports import Message
 
 # LocalAI's order; a worker older than some of them is made with less.
@@ -78,7 +79,7 @@ class GoWorker(Struct, kw_only=True):
     """Made by `go_worker`."""
 
     name: str
-    node_id: str
+    node_id: NodeId
     bus: NatsBus
     bus_url: str
     replacements: dict[str, str]
@@ -199,7 +200,7 @@ async def go_worker(
         bus = await NatsBus.connect(BusOptions(url=bus_url, name=name), limit_seconds=10)
         made = GoWorker(
             name=name,
-            node_id=node_id,
+            node_id=NodeId(node_id),
             bus=bus,
             bus_url=bus_url,
             replacements=lab.replacements,

@@ -16,6 +16,7 @@ from tests.replay.go_worker import Answer, GoWorker, go_worker
 from tests.replay.lab import Lab
 
 from enginehouse.core import subjects
+from enginehouse.core.ids import IntentId
 
 # The columns of migration 0002, as they were then. This list never changes.
 OPERATION = (
@@ -194,7 +195,9 @@ async def test_an_answer_to_what_a_later_version_sent_takes_no_other_answer_alon
     )
     # One after the other on one connection: they are taken together.
     for one in (moon, intent_id):
-        await cluster.worker.bus.publish(subjects.reply_subject(cluster.worker.node_id, one, 1), b'{"success":true}')
+        await cluster.worker.bus.publish(
+            subjects.reply_subject(cluster.worker.node_id, IntentId(one), 1), b'{"success":true}'
+        )
     assert (await cluster.frontends.first.ended(mine))["nodes"][0]["attempt"] == 1
     ((action,),) = await cluster.sql("select action from intents where id = :id", id=moon)
     assert action == TELEPORT

@@ -28,6 +28,7 @@ from tests.replay.recordings import (
 
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import subjects
+from enginehouse.core.ids import NodeId
 from enginehouse.core.installation import PRIVATE
 from enginehouse.ports import Message
 
@@ -65,7 +66,7 @@ class GoFrontend:
         reply = f"{INBOX}.{next(self._numbers)}"
         self._replies[reply] = asyncio.get_running_loop().create_future()
         answer = self._replies[reply]
-        subject = subjects.node_subject(self.node_ids[worker], verb)
+        subject = subjects.node_subject(NodeId(self.node_ids[worker]), verb)
         await self._bus.publish(subject, msgspec.json.encode(payload), reply)
         return await asyncio.wait_for(answer, REPLY_SECONDS)
 

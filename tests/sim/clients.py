@@ -18,6 +18,7 @@ from tests.sim.trace import Violation
 
 from enginehouse.build_frontend import Frontend
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.ids import OperationId
 from enginehouse.core.operation import BackendRequest
 from enginehouse.frontend.acceptance import Requester
 
@@ -38,7 +39,7 @@ Ask = Callable[[Frontend], Awaitable[str]]
 class Accepted(Struct, frozen=True):
     """What a caller was told, and how it must be found ever after."""
 
-    operation_id: str
+    operation_id: OperationId
     kind: str
     name: str
     author: str
@@ -74,7 +75,7 @@ class Clients:
                         lambda to: to.cancellation.retry(before.operation_id, None, again),
                         f"retry {before.operation_id[:8]}",
                     )
-                    self._keep(number, found, before.kind, before.name, author)
+                    self._keep(number, OperationId(found), before.kind, before.name, author)
             case "drain" | "resume" | "load" | "unload" | "delete_model":
                 await self._ask_about_models(author, key, request)
             case "install" | "upgrade" | "delete":
@@ -85,7 +86,7 @@ class Clients:
                     lambda to: to.operations.request(asked, Requester(author=author, key=key)),
                     f"{asked.kind} {asked.name} on {asked.nodes or 'all'}",
                 )
-                self._keep(number, found, asked.kind, asked.name, author)
+                self._keep(number, OperationId(found), asked.kind, asked.name, author)
 
     async def _ask_about_models(self, author: str, key: str, request: SimRequest) -> None:
         """Loads, and what is in their way. A load may find another under way, and is then that one."""
@@ -117,7 +118,7 @@ class Clients:
             found = await self._request(request, author, asked, f"{request.kind} {request.name} {node}")
         if found:
             row = self._world.checks.operations[found]
-            self._keep(request.number, found, row.kind, row.name, row.author)
+            self._keep(request.number, OperationId(found), row.kind, row.name, row.author)
 
     async def resume_all(self) -> None:
         """The operator gives every node work again, so that all that was accepted can end."""
@@ -142,7 +143,7 @@ class Clients:
             max_parallel=request.max_parallel,
         )
 
-    def _keep(self, number: int, operation_id: str, kind: str, name: str, author: str) -> None:
+    def _keep(self, number: int, operation_id: OperationId, kind: str, name: str, author: str) -> None:
         if operation_id:
             accepted = Accepted(operation_id, kind, name, author)
             self.accepted.append(accepted)

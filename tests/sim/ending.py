@@ -17,6 +17,7 @@ from tests.sim.store import EPOCH
 from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.ids import NodeId
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -67,9 +68,9 @@ def _wrong_disks(world: World) -> list[tuple[str, str]]:
             newest[(intent.node_id, intent.subject)] = intent
     wrong: list[tuple[str, str]] = []
     for (node_id, subject), intent in newest.items():
-        if intent.state != "succeeded" or node_id not in machines or machines[node_id].is_old:
+        if intent.state != "succeeded" or node_id not in machines or machines[NodeId(node_id)].is_old:
             continue
-        machine = machines[node_id]
+        machine = machines[NodeId(node_id)]
         if _is_started_later(world, intent):
             continue
         wanted, found = _wanted_and_found(intent, machine.disk)

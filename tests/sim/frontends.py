@@ -24,6 +24,7 @@ from enginehouse.build_frontend import Frontend, Outside, make_frontend
 from enginehouse.core import node_api
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery import Gallery, GalleryEntry
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.delivery.collector import LATE_SECONDS
 from enginehouse.frontend.galleries import Galleries
@@ -257,8 +258,8 @@ async def register(objects: Frontend, request: node_api.RegisterRequest) -> node
     )
 
 
-async def heartbeat(objects: Frontend, node_id: str, request: node_api.HeartbeatRequest) -> node_api.HeartbeatReply:
-    cancelled: tuple[str, ...] = ()
+async def heartbeat(objects: Frontend, node_id: NodeId, request: node_api.HeartbeatRequest) -> node_api.HeartbeatReply:
+    cancelled: tuple[IntentId, ...] = ()
     if request.report is not None:
         cancelled = await objects.collector.report(node_id, request.report)
     mark = await objects.nodes.heartbeat(node_id, request)

@@ -18,6 +18,7 @@ from tests.sim.parts import SimModels
 from enginehouse.core import action, report
 from enginehouse.core.action import Action, RemoveBackend
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
@@ -196,7 +197,7 @@ def _disk_error_is_success() -> list[Patch]:
 def _what_was_given_up_is_forgotten() -> list[Patch]:
     real = Executor._record
 
-    async def _record(self: Executor, intent: str, current: UnderWay, outcome: Outcome) -> None:
+    async def _record(self: Executor, intent: IntentId, current: UnderWay, outcome: Outcome) -> None:
         if not current.ended_by:
             await real(self, intent, current, outcome)
 

@@ -20,6 +20,7 @@ from tests.sim.trace import Violation
 
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery import Gallery
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Capacity
 from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.frontend.fleet.nodes import token_hash
@@ -92,7 +93,7 @@ class SimMachine:
         self.actions: SimActions | None = None
         self.supervisor: SimSupervisor | None = None
         self._agent: Agent | None = None
-        self.node_id = ""
+        self.node_id = NodeId("")
         self.heard_at = 0.0  # when a heartbeat was last answered
 
     def start(self) -> None:
@@ -197,20 +198,20 @@ class SimLink:
         self._answered = number
         return reply
 
-    def _check_token(self, node_id: str, node_token: str) -> None:
+    def _check_token(self, node_id: NodeId, node_token: str) -> None:
         """S2: what a worker got with its last registration is good until it registers again, or is removed."""
         query = "select token_hash, previous_token_hash from nodes where id = ?"
         rows = select_rows(self._world.database.connection, query, (node_id,))
         if rows and self._answered == self._asked and token_hash(node_token) not in rows[0]:
             self._world.loop.fail(Violation("S2", f"the token of {self._machine.name} was replaced by an older one"))
 
-    async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
+    async def heartbeat(self, node_id: NodeId, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
         self._check_token(node_id, node_token)
         reply = await self._frontend().call(lambda to: frontends.heartbeat(to, node_id, request), LINK_LIMIT_SECONDS)
         self._machine.heard_at = self._world.loop.time()
         return reply
 
-    async def deregister(self, node_id: str, node_token: str) -> None:
+    async def deregister(self, node_id: NodeId, node_token: str) -> None:
         await self._frontend().call(lambda to: to.nodes.set_health(node_id, "offline"), LINK_LIMIT_SECONDS)
 
     def local_address(self) -> str:

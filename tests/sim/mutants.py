@@ -22,6 +22,7 @@ from tests.sim.options import SimRequest
 
 from enginehouse.core import intent, report
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.progress import Progress
 from enginehouse.frontend import acceptance as accepting
@@ -73,7 +74,7 @@ def _told_after_the_commit() -> list[Patch]:
 def _late_reply_overwrites() -> list[Patch]:
     real = operations.lock_intents
 
-    def as_if_running(connection: Connection, intent_ids: Iterable[str]) -> dict[str, Intent]:
+    def as_if_running(connection: Connection, intent_ids: Iterable[IntentId]) -> dict[IntentId, Intent]:
         found = real(connection, intent_ids)
         return {one: msgspec.structs.replace(row, state="running") for one, row in found.items()}
 
@@ -187,7 +188,7 @@ def _less_is_newer() -> list[Patch]:
 def _row_without_order() -> list[Patch]:
     real = store_intents.set_progress
 
-    def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str, now: float) -> None:
+    def set_progress(connection: Connection, heard: Mapping[IntentId, Progress], owner: str, now: float) -> None:
         real(connection, heard, owner, math.inf)  # whoever holds it
 
     return [

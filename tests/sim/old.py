@@ -34,6 +34,7 @@ from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Conflict, EnginehouseError, NotFound, Unavailable
 from enginehouse.core.gallery import Catalogue
+from enginehouse.core.ids import NodeId
 from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS
 from enginehouse.ports import Message
 
@@ -60,7 +61,7 @@ class SimOldMachine:
         self.checks = WorkerChecks(self.name, world.loop.time, world.loop.fail)
         self.disk = Disk(self.name, world.trace, self.checks, DiskWeather(), world.chance(self.name))
         self.process: Process | None = None
-        self.node_id = ""
+        self.node_id = NodeId("")
         self._verbs = (*VERBS, subjects.UPGRADE) if knows_upgrades else VERBS
         self._catalogue = Catalogue(world.galleries)
         self._chance = world.chance(self.name)
@@ -137,7 +138,7 @@ class SimOldMachine:
         assert self.process is not None, "this runs in it"
         return self.process
 
-    async def _register(self) -> str:
+    async def _register(self) -> NodeId:
         """And have somebody let it in: it has no key to be known by."""
         request = node_api.RegisterRequest(
             name=self.name, address="10.0.0.1:50051", capability="default", platform="linux/amd64", total_ram=2**34

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from enginehouse.core.ids import NodeId
+
 TERMINAL = frozenset({"succeeded", "failed", "cancelled", "superseded"})
 
 
 class IntentRow(Struct, frozen=True):
     id: str
-    node_id: str
+    node_id: NodeId
     subject: str
     generation: int
     action: str

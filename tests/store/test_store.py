@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from enginehouse.core.action import Action, InstallBackend, RemoveBackend
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import Conflict, Unavailable
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.core.node import Capacity, Node
@@ -26,6 +27,10 @@ from enginehouse.store.db import Connection, Store, StoreLimits
 from enginehouse.store.keys import TokenRow
 from enginehouse.store.schema import metadata
 from enginehouse.store.supersession import add_intent
+
+NODE = NodeId("id-of-first")
+OPERATION = OperationId("op-1")
+INTENT = IntentId("intent-1")
 
 INSTALL = InstallBackend(
     backend="llama-cpp",
@@ -66,15 +71,17 @@ def operation(number: int, **fields: object) -> Operation:
         "author": "someone",
         "created_at": float(number),
         "targets": ("id-of-first",),
-        "excluded": (Excluded("n", "name", "no build"),),
+        "excluded": (Excluded(NodeId("n"), "name", "no build"),),
     }
     return Operation(**(plain | fields))  # type: ignore[arg-type]
 
 
-async def request(store: Store, number: int, action: Action, node_id: str = "id-of-first") -> Intent:
+async def request(store: Store, number: int, action: Action, node_id: NodeId = NODE) -> Intent:
     def work(connection: Connection) -> Intent:
         operations.insert(connection, operation(number))
-        return add_intent(connection, f"op-{number}", node_id, action, f"intent-{number}", float(number))
+        return add_intent(
+            connection, OperationId(f"op-{number}"), node_id, action, IntentId(f"intent-{number}"), float(number)
+        )
 
     return await store.transaction(work)
 
@@ -130,7 +137,7 @@ async def test_a_frontend_that_freezes_inside_a_transaction_holds_nobody_up(
     is_held, is_awake = threading.Event(), threading.Event()
 
     def freeze(connection: Connection) -> None:
-        assert nodes.set_health(connection, "id-of-first", "unhealthy", 2.0)
+        assert nodes.set_health(connection, NODE, "unhealthy", 2.0)
         is_held.set()
         is_awake.wait(30)
 
@@ -140,7 +147,7 @@ async def test_a_frontend_that_freezes_inside_a_transaction_holds_nobody_up(
             sleeping = group.create_task(ended_by_the_server(frozen, freeze))
             await asyncio.to_thread(is_held.wait, 30)
             async with asyncio.timeout(20):
-                assert await other.transaction(lambda c: nodes.set_health(c, "id-of-first", "offline", 3.0))
+                assert await other.transaction(lambda c: nodes.set_health(c, NODE, "offline", 3.0))
             assert not sleeping.done()
             is_awake.set()
         (row,) = await frozen.transaction(nodes.every)
@@ -167,7 +174,7 @@ async def test_the_clock_moves_forwards_in_fractions_of_a_second(store: Store) -
 
 async def test_a_node_is_read_as_it_was_written(store: Store) -> None:
     await add_node(store, node())
-    assert await store.transaction(lambda connection: nodes.get(connection, "id-of-first")) == node()
+    assert await store.transaction(lambda connection: nodes.get(connection, NODE)) == node()
     assert await store.transaction(lambda connection: nodes.by_name(connection, "first")) == [node()]
 
 
@@ -183,7 +190,7 @@ async def test_a_registration_does_not_touch_approval_drain_or_the_report(store:
     await add_node(store, node(approved=True, drained=True))
     again = node(approved=False, drained=False, address="10.0.0.1:1", report=Report())
     await store.transaction(lambda connection: nodes.save(connection, again))
-    kept = await store.transaction(lambda connection: nodes.get(connection, "id-of-first"))
+    kept = await store.transaction(lambda connection: nodes.get(connection, NODE))
     assert kept is not None
     assert (kept.approved, kept.drained, kept.report.boot_id, kept.address) == (True, True, "b", "10.0.0.1:1")
 
@@ -203,8 +210,8 @@ async def test_of_two_registrations_at_once_the_later_one_stays(store: Store) ->
 
 async def test_health_tells_whether_it_changed(store: Store) -> None:
     await add_node(store, node())
-    assert await store.transaction(lambda c: nodes.set_health(c, "id-of-first", "offline", 2.0))
-    assert not await store.transaction(lambda c: nodes.set_health(c, "id-of-first", "offline", 3.0))
+    assert await store.transaction(lambda c: nodes.set_health(c, NODE, "offline", 2.0))
+    assert not await store.transaction(lambda c: nodes.set_health(c, NODE, "offline", 3.0))
     assert await store.transaction(nodes.count_by_health) == {"offline": 1}
 
 
@@ -212,8 +219,8 @@ async def test_a_request_is_stored_whole(store: Store) -> None:
     await add_node(store, node())
     made = await request(store, 1, INSTALL)
     assert made.action == INSTALL
-    assert (await store.transaction(lambda c: operations.intent(c, "intent-1"))) == made
-    assert (await store.transaction(lambda c: operations.get(c, "op-1"))) == operation(1)
+    assert (await store.transaction(lambda c: operations.intent(c, INTENT))) == made
+    assert (await store.transaction(lambda c: operations.get(c, OPERATION))) == operation(1)
 
 
 async def test_an_equal_request_joins_the_open_intent_and_serves_both_operations(store: Store) -> None:
@@ -254,8 +261,8 @@ async def test_a_claim_takes_due_intents_of_healthy_approved_nodes_only(store: S
     await add_node(store, node("away", health="offline"))
     await add_node(store, node("pending", approved=False))
     await request(store, 1, INSTALL)
-    await request(store, 2, INSTALL, "id-of-away")
-    await request(store, 3, INSTALL, "id-of-pending")
+    await request(store, 2, INSTALL, NodeId("id-of-away"))
+    await request(store, 3, INSTALL, NodeId("id-of-pending"))
     claimed = await claim(store)
     assert [one.id for one in claimed] == ["intent-1"]
     assert (claimed[0].state, claimed[0].attempt, claimed[0].fence, claimed[0].owner) == ("running", 1, 1, "me")
@@ -305,11 +312,11 @@ async def test_progress_is_kept_for_running_intents_only(store: Store) -> None:
     await add_node(store, node())
     await request(store, 1, INSTALL)
     seen = Progress(phase="downloading", done_bytes=5, total_bytes=9, attempt=1, sequence=2)
-    await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}, "me", db.now(c)))
-    assert (await store.transaction(lambda c: operations.intent(c, "intent-1"))).progress is None  # type: ignore[union-attr]
+    await store.transaction(lambda c: intents.set_progress(c, {INTENT: seen}, "me", db.now(c)))
+    assert (await store.transaction(lambda c: operations.intent(c, INTENT))).progress is None  # type: ignore[union-attr]
     [running] = await claim(store)
-    await store.transaction(lambda c: intents.set_progress(c, {"intent-1": seen}, "me", db.now(c)))
-    kept = await store.transaction(lambda c: operations.intent(c, "intent-1"))
+    await store.transaction(lambda c: intents.set_progress(c, {INTENT: seen}, "me", db.now(c)))
+    kept = await store.transaction(lambda c: operations.intent(c, INTENT))
     assert kept is not None
     assert (kept.progress, kept.version) == (seen, running.version)
 
@@ -323,9 +330,9 @@ async def test_progress_is_written_by_the_frontend_that_holds_the_intent_or_by_a
     await claim(store, "holder")
 
     async def written_by(owner: str, sequence: int) -> int:
-        heard = {"intent-1": Progress(phase="downloading", attempt=1, sequence=sequence)}
+        heard = {INTENT: Progress(phase="downloading", attempt=1, sequence=sequence)}
         await store.transaction(lambda c: intents.set_progress(c, heard, owner, db.now(c)))
-        kept = await store.transaction(lambda c: operations.intent(c, "intent-1"))
+        kept = await store.transaction(lambda c: operations.intent(c, INTENT))
         assert kept is not None
         return kept.progress.sequence if kept.progress else 0
 
@@ -342,7 +349,7 @@ async def test_an_outcome_is_kept_with_the_intent(store: Store) -> None:
     [running] = await claim(store)
     outcome = Outcome(address="h:1", nonce="n", stopped=("m#0",))
     await store.transaction(lambda c: operations.apply(c, running, Change(kind="succeed", now=9.0, outcome=outcome)))
-    kept = await store.transaction(lambda c: operations.intent(c, "intent-1"))
+    kept = await store.transaction(lambda c: operations.intent(c, INTENT))
     assert kept is not None
     assert (kept.state, kept.outcome, kept.owner) == ("succeeded", outcome, "")
 
@@ -356,8 +363,8 @@ async def test_operations_are_listed_newest_first_with_their_intents_in_order(st
     def more(connection: Connection) -> list[str]:
         for number in (9, 8):
             action = RemoveBackend(backend=str(number), directory=str(number))
-            add_intent(connection, "op-1", "id-of-first", action, f"intent-{number}", 1.0)
-        return [one.id for one in operations.intents_of(connection, ["op-1"])["op-1"]]
+            add_intent(connection, OPERATION, NODE, action, IntentId(f"intent-{number}"), 1.0)
+        return [one.id for one in operations.intents_of(connection, [OPERATION])[OPERATION]]
 
     assert await store.transaction(more) == ["intent-1", "intent-9", "intent-8"]
 
@@ -366,7 +373,7 @@ async def test_steering_ends_once_with_its_reason(store: Store) -> None:
     load = operation(1, kind="load", is_steered=True)
     await store.transaction(lambda c: operations.insert(c, load))
     assert await store.transaction(operations.steered) == [load]
-    await store.transaction(lambda c: operations.end_steering(c, "op-1", "backend_exited", "cannot start"))
+    await store.transaction(lambda c: operations.end_steering(c, OPERATION, "backend_exited", "cannot start"))
     assert await store.transaction(operations.steered) == []
     last = await store.transaction(lambda c: operations.last_of(c, "load", "llama-cpp"))
     assert last == msgspec.structs.replace(
@@ -390,12 +397,14 @@ async def test_a_lease_is_one_owners_until_it_ends_or_is_released(store: Store) 
 
 
 async def test_a_replica_takes_the_place_of_the_one_before_it(store: Store) -> None:
-    first = Replica(node_id="n", model="m", slot=0, revision="r", address="h:1", nonce="1", backend="x", key="secret")
+    first = Replica(
+        node_id=NodeId("n"), model="m", slot=0, revision="r", address="h:1", nonce="1", backend="x", key="secret"
+    )
     await store.transaction(lambda c: replicas.put(c, first, 1.0))
     second = msgspec.structs.replace(first, address="h:2", nonce="2")
     await store.transaction(lambda c: replicas.put(c, second, 2.0))
     assert await store.transaction(replicas.every) == [second]
-    assert await store.transaction(lambda c: replicas.remove_all_on(c, "n")) == 1
+    assert await store.transaction(lambda c: replicas.remove_all_on(c, NodeId("n"))) == 1
     assert await store.transaction(lambda c: replicas.of_model(c, "m")) == []
 
 

@@ -17,6 +17,7 @@ from tests.worker.world import ask, link_tree, tiny_chat, until, xllamacpp
 
 from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.errors import Unauthenticated, Unavailable
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node import registration_message
 from enginehouse.host import hardware, processes
 from enginehouse.host.graphics import Graphics
@@ -122,7 +123,7 @@ async def test_the_whole_thread_install_pull_start_ask_stop_delete(tmp_path: Pat
         await until(lambda: len(worker.report.replicas) == 1 and len(worker.report.results) == 3)
         assert worker.report.replicas[0].address == started.address
         assert [model.name for model in worker.report.models] == ["tiny-chat"]
-        progress = [to for to, _ in worker.bus.said if to == subjects.progress_subject("node-1", "op")]
+        progress = [to for to, _ in worker.bus.said if to == subjects.progress_subject(NodeId("node-1"), "op")]
         assert len(progress) >= 3
         stop = wire.ModelStopRequest(
             model_name="tiny-chat", process_key="tiny-chat#0", expected_address="", command=command("stop", 2)
@@ -274,12 +275,12 @@ async def test_a_forgotten_worker_joins_again_and_its_engines_go_on(tmp_path: Pa
 @pytest.mark.parametrize("payload", [b"", b"{", b'{"backend": 3}', b"\xff", b"null", b"{}"])
 async def test_a_malformed_message_gets_an_error_and_harms_nothing(tmp_path: Path, verb: str, payload: bytes) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
-        answer = await worker.bus.ask(subjects.node_subject("node-1", verb), payload, "r")
+        answer = await worker.bus.ask(subjects.node_subject(NodeId("node-1"), verb), payload, "r")
         reply = wire.decode(answer, wire.AnyReply, "the reply")
         assert not reply.success
         assert not reply.terminated
         assert reply.error.startswith("cannot ")
-        answer = await worker.bus.ask(subjects.node_subject("node-1", subjects.LIST), b"{}", "r")
+        answer = await worker.bus.ask(subjects.node_subject(NodeId("node-1"), subjects.LIST), b"{}", "r")
         assert wire.decode(answer, wire.BackendListReply, "the list").backends == ()
 
 
@@ -302,7 +303,7 @@ async def test_messages_of_a_go_frontend_are_understood(tmp_path: Path, installe
             assert external.outcome.code == code
         model = await worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend="llama-cpp", model_id="m"))
         assert "engines of this worker load their model at start" in model.error
-        answer = await worker.bus.ask(subjects.node_subject("node-1", subjects.RUNNING), b"{}", "r")
+        answer = await worker.bus.ask(subjects.node_subject(NodeId("node-1"), subjects.RUNNING), b"{}", "r")
         assert wire.decode(answer, wire.ModelsRunningReply, "what runs").models == ()
         stop = wire.ModelStopRequest(model_name="m", process_key="m#0", expected_address="127.0.0.1:1")
         assert (await worker.tell(subjects.STOP_MODEL, stop)).terminated
@@ -315,7 +316,7 @@ async def test_stopping_in_the_middle_of_an_install_leaves_nothing_half_done(tmp
     worker = WholeWorker(tmp_path)
     async with working(worker):
         install = wire.BackendInstallRequest(backend="llama-cpp", command=command("install"), resolved=xllamacpp())
-        await worker.bus.publish(subjects.node_subject("node-1", subjects.INSTALL), wire.encode(install), "r")
+        await worker.bus.publish(subjects.node_subject(NodeId("node-1"), subjects.INSTALL), wire.encode(install), "r")
         await until(lambda: (worker.place.backends / ".enginehouse" / "staging" / "xllamacpp").exists())
     assert [path.name for path in worker.place.backends.iterdir()] == [".enginehouse"]
     assert worker.bus.replies("r") == []

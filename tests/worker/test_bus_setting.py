@@ -9,13 +9,14 @@ from tests.bus.server import plain_server
 
 from enginehouse import build_worker
 from enginehouse.core.errors import Invalid
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node_api import RegisterReply
 from enginehouse.settings.programs import WorkerSettings, load
 
 
 def reply(nats_url: str = "") -> RegisterReply:
     return RegisterReply(
-        id="node-1", name="one", node_type="backend", status="healthy", created_at="", nats_url=nats_url
+        id=NodeId("node-1"), name="one", node_type="backend", status="healthy", created_at="", nats_url=nats_url
     )
 
 

@@ -14,6 +14,7 @@ from tests.worker.world import KEY, MemoryLink, tiny_chat, until
 
 from enginehouse.build_worker import make_parts
 from enginehouse.core import subjects, wire
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.node_api import RegisterReply
 from enginehouse.core.report import Report
 from enginehouse.core.wire import Command
@@ -59,7 +60,7 @@ class WholeWorker:
         return report
 
     async def tell(self, verb: str, message: msgspec.Struct, reply: str = "r") -> wire.AnyReply:
-        answer = await self.bus.ask(subjects.node_subject("node-1", verb), wire.encode(message), reply)
+        answer = await self.bus.ask(subjects.node_subject(NodeId("node-1"), verb), wire.encode(message), reply)
         return wire.decode(answer, wire.AnyReply, "the reply")
 
 
@@ -77,7 +78,7 @@ async def working(worker: WholeWorker) -> AsyncIterator[WholeWorker]:
 
 
 def command(intent: str, generation: int = 1, attempt: int = 1) -> Command:
-    return Command(intent=intent, generation=generation, attempt=attempt, fence=attempt)
+    return Command(intent=IntentId(intent), generation=generation, attempt=attempt, fence=attempt)
 
 
 def start(intent: str = "start", generation: int = 1) -> wire.BackendInstallRequest:

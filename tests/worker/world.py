@@ -19,6 +19,7 @@ from enginehouse.build_worker import make_parts
 from enginehouse.core.backend import Resolved, package_digest
 from enginehouse.core.errors import NotFound
 from enginehouse.core.gallery import find_model, resolve
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.model import Model
 from enginehouse.core.node_api import BusCredential, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.engine.openai.client import HttpEngine
@@ -153,7 +154,7 @@ class MemoryLink:
         self.deregistered: list[str] = []
         self.forgets = False
         self.fails: Exception | None = None
-        self.cancels: tuple[str, ...] = ()
+        self.cancels: tuple[IntentId, ...] = ()
         self._address = ""
         self.challenges = 0
         self.life_seconds = 0.0  # of a credential; 0 is one that this frontend does not renew
@@ -173,7 +174,7 @@ class MemoryLink:
         self.forgets = False
         status = self.statuses.pop(0) if self.statuses else "healthy"
         return RegisterReply(
-            id="node-1",
+            id=NodeId("node-1"),
             name=request.name,
             node_type="backend",
             status=status,
@@ -184,7 +185,7 @@ class MemoryLink:
             nats_life_seconds=self.life_seconds,
         )
 
-    async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
+    async def heartbeat(self, node_id: NodeId, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
         if self.forgets:
             raise NotFound(f"cannot find the node {node_id}")
         self.heartbeats.append(request)
@@ -201,7 +202,7 @@ class MemoryLink:
         )
         return msgspec.structs.replace(reply, credential=credential, node_token=f"token-{self.renewals}")
 
-    async def deregister(self, node_id: str, node_token: str) -> None:
+    async def deregister(self, node_id: NodeId, node_token: str) -> None:
         self.deregistered.append(node_id)
 
     def local_address(self) -> str:

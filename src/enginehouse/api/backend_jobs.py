@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from enginehouse.api.requests import json_response, read_body, requester_of
 from enginehouse.core.errors import Conflict
+from enginehouse.core.ids import OperationId
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.core.progress import format_bytes
 from enginehouse.frontend.galleries import Galleries
@@ -79,7 +80,7 @@ class BackendJobRoutes:
         return json_response({"id": operation_id, "status_url": address})
 
     async def job(self, request: Request) -> Response:
-        return json_response(_status(await self._board.view(str(request.path_params["id"]))))
+        return json_response(_status(await self._board.view(OperationId(request.path_params["id"]))))
 
 
 def _status(view: OperationView) -> JobStatus:

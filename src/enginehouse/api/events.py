@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from enginehouse.api.intake import until_disconnect
 from enginehouse.api.requests import ABORT, SEND_BUFFER
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.ids import OperationId
 from enginehouse.core.operation import unknown_operation
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.watching.board import Board
@@ -44,7 +45,7 @@ class EventRoutes:
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects, this frontend stops, or the client stops reading."""
         request = Request(scope)
-        only = request.query_params.get("operation", "")
+        only = OperationId(request.query_params.get("operation", ""))
         if "\x00" in only:
             raise unknown_operation(only)  # PostgreSQL rejects it in a query
         if only:
@@ -66,7 +67,7 @@ class EventRoutes:
                 abort()
                 await asyncio.sleep(0)  # lets the server see that the connection is closed before the response ends
 
-    async def _write(self, send: Send, only: str, since: float | None) -> None:
+    async def _write(self, send: Send, only: OperationId, since: float | None) -> None:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
@@ -80,7 +81,7 @@ class EventRoutes:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def stream(self, only: str, since: float | None) -> AsyncGenerator[bytes, None]:
+    async def stream(self, only: OperationId, since: float | None) -> AsyncGenerator[bytes, None]:
         with self._events.watch() as watcher:
             # Watching begins before the first read, so no change is lost in between.
             yield b"event: hello\ndata: {}\n\n"
@@ -122,7 +123,7 @@ def _rendered(event: Event) -> bytes:
     return number + b"event: %s\ndata: %s\n\n" % (event.kind.encode(), event.body)
 
 
-def _of_one(events: Sequence[Event], only: str) -> bytes:
+def _of_one(events: Sequence[Event], only: OperationId) -> bytes:
     return b"".join(_rendered(event) for event in events if event.id == only or event.kind == "bye")
 
 

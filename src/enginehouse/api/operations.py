@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from enginehouse.api.requests import accepted_response, caller_of, json_response, read_body, requester_of, stored_view
 from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.ids import OperationId
 from enginehouse.core.name import shown
 from enginehouse.core.operation import BackendRequest
 from enginehouse.core.reference import is_digest, parse_uri, shown_uri
@@ -124,8 +125,8 @@ def check_sha256(uri: str, sha256: str) -> None:
         )
 
 
-def _id(request: Request) -> str:
-    return str(request.path_params["id"])
+def _id(request: Request) -> OperationId:
+    return OperationId(request.path_params["id"])
 
 
 def _record(view: OperationView) -> HistoryRecord:
@@ -155,12 +156,12 @@ def _wants_all(request: Request) -> bool:
     return given in ("true", "1")
 
 
-def _before(request: Request) -> str:
+def _before(request: Request) -> OperationId | None:
     """The id of the last operation of the previous page."""
     given = request.query_params.get("before", "")
     if len(given) > _MAX_ID or not given.isprintable():
         raise NotFound(f"cannot list operations before {shown(given)}: there is no such operation", param="before")
-    return given
+    return OperationId(given) if given else None
 
 
 def _next(views: Sequence[OperationView], limit: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.core.errors import Malformed, TooLarge, Unavailable
+from enginehouse.core.ids import OperationId
 from enginehouse.core.reading import read_json
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.fleet.tokens import Caller
@@ -74,7 +75,7 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-async def stored_view(board: Board, operation_id: str) -> object:
+async def stored_view(board: Board, operation_id: OperationId) -> object:
     """The operation after a change that is stored. If the store fails now, the view is shorter, but never an error: a
     refusal would mean that nothing was stored.
     """
@@ -84,7 +85,7 @@ async def stored_view(board: Board, operation_id: str) -> object:
         return {"jobID": operation_id, "status": "queued", "message": "stored; its state cannot be read now"}
 
 
-async def accepted_response(board: Board, operation_id: str, **more: object) -> Response:
+async def accepted_response(board: Board, operation_id: OperationId, **more: object) -> Response:
     """202 with an operation that was just stored; `more` replaces fields of it."""
     view = await stored_view(board, operation_id)
     return json_response({**msgspec.to_builtins(view), **more} if more else view, 202)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from enginehouse.api.auth import bearer, host_of
 from enginehouse.api.requests import caller_of, json_response, read_body
 from enginehouse.core.errors import Denied
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.core.node_identity import JoinOrigin, may_speak_for
 from enginehouse.frontend.delivery.collector import Collector
@@ -63,7 +64,7 @@ class WorkerRoutes:
     async def heartbeat(self, request: Request) -> Response:
         node_id = await self._own_node(request)
         said = await read_body(request, HeartbeatRequest)
-        cancelled: tuple[str, ...] = ()
+        cancelled: tuple[IntentId, ...] = ()
         if said.report is not None:
             # Before the node counts as healthy: what it did while it was away must not be sent to it again.
             cancelled = await self._collector.report(node_id, said.report)
@@ -77,7 +78,7 @@ class WorkerRoutes:
             reply = await self._renewed(request, node_id, reply)
         return json_response(reply)
 
-    async def _renewed(self, request: Request, node_id: str, reply: HeartbeatReply) -> HeartbeatReply:
+    async def _renewed(self, request: Request, node_id: NodeId, reply: HeartbeatReply) -> HeartbeatReply:
         """The reply with a new bus credential and a new token; the node itself does not change."""
         node, _ = await self._nodes.get(node_id)
         if not node.approved:
@@ -93,9 +94,9 @@ class WorkerRoutes:
         await self._nodes.set_health(await self._own_node(request), "offline")
         return json_response({"message": "node set to offline"})
 
-    async def _own_node(self, request: Request) -> str:
+    async def _own_node(self, request: Request) -> NodeId:
         """The node of the path, if the caller may act for it. A join token may act only for nodes without a key."""
-        node_id = str(request.path_params["id"])
+        node_id = NodeId(request.path_params["id"])
         caller = caller_of(request)
         if caller.role == "node" and caller.node_id == node_id:
             return node_id

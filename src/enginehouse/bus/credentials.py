@@ -22,6 +22,7 @@ import nkeys
 from msgspec import Struct
 
 from enginehouse.core.errors import Hopeless
+from enginehouse.core.ids import NodeId
 from enginehouse.core.subjects import Permissions, token
 
 LIFE_SECONDS = 3600.0  # of a worker's credential: a stolen or unrevoked one expires soon
@@ -86,7 +87,7 @@ class MintedUser(Struct, frozen=True):
     expires_at: float | None
 
 
-def worker_name(node_id: str) -> str:
+def worker_name(node_id: NodeId) -> str:
     return f"enginehouse-backend-{token(node_id)}"
 
 

@@ -22,6 +22,7 @@ from enginehouse.core.action import (
     UnknownAction,
 )
 from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Intent
 from enginehouse.core.model import HeldModel
 from enginehouse.core.node import Node
@@ -45,7 +46,7 @@ def report_after(report: Report, intents: Iterable[Intent]) -> Report:
 
 def nodes_after(nodes: Iterable[Node], intents: Iterable[Intent]) -> list[Node]:
     """Like `report_after`, for many nodes."""
-    by_node: dict[str, list[Intent]] = {}
+    by_node: dict[NodeId, list[Intent]] = {}
     for intent in intents:
         by_node.setdefault(intent.node_id, []).append(intent)
     return [

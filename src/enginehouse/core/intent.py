@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from enginehouse.core.action import Action, StartReplica
 from enginehouse.core.errors import Conflict
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
@@ -97,8 +98,8 @@ def bounded(outcome: Outcome) -> Outcome:
 
 
 class Intent(Struct, frozen=True, kw_only=True):
-    id: str
-    node_id: str
+    id: IntentId
+    node_id: NodeId
     subject: str
     generation: int
     action: Action

@@ -16,6 +16,7 @@ from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, St
 from enginehouse.core.backend import Resolved, find
 from enginehouse.core.changes import nodes_after
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import NODE_REMOVED, Intent
 from enginehouse.core.model import Model, holds
 from enginehouse.core.node import Node
@@ -27,7 +28,7 @@ MAX_TIMES = 4  # installs of the same engine on the same node per load: operator
 class Next(Struct, frozen=True):
     """Add this intent."""
 
-    node_id: str
+    node_id: NodeId
     action: InstallBackend | PullModel | StartReplica
 
 
@@ -53,7 +54,7 @@ def next_step(
     model: Model,
     intents: Sequence[Intent],
     nodes: Sequence[Node],
-    resolved: Mapping[str, Resolved],
+    resolved: Mapping[NodeId, Resolved],
     *,
     only: str,
     new_key: str,
@@ -99,7 +100,7 @@ def next_step(
     return Next(node.id, _next_action(model, node, intents, resolved[node.id], new_key))
 
 
-def _newest(changes: Sequence[Intent], resolved: Mapping[str, Resolved]) -> dict[str, Intent]:
+def _newest(changes: Sequence[Intent], resolved: Mapping[NodeId, Resolved]) -> dict[NodeId, Intent]:
     """Per node, the open intent of any operation for the engine there."""
     return {
         one.node_id: one
@@ -111,7 +112,7 @@ def _newest(changes: Sequence[Intent], resolved: Mapping[str, Resolved]) -> dict
     }
 
 
-def _has_failed(intent: Intent, intents: Sequence[Intent], newest: Mapping[str, Intent]) -> bool:
+def _has_failed(intent: Intent, intents: Sequence[Intent], newest: Mapping[NodeId, Intent]) -> bool:
     """Whether a step shows that this load cannot proceed on its node.
 
     If a step was superseded, a newer request takes precedence and the node is given up, unless the newer request
@@ -129,7 +130,7 @@ def _has_failed(intent: Intent, intents: Sequence[Intent], newest: Mapping[str, 
     return not _lacks_engine(intent) or len(missing) > 1
 
 
-def _in_vain(intents: Sequence[Intent]) -> set[str]:
+def _in_vain(intents: Sequence[Intent]) -> set[NodeId]:
     """The nodes where the same step succeeded so often that a repetition will not help, because its result does not
     last.
     """

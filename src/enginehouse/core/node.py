@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.report import Report
 
 Health = Literal["healthy", "unhealthy", "offline"]
@@ -34,7 +35,7 @@ class Capacity(Struct, frozen=True, omit_defaults=True):
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    id: str
+    id: NodeId
     name: str
     node_type: NodeType
     public_key: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.report import Report
 
 
@@ -55,7 +56,7 @@ class BusCredential(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class RegisterReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    id: str
+    id: NodeId
     name: str
     node_type: str
     status: str
@@ -96,4 +97,4 @@ class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     credential: BusCredential | None = None
     node_token: str = ""  # replaces the presented one, which stays valid until this one is used
     # Intents that the report lists as running but that have ended: stop working on them.
-    cancelled: tuple[str, ...] = ()
+    cancelled: tuple[IntentId, ...] = ()

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from enginehouse.core.action import RemoveModel, StopReplica
 from enginehouse.core.errors import NotFound
+from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.intent import NODE_AWAY, Change, Intent
 from enginehouse.core.name import shown
 from enginehouse.core.progress import Progress
@@ -27,7 +28,7 @@ NodeWord = Literal["queued", "downloading", "running_on_worker", "success", "err
 class Excluded(Struct, frozen=True):
     """A node that was left out, and the reason."""
 
-    node_id: str
+    node_id: NodeId
     node_name: str
     reason: str
     code: str = ""  # `unknown`: it cannot be decided whether the node should have been included
@@ -68,18 +69,18 @@ class BackendRequest(RequestOptions, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    id: str
+    id: OperationId
     kind: OperationKind
     name: str  # the backend, model or node
     author: str
     created_at: float
-    targets: tuple[str, ...]
+    targets: tuple[NodeId, ...]
     excluded: tuple[Excluded, ...] = ()
     is_steered: bool = False
     error_code: str = ""  # why steering ended without a further step
     error_message: str = ""
     asked: RequestOptions = RequestOptions()
-    retry_of: str = ""  # the operation whose failed nodes this one retries
+    retry_of: OperationId = OperationId("")  # the operation whose failed nodes this one retries
     dismissed: bool = False  # the failure was acknowledged
 
     @property
@@ -136,21 +137,21 @@ def absence_of(health: str, *, bus_away: bool) -> str:
     return BUS_AWAY_MESSAGE if health == "unhealthy" and bus_away else AWAY_MESSAGE
 
 
-def waits_for_node(intent: Intent, absent: Collection[str]) -> bool:
+def waits_for_node(intent: Intent, absent: Collection[NodeId]) -> bool:
     """Whether an intent waits only for its node's return: it was sent and given back, or never sent."""
     if intent.state == "waiting" and intent.reason == NODE_AWAY:
         return True
     return intent.state in ("accepted", "waiting") and intent.node_id in absent
 
 
-def waits_for_resume(intent: Intent, drained: Collection[str]) -> bool:
+def waits_for_resume(intent: Intent, drained: Collection[NodeId]) -> bool:
     """Whether an intent waits for its node to be resumed: a drained node only gets stops."""
     is_stop = isinstance(intent.action, StopReplica | RemoveModel)
     return intent.state in ("accepted", "waiting") and intent.node_id in drained and not is_stop
 
 
 def is_parked(
-    operation: Operation, intents: Sequence[Intent], absent: Collection[str], drained: Collection[str] = ()
+    operation: Operation, intents: Sequence[Intent], absent: Collection[NodeId], drained: Collection[NodeId] = ()
 ) -> bool:
     """Whether nothing will happen until an absent node returns or a drained one is resumed, so that a client should not
     wait.
@@ -187,7 +188,7 @@ def percentage_of(intent: Intent, live: Progress | None) -> float:
     return known.percentage if known else 0.0
 
 
-def unknown_operation(operation_id: str) -> NotFound:
+def unknown_operation(operation_id: OperationId) -> NotFound:
     return NotFound(
         f"cannot find an operation with the id {shown(operation_id)}. `enginehouse ops list` shows them; those that "
         "ended long ago are deleted",

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from enginehouse.core.backend import find
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model, holds
 from enginehouse.core.node import MAX_WAITING, Capacity, Node
 
@@ -16,9 +17,9 @@ from enginehouse.core.node import MAX_WAITING, Capacity, Node
 def choose_node(
     model: Model,
     nodes: Sequence[Node],
-    supported: Collection[str],
+    supported: Collection[NodeId],
     *,
-    avoid: Collection[str] = (),
+    avoid: Collection[NodeId] = (),
     only: str = "",
 ) -> Node:
     """Choose the node for a replica of `model`.
@@ -60,7 +61,7 @@ def fits(model: Model, capacity: Capacity) -> bool:
     return not capacity.available_ram or not model.size_bytes or model.size_bytes <= free_memory(capacity)
 
 
-def may_return(nodes: Sequence[Node], supported: Collection[str], *, avoid: Collection[str], only: str) -> bool:
+def may_return(nodes: Sequence[Node], supported: Collection[NodeId], *, avoid: Collection[NodeId], only: str) -> bool:
     """Whether a suitable node is briefly away: silent, but not long enough to be offline."""
     return any(
         node.is_target
@@ -74,7 +75,7 @@ def may_return(nodes: Sequence[Node], supported: Collection[str], *, avoid: Coll
     )
 
 
-def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[str], only: str) -> str:
+def _why_none(model: Model, nodes: Sequence[Node], supported: Collection[NodeId], only: str) -> str:
     """One reason per node. Of the nodes that wait for approval, only a few are named."""
     considered = [node for node in nodes if node.node_type == "backend" and (not only or node.id == only)]
     unnamed = [node.id for node in considered if not node.approved][MAX_WAITING:]

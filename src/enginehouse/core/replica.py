@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from enginehouse.core.errors import Invalid
-
+from enginehouse.core.ids import NodeId
 
 # What the process of a backend speaks: OpenAI's HTTP, or LocalAI's gRPC service.
 EngineProtocol = Literal["openai-http", "localai-grpc"]
@@ -21,7 +21,7 @@ LOCALAI_GRPC: EngineProtocol = "localai-grpc"
 class Replica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A ready replica. `nonce` identifies the process, so a restarted one is never mistaken for the old one."""
 
-    node_id: str
+    node_id: NodeId
     model: str
     slot: int
     revision: str

@@ -23,6 +23,7 @@ from enginehouse.core.action import (
     pointer_of,
 )
 from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.listing import shows_install
 from enginehouse.core.model import HeldModel, holds
@@ -32,7 +33,7 @@ from enginehouse.core.replica import RunningReplica
 class CommandResult(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The journalled end of a command, kept so that a lost reply does no harm."""
 
-    intent: str
+    intent: IntentId
     attempt: int
     outcome: Outcome
 
@@ -48,7 +49,7 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
     models: tuple[HeldModel, ...] = ()
     replicas: tuple[RunningReplica, ...] = ()
     results: tuple[CommandResult, ...] = ()
-    running: tuple[str, ...] = ()  # intents being worked on
+    running: tuple[IntentId, ...] = ()  # intents being worked on
 
     @property
     def is_whole(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import ServedModel
 from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
@@ -18,7 +19,7 @@ class Route(Struct, frozen=True, kw_only=True):
 
     model: str
     slot: int
-    node_id: str
+    node_id: NodeId
     node_name: str
     address: str
     key: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from enginehouse.core.errors import Malformed
+from enginehouse.core.ids import IntentId, NodeId
 
 INBOX = "_INBOX.eh"  # LocalAI's permissions allow `_INBOX.>`, so our reply subjects start with it
 MAX_TOKEN = 255  # ids are far shorter; a server closes the connection over a subject of thousands of characters
@@ -59,11 +60,11 @@ WORKER_SUBJECTS = (
 )
 
 
-def node_subject(node_id: str, verb: str) -> str:
+def node_subject(node_id: NodeId, verb: str) -> str:
     return f"nodes.{token(node_id)}.{verb}"
 
 
-def progress_subject(node_id: str, op_id: str) -> str:
+def progress_subject(node_id: NodeId, op_id: str) -> str:
     return f"nodes.{token(node_id)}.backend.install.{token(op_id)}.progress"
 
 
@@ -81,13 +82,13 @@ class ReplySubject(Struct, frozen=True):
     distinguishes the two when there are no responders.
     """
 
-    node_id: str
-    intent_id: str
+    node_id: NodeId
+    intent_id: IntentId
     attempt: int
     is_forced: bool = False
 
 
-def reply_subject(node_id: str, intent_id: str, attempt: int, *, is_forced: bool = False) -> str:
+def reply_subject(node_id: NodeId, intent_id: IntentId, attempt: int, *, is_forced: bool = False) -> str:
     return f"{INBOX}.{token(node_id)}.{token(intent_id)}.{attempt}" + (f".{FORCED}" if is_forced else "")
 
 
@@ -97,7 +98,7 @@ def parse_reply_subject(subject: str) -> ReplySubject:
     # Nine digits: `int` refuses numbers of thousands of digits with an error that is not ours.
     if (len(parts) != 5 and not is_forced) or not parts[4].isdecimal() or len(parts[4]) > 9:
         raise Malformed(f"cannot read the reply subject {subject!r}: it is malformed", code="invalid_json")
-    return ReplySubject(parts[2], parts[3], int(parts[4]), is_forced)
+    return ReplySubject(NodeId(parts[2]), IntentId(parts[3]), int(parts[4]), is_forced)
 
 
 POLLS = "_INBOX.eh-poll"  # replies to the polls of one frontend
@@ -106,12 +107,12 @@ POLLS = "_INBOX.eh-poll"  # replies to the polls of one frontend
 class PollSubject(Struct, frozen=True):
     """The poll that a reply is for, and the node it comes from."""
 
-    node_id: str
+    node_id: NodeId
     verb: str  # as one token
     number: int
 
 
-def poll_subject(node_id: str, frontend: str, verb: str, number: int) -> str:
+def poll_subject(node_id: NodeId, frontend: str, verb: str, number: int) -> str:
     """The reply subject of one `backend.list` or `models.running` poll."""
     return f"{POLLS}.{token(node_id)}.{token(frontend)}.{token(verb)}.{number}"
 
@@ -120,7 +121,7 @@ def parse_poll_subject(subject: str) -> PollSubject:
     parts = subject.split(".")
     if len(parts) != 6 or not parts[5].isdecimal() or len(parts[5]) > 9:
         raise Malformed(f"cannot read the poll subject {subject!r}: it is malformed", code="invalid_json")
-    return PollSubject(parts[2], parts[4], int(parts[5]))
+    return PollSubject(NodeId(parts[2]), parts[4], int(parts[5]))
 
 
 def all_polls(frontend: str) -> str:
@@ -138,7 +139,7 @@ class Permissions(Struct, frozen=True, kw_only=True):
     answers: bool = False  # may also publish one reply to each request it received
 
 
-def worker_permissions(node_id: str) -> Permissions:
+def worker_permissions(node_id: NodeId) -> Permissions:
     """A worker subscribes to its own commands and publishes its own progress and replies."""
     own = token(node_id)
     return Permissions(

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Malformed
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
 from enginehouse.core.progress import Progress, format_bytes, parse_bytes
@@ -31,7 +32,7 @@ class Command(Struct, frozen=True, kw_only=True):
     seen.
     """
 
-    intent: str
+    intent: IntentId
     generation: int
     attempt: int
     fence: int
@@ -177,12 +178,12 @@ class CancelRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     same.
     """
 
-    intent: str
+    intent: IntentId
 
 
 class ProgressEvent(Struct, frozen=True, omit_defaults=True, kw_only=True):
     op_id: str
-    node_id: str
+    node_id: NodeId
     backend: str
     file_name: str = ""
     current: str = ""
@@ -190,11 +191,11 @@ class ProgressEvent(Struct, frozen=True, omit_defaults=True, kw_only=True):
     percentage: float
     phase: str = ""
     # Additive.
-    intent: str = ""
+    intent: IntentId = IntentId("")
     progress: Progress | None = None
 
 
-def progress_event(op_id: str, node_id: str, about: str, intent: str, progress: Progress) -> ProgressEvent:
+def progress_event(op_id: str, node_id: NodeId, about: str, intent: IntentId, progress: Progress) -> ProgressEvent:
     return ProgressEvent(
         op_id=op_id,
         node_id=node_id,

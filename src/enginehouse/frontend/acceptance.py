@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from enginehouse.core.action import Action
 from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.operation import Excluded, Operation, OperationKind, RequestOptions, unknown_operation
 from enginehouse.frontend.fleet.nodes import find_node
@@ -27,7 +28,7 @@ from enginehouse.store.supersession import Wanted, add_intents
 MAX_KEY = 255
 
 T = TypeVar("T")
-NodeActions = Sequence[tuple[str, Action]]  # node ids and their actions
+NodeActions = Sequence[tuple[NodeId, Action]]
 
 
 class Requester(Struct, frozen=True, kw_only=True):
@@ -43,7 +44,9 @@ class Acceptance:
         self.board = board
         self.wake = wake
 
-    async def accept(self, work: Callable[[Connection], str], requester: Requester, body: object) -> str:
+    async def accept(
+        self, work: Callable[[Connection], OperationId], requester: Requester, body: object
+    ) -> OperationId:
         """Run `work` once per idempotency key and return the operation's id.
 
         `body` identifies the request: the same key with another body is a conflict.
@@ -54,7 +57,9 @@ class Acceptance:
         return operation_id
 
 
-def once(work: Callable[[Connection], str | T], requester: Requester, body: object) -> Callable[[Connection], str | T]:
+def once(
+    work: Callable[[Connection], OperationId | T], requester: Requester, body: object
+) -> Callable[[Connection], OperationId | T]:
     """Wrap `work` so that a used key returns the operation of the first request. Results other than an operation id are
     not remembered.
     """
@@ -68,14 +73,14 @@ def once(work: Callable[[Connection], str | T], requester: Requester, body: obje
         )
     body_hash = hashlib.sha256(msgspec.json.encode(body)).hexdigest()
 
-    def known_or_new(connection: Connection) -> str | T:
+    def known_or_new(connection: Connection) -> OperationId | T:
         now = db.now(connection)
         known = idempotency.known(connection, requester.author, requester.key, body_hash, now)
         if known is not None:
             return known
         made = work(connection)
         if isinstance(made, str):
-            idempotency.remember(connection, requester.author, requester.key, body_hash, made, now)
+            idempotency.remember(connection, requester.author, requester.key, body_hash, OperationId(made), now)
         return made
 
     return known_or_new
@@ -84,17 +89,17 @@ def once(work: Callable[[Connection], str | T], requester: Requester, body: obje
 class OperationDetails(Struct, frozen=True, kw_only=True):
     """The fields of an operation beside its kind, name and author."""
 
-    targets: tuple[str, ...]
+    targets: tuple[NodeId, ...]
     excluded: tuple[Excluded, ...] = ()
     asked: RequestOptions = RequestOptions()
-    retry_of: str = ""
+    retry_of: OperationId = OperationId("")
 
 
 def new_operation(
     connection: Connection, kind: OperationKind, name: str, author: str, kept: OperationDetails
 ) -> Operation:
     return Operation(
-        id=str(uuid.uuid4()),
+        id=OperationId(str(uuid.uuid4())),
         kind=kind,
         name=name,
         author=author,
@@ -106,17 +111,17 @@ def new_operation(
     )
 
 
-def insert_operation(connection: Connection, operation: Operation, actions: NodeActions, width: int = 0) -> str:
+def insert_operation(connection: Connection, operation: Operation, actions: NodeActions, width: int = 0) -> OperationId:
     """Insert an operation and its intents, and return its id. At most `width` intents run at once; 0 means all."""
     operations.insert(connection, operation)
-    wanted = [Wanted(node_id, action, str(uuid.uuid4())) for node_id, action in actions]
+    wanted = [Wanted(node_id, action, IntentId(str(uuid.uuid4()))) for node_id, action in actions]
     add_intents(connection, operation.id, wanted, operation.created_at, width)
     if not actions:
         operations.end_of(connection, operation.id)
     return operation.id
 
 
-def with_intents(connection: Connection, operation_id: str, node: str | None) -> tuple[Operation, list[Intent]]:
+def with_intents(connection: Connection, operation_id: OperationId, node: str | None) -> tuple[Operation, list[Intent]]:
     """Return an operation and its intents, on one node or on all."""
     operation = operations.get(connection, operation_id)
     if operation is None:

@@ -16,6 +16,7 @@ from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Hopeless
 from enginehouse.core.gallery import Catalogue, Choice, Gallery, GalleryEntry, GalleryState
 from enginehouse.core.gallery_source import encode_sources
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model
 from enginehouse.core.node import Node
 from enginehouse.fetch.galleries.sources import Sources
@@ -123,13 +124,13 @@ class Galleries:
     def explain(self, name: str, node: Node) -> Choice:
         return self._catalogue.explain(name, node.capability, node.platform)
 
-    def resolve_each(self, name: str, nodes: Iterable[Node]) -> tuple[dict[str, Resolved], dict[str, str]]:
+    def resolve_each(self, name: str, nodes: Iterable[Node]) -> tuple[dict[NodeId, Resolved], dict[NodeId, str]]:
         """Return the build for each node that has one, and the reason for each other node. Raises `NotFound` for an
         unknown name.
         """
         self.known(name)
-        builds: dict[str, Resolved] = {}
-        reasons: dict[str, str] = {}
+        builds: dict[NodeId, Resolved] = {}
+        reasons: dict[NodeId, str] = {}
         for node in nodes:
             try:
                 builds[node.id] = self.resolve(name, node)

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from enginehouse.core.errors import Hopeless, Invalid, Malformed, NotFound, Unavailable, Upstream
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.link.client import NOT_UNDERSTOOD, FrontendClient
 
@@ -53,11 +54,11 @@ class WorkerLink:
     async def register(self, request: RegisterRequest) -> RegisterReply:
         return await self._post("/api/node/register", request, RegisterReply, None)
 
-    async def heartbeat(self, node_id: str, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
+    async def heartbeat(self, node_id: NodeId, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
         path = f"/api/node/{quote(node_id, safe='')}/heartbeat"
         return await self._post(path, request, HeartbeatReply, node_token or None)
 
-    async def deregister(self, node_id: str, node_token: str) -> None:
+    async def deregister(self, node_id: NodeId, node_token: str) -> None:
         await self._post(f"/api/node/{quote(node_id, safe='')}/deregister", None, _MessageReply, node_token or None)
 
     def local_address(self) -> str:

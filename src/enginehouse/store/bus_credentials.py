@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import bindparam, delete, func, or_, select, update
 
+from enginehouse.core.ids import NodeId
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import bus_credentials, nodes
 
@@ -22,13 +23,13 @@ _PRUNE = delete(bus_credentials).where(bus_credentials.c.expires_at < bindparam(
 _NEWEST = select(func.max(bus_credentials.c.issued_at)).where(bus_credentials.c.node_id == bindparam("node"))
 
 
-def insert(connection: Connection, user: str, node_id: str, issued_at: float, expires_at: float) -> None:
+def insert(connection: Connection, user: str, node_id: NodeId, issued_at: float, expires_at: float) -> None:
     """`expires_at` is in seconds since 1970, because the bus server compares it with its own wall clock."""
     row = {"user": user, "node_id": node_id, "issued_at": issued_at, "expires_at": expires_at, "revoked": False}
     connection.execute(_ADD, row)
 
 
-def revoke_of(connection: Connection, node_id: str) -> None:
+def revoke_of(connection: Connection, node_id: NodeId) -> None:
     connection.execute(_OF_NODE, {"node": node_id})
 
 
@@ -40,7 +41,7 @@ def revoked(connection: Connection, wall_now: float) -> dict[str, float]:
     return {row.user: row.expires_at for row in connection.execute(_REVOKED, {"at": wall_now})}
 
 
-def newest(connection: Connection, node_id: str) -> float | None:
+def newest(connection: Connection, node_id: NodeId) -> float | None:
     """Return when the node got its newest credential, by the store's clock."""
     return connection.execute(_NEWEST, {"node": node_id}).scalar_one_or_none()
 

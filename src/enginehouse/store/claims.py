@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Select, bindparam, func, select, update
 
 from enginehouse.core.action import UnknownAction
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Change, Intent
 from enginehouse.store import lingering
 from enginehouse.store.db import Connection
@@ -19,7 +20,7 @@ from enginehouse.store.operations import apply_all
 from enginehouse.store.rows import KNOWN_KINDS, intent_of
 from enginehouse.store.schema import intents, nodes, operations
 
-_Held = dict[tuple[str, str], set[str]]  # (node, subject) to the intents that its worker may still carry out
+_Held = dict[tuple[NodeId, str], set[IntentId]]  # (node, subject) to the intents that its worker may still carry out
 _STOPS = ("remove_model", "stop_replica")  # the only kinds that a drained node gets
 _NOW: BindParameter[Any] = bindparam("now")
 _LANE: BindParameter[Any] = bindparam("lane")
@@ -76,7 +77,7 @@ def claim_due(connection: Connection, owner: str, now: float, lease_until: float
     Oldest first. Intents locked by another frontend are skipped, and no lane exceeds its width. An intent is not
     claimed while its worker may still carry out an older command on the same subject that cannot be cancelled.
     """
-    by_drained: dict[bool, list[str]] = {False: [], True: []}
+    by_drained: dict[bool, list[NodeId]] = {False: [], True: []}
     for node_id, is_drained in connection.execute(_PRESENT):
         by_drained[bool(is_drained)].append(node_id)
     change = Change(kind="claim", now=now, owner=owner, lease_until=lease_until)

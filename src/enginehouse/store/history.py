@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Select, bindparam, case, delete, func, not_, or_, select
 
+from enginehouse.core.ids import OperationId
 from enginehouse.core.intent import OPEN
 from enginehouse.core.operation import Operation
 from enginehouse.store.db import Connection
@@ -29,7 +30,7 @@ _SERVED = _with_intents(intents.c.state.in_(sorted(OPEN))).distinct()
 _STEERED = select(operations.c.id).where(operations.c.is_steered)
 
 
-def open_ids(connection: Connection) -> list[str]:
+def open_ids(connection: Connection) -> list[OperationId]:
     served = connection.execute(_SERVED).scalars()
     steered = connection.execute(_STEERED).scalars()
     return list(dict.fromkeys([*served, *steered]))
@@ -83,7 +84,7 @@ _REVISIONS = (
 )
 
 
-def revisions(connection: Connection, since: float, also: Collection[str]) -> dict[str, int]:
+def revisions(connection: Connection, since: float, also: Collection[OperationId]) -> dict[OperationId, int]:
     """Revision numbers of the operations that changed since then, and of those in `also`.
 
     A revision grows with every change of the operation or of one of its intents.

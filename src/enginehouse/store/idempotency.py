@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import bindparam, delete, select
 
 from enginehouse.core.errors import Invalid
+from enginehouse.core.ids import OperationId
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import idempotency_keys
 
@@ -19,7 +20,7 @@ _FORGET = delete(idempotency_keys).where(*_UNDER)
 _REMEMBER = idempotency_keys.insert()
 
 
-def known(connection: Connection, author: str, key: str, body_hash: str, now: float) -> str | None:
+def known(connection: Connection, author: str, key: str, body_hash: str, now: float) -> OperationId | None:
     """Return the operation requested under this key; raise `Invalid` if the key was used for a different request."""
     under = {"by": author, "under": key}
     row = connection.execute(_KNOWN, under).one_or_none()
@@ -34,10 +35,12 @@ def known(connection: Connection, author: str, key: str, body_hash: str, now: fl
             code="idempotency_mismatch",
             param="Idempotency-Key",
         )
-    return str(row.operation_id)
+    return OperationId(row.operation_id)
 
 
-def remember(connection: Connection, author: str, key: str, body_hash: str, operation_id: str, now: float) -> None:
+def remember(
+    connection: Connection, author: str, key: str, body_hash: str, operation_id: OperationId, now: float
+) -> None:
     columns = {"author": author, "key": key, "body_hash": body_hash, "operation_id": operation_id, "created_at": now}
     connection.execute(_REMEMBER, columns)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from sqlalchemy import and_, bindparam, func, or_, select, update
 
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.node import Node
 from enginehouse.core.progress import Progress, is_newer
@@ -22,7 +23,7 @@ _OPEN_ON_OTHERS = _OPEN.where(intents.c.node_id.not_in(bindparam("node_ids", exp
 _NAMELESS = _OPEN.where(intents.c.subject == "backend:")
 
 
-def open_on_others(connection: Connection, node_ids: Iterable[str]) -> list[Intent]:
+def open_on_others(connection: Connection, node_ids: Iterable[NodeId]) -> list[Intent]:
     """Open intents of all nodes except these."""
     return [intent_of(row) for row in connection.execute(_OPEN_ON_OTHERS, {"node_ids": list(node_ids)})]
 
@@ -54,7 +55,7 @@ def changing(connection: Connection, nodes: Iterable[Node], subjects: Iterable[s
     return found
 
 
-def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> dict[str, int]:
+def shadowed(connection: Connection, node_id: NodeId, subjects: Iterable[str]) -> dict[str, int]:
     """Per subject, the newest generation that was sent and given up without an answer from the worker.
 
     Its message may still arrive, and the worker refuses it only if it has seen a newer generation.
@@ -62,7 +63,7 @@ def shadowed(connection: Connection, node_id: str, subjects: Iterable[str]) -> d
     return {row.subject: row.newest for row in select_among(connection, _SHADOWED, subjects, at_node=node_id)}
 
 
-def ended_since(connection: Connection, node_id: str, subjects: Iterable[str], since: float) -> set[str]:
+def ended_since(connection: Connection, node_id: NodeId, subjects: Iterable[str], since: float) -> set[str]:
     """The subjects of which a command that had been given up was seen to end at `since` or later: what was so before
     that proves nothing about them.
     """
@@ -103,7 +104,7 @@ _ENDED_AMONG = select(intents.c.id).where(
 )
 
 
-def ended_among(connection: Connection, node_id: str, intent_ids: Iterable[str]) -> tuple[str, ...]:
+def ended_among(connection: Connection, node_id: NodeId, intent_ids: Iterable[IntentId]) -> tuple[IntentId, ...]:
     """Return those of the node's intents that are cancelled or superseded."""
     return tuple(row.id for row in select_among(connection, _ENDED_AMONG, intent_ids, at_node=node_id))
 
@@ -120,7 +121,7 @@ _AT_WORK = (
 _SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("new_progress"))
 
 
-def set_progress(connection: Connection, heard: Mapping[str, Progress], owner: str, now: float) -> None:
+def set_progress(connection: Connection, heard: Mapping[IntentId, Progress], owner: str, now: float) -> None:
     """Store progress of running intents. It is not a change of state, so the version stays.
 
     Only progress of the current attempt that is newer than the stored one is written. Every frontend receives all

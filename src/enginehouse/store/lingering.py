@@ -12,6 +12,7 @@ from msgspec import Struct
 from sqlalchemy import bindparam, delete, select, update
 
 from enginehouse.core.action import InstallBackend, RemoveBackend
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Intent
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import ignoring_known, select_among, slices
@@ -32,27 +33,27 @@ _WITHOUT_KEY = select(nodes.c.id).where(nodes.c.id.in_(bindparam("ids", expandin
 
 
 class Lingering(Struct, frozen=True):
-    intent_id: str
-    node_id: str
+    intent_id: IntentId
+    node_id: NodeId
     subject: str
     sent_at: float  # by the store's clock
     received_at: float = 0.0  # when the worker is known to have it or never to get it; 0 if unknown
 
 
-def add(connection: Connection, intents: Iterable[Intent]) -> set[str]:
+def add(connection: Connection, intents: Iterable[Intent]) -> set[IntentId]:
     """Record those of these running intents whose worker cannot cancel; return their ids."""
     sent = [one for one in intents if one.state == "running" and isinstance(one.action, InstallBackend | RemoveBackend)]
     if not sent:
         return set()
     without_key = {row.id for row in select_among(connection, _WITHOUT_KEY, {one.node_id for one in sent})}
+    found = [one for one in sent if one.node_id in without_key]
     rows = [
         {"intent_id": one.id, "node_id": one.node_id, "subject": one.subject, "sent_at": one.dispatched_at}
-        for one in sent
-        if one.node_id in without_key
+        for one in found
     ]
     if rows:
         connection.execute(_ADD[connection.dialect.name], rows)
-    return {str(row["intent_id"]) for row in rows}
+    return {one.id for one in found}
 
 
 def every(connection: Connection) -> list[Lingering]:
@@ -60,19 +61,19 @@ def every(connection: Connection) -> list[Lingering]:
     return [Lingering(row.intent_id, row.node_id, row.subject, row.sent_at, row.received_at) for row in rows]
 
 
-def note_received(connection: Connection, intent_ids: Iterable[str], now: float) -> None:
+def note_received(connection: Connection, intent_ids: Iterable[IntentId], now: float) -> None:
     for some in slices(intent_ids):
         connection.execute(_RECEIVED, {"ids": some, "at": now})
 
 
-def among(connection: Connection, intent_ids: Iterable[str]) -> set[str]:
+def among(connection: Connection, intent_ids: Iterable[IntentId]) -> set[IntentId]:
     return {row.intent_id for row in select_among(connection, _AMONG, intent_ids)}
 
 
-def on_node(connection: Connection, node_id: str) -> set[str]:
+def on_node(connection: Connection, node_id: NodeId) -> set[IntentId]:
     return set(connection.execute(_ON_NODE, {"node": node_id}).scalars())
 
 
-def remove(connection: Connection, intent_ids: Iterable[str]) -> None:
+def remove(connection: Connection, intent_ids: Iterable[IntentId]) -> None:
     for some in slices(intent_ids):
         connection.execute(_REMOVE, {"ids": some})

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Row, bindparam, delete, func, select, update
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Capacity, Health, Node
 from enginehouse.core.operation import absence_of
 from enginehouse.core.report import Report
@@ -66,7 +67,7 @@ def insert(connection: Connection, node: Node, token_hash: str) -> None:
     connection.execute(_ADD, {**_columns(node), "token_hash": token_hash})
 
 
-def take_registration(connection: Connection, node_id: str, at: float) -> bool:
+def take_registration(connection: Connection, node_id: NodeId, at: float) -> bool:
     """Record a registration; False if a later one was recorded before.
 
     The database serializes two at the same time, so the earlier one is refused on any frontend.
@@ -83,17 +84,17 @@ def save(connection: Connection, node: Node) -> None:
     )
 
 
-def set_token(connection: Connection, node_id: str, token_hash: str, previous: str = "") -> None:
+def set_token(connection: Connection, node_id: NodeId, token_hash: str, previous: str = "") -> None:
     """`previous` stays valid until the new token has been used."""
     connection.execute(_SET_TOKEN, {"node_id": node_id, "now_is": token_hash, "before": previous})
 
 
-def forget_previous_token(connection: Connection, node_id: str) -> None:
+def forget_previous_token(connection: Connection, node_id: NodeId) -> None:
     connection.execute(_FORGET_TOKEN, {"node_id": node_id})
 
 
 class NodeToken(Struct, frozen=True):
-    node_id: str
+    node_id: NodeId
     name: str
     hash: str
     previous: str  # "" if only one is valid
@@ -104,39 +105,39 @@ def tokens(connection: Connection) -> list[NodeToken]:
     return [NodeToken(*row) for row in connection.execute(_TOKENS)]
 
 
-def set_approved(connection: Connection, node_id: str, now: float) -> None:
+def set_approved(connection: Connection, node_id: NodeId, now: float) -> None:
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(approved=True, waits_for="", updated_at=now))
 
 
-def set_pending(connection: Connection, node_id: str, waits_for: str, now: float) -> None:
+def set_pending(connection: Connection, node_id: NodeId, waits_for: str, now: float) -> None:
     """Withdraw the approval; `waits_for` says why the node waits for approval again."""
     changed = {"approved": False, "waits_for": waits_for, "updated_at": now}
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(**changed))
 
 
-def set_drained(connection: Connection, node_id: str, drained: bool, now: float) -> None:
+def set_drained(connection: Connection, node_id: NodeId, drained: bool, now: float) -> None:
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(drained=drained, updated_at=now))
 
 
-def remove(connection: Connection, node_id: str) -> None:
+def remove(connection: Connection, node_id: NodeId) -> None:
     connection.execute(delete(nodes).where(nodes.c.id == node_id))
 
 
-def set_health(connection: Connection, node_id: str, health: Health, now: float) -> bool:
+def set_health(connection: Connection, node_id: NodeId, health: Health, now: float) -> bool:
     """Set the health; False if it was the same."""
     return connection.execute(_SET_HEALTH, {"node_id": node_id, "now_is": health, "at": now}).rowcount > 0
 
 
-def set_heartbeat(connection: Connection, node_id: str, capacity: Capacity, now: float) -> None:
+def set_heartbeat(connection: Connection, node_id: NodeId, capacity: Capacity, now: float) -> None:
     connection.execute(_SET_HEARTBEAT, {"node_id": node_id, "now_is": text_of(capacity), "at": now})
 
 
-def set_bus_away(connection: Connection, node_id: str, is_away: bool, now: float) -> bool:
+def set_bus_away(connection: Connection, node_id: NodeId, is_away: bool, now: float) -> bool:
     """Set whether the worker is off the bus; False if it was the same."""
     return connection.execute(_SET_BUS_AWAY, {"node_id": node_id, "now_is": is_away, "at": now}).rowcount > 0
 
 
-def set_report(connection: Connection, node_id: str, report: Report, changed_at: float | None) -> None:
+def set_report(connection: Connection, node_id: NodeId, report: Report, changed_at: float | None) -> None:
     """Store a report. `changed_at` is set if it differs from the last one: other frontends look for changed nodes."""
     values: dict[str, object] = {"node_id": node_id, "now_is": text_of(report)}
     if changed_at is None:
@@ -179,7 +180,7 @@ _NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained, nodes
 )
 
 
-def get(connection: Connection, node_id: str) -> Node | None:
+def get(connection: Connection, node_id: NodeId) -> Node | None:
     row = connection.execute(_ONE, {"node_id": node_id}).one_or_none()
     return None if row is None else _node(row)
 
@@ -192,14 +193,16 @@ def every(connection: Connection) -> list[Node]:
     return [_node(row) for row in connection.execute(_EVERY)]
 
 
-def named(connection: Connection, node_ids: Iterable[str]) -> tuple[dict[str, str], dict[str, str], set[str]]:
+def named(
+    connection: Connection, node_ids: Iterable[NodeId]
+) -> tuple[dict[NodeId, str], dict[NodeId, str], set[NodeId]]:
     """Return the names of these nodes, what the unavailable ones wait for, and which are drained."""
     rows = list(select_among(connection, _NAMED, node_ids))
     away = {row.id: absence_of(row.health, bus_away=row.bus_away) for row in rows if row.health != "healthy"}
     return {row.id: row.name for row in rows}, away, {row.id for row in rows if row.drained}
 
 
-def health_of_every(connection: Connection) -> dict[str, tuple[str, Health]]:
+def health_of_every(connection: Connection) -> dict[NodeId, tuple[str, Health]]:
     """(name, health) by id, for frequent callers that need no reports."""
     return {row.id: (row.name, row.health) for row in connection.execute(_HEALTH)}
 
@@ -207,7 +210,7 @@ def health_of_every(connection: Connection) -> dict[str, tuple[str, Health]]:
 class WithoutKey(Struct, frozen=True):
     """A node whose worker is LocalAI's: it has no key."""
 
-    id: str
+    id: NodeId
     name: str
     health: Health
 
@@ -217,21 +220,21 @@ def without_key(connection: Connection) -> list[WithoutKey]:
     return [WithoutKey(row.id, row.name, row.health) for row in connection.execute(_WITHOUT_KEY)]
 
 
-def serving(connection: Connection) -> dict[str, str]:
+def serving(connection: Connection) -> dict[NodeId, str]:
     """The names, by id, of nodes whose replicas may be used."""
     return {row.id: row.name for row in connection.execute(_SERVING)}
 
 
-def updates(connection: Connection) -> dict[str, float]:
+def updates(connection: Connection) -> dict[NodeId, float]:
     """When each node last changed."""
     return {row.id: row.updated_at for row in connection.execute(_UPDATES)}
 
 
-def types(connection: Connection) -> dict[str, str]:
+def types(connection: Connection) -> dict[NodeId, str]:
     return {row.id: row.node_type for row in connection.execute(_TYPES)}
 
 
-def changed_since(connection: Connection, since: float) -> dict[str, float]:
+def changed_since(connection: Connection, since: float) -> dict[NodeId, float]:
     """When each of the nodes that changed since then last changed."""
     query = select(nodes.c.id, nodes.c.updated_at).where(nodes.c.updated_at >= since)
     return {row.id: row.updated_at for row in connection.execute(query)}

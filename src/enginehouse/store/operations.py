@@ -16,6 +16,7 @@ from sqlalchemy import BindParameter, Select, and_, bindparam, or_, select, upda
 from enginehouse.core import intent as intents_core
 from enginehouse.core.action import UnknownAction
 from enginehouse.core.errors import Conflict
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.core.operation import ENDED, Operation, status_of
 from enginehouse.store.db import Connection
@@ -72,7 +73,7 @@ def insert(connection: Connection, operation: Operation) -> None:
     connection.execute(_ADD, operation_columns(operation))
 
 
-def get(connection: Connection, operation_id: str) -> Operation | None:
+def get(connection: Connection, operation_id: OperationId) -> Operation | None:
     return many(connection, [operation_id]).get(operation_id)
 
 
@@ -80,7 +81,7 @@ def select_operations(connection: Connection, query: Select[Any]) -> list[Operat
     return [operation_of(row) for row in connection.execute(query)]
 
 
-def many(connection: Connection, operation_ids: Iterable[str]) -> dict[str, Operation]:
+def many(connection: Connection, operation_ids: Iterable[OperationId]) -> dict[OperationId, Operation]:
     return {row.id: operation_of(row) for row in select_among(connection, _MANY, operation_ids)}
 
 
@@ -106,11 +107,13 @@ def steered(connection: Connection, name: str | None = None) -> list[Operation]:
     return [operation_of(row) for row in found]
 
 
-def is_steered(connection: Connection, operation_id: str) -> bool:
+def is_steered(connection: Connection, operation_id: OperationId) -> bool:
     return bool(connection.execute(_IS_STEERED, {"row_id": operation_id}).scalar_one_or_none())
 
 
-def last_of(connection: Connection, kind: str, name: str, targets: tuple[str, ...] | None = None) -> Operation | None:
+def last_of(
+    connection: Connection, kind: str, name: str, targets: tuple[NodeId, ...] | None = None
+) -> Operation | None:
     """The newest operation of this kind and name; with `targets`, of those requested for exactly these nodes."""
     query = select(operations).where(operations.c.kind == kind, operations.c.name == name)
     if targets is not None:
@@ -119,19 +122,19 @@ def last_of(connection: Connection, kind: str, name: str, targets: tuple[str, ..
     return None if row is None else operation_of(row)
 
 
-def end_steering(connection: Connection, operation_id: str, code: str = "", message: str = "") -> None:
+def end_steering(connection: Connection, operation_id: OperationId, code: str = "", message: str = "") -> None:
     connection.execute(_END_STEERING, {"row_id": operation_id, "code": code, "text": message})
     end_of(connection, operation_id)
 
 
-def of_intents(connection: Connection, intent_ids: Iterable[str]) -> list[Operation]:
+def of_intents(connection: Connection, intent_ids: Iterable[IntentId]) -> list[Operation]:
     ids = dict.fromkeys(row.operation_id for row in select_among(connection, _OF_INTENTS, intent_ids))
     return list(many(connection, ids).values())
 
 
-def first_of_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str, str]:
+def first_of_intents(connection: Connection, intent_ids: Iterable[IntentId]) -> dict[IntentId, OperationId]:
     """The id of the oldest operation of each intent."""
-    first: dict[str, str] = {}
+    first: dict[IntentId, OperationId] = {}
     for row in select_among(connection, _FIRST_OF_INTENTS, intent_ids):
         first.setdefault(row.intent_id, row.id)
     return first
@@ -140,9 +143,9 @@ def first_of_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[
 # Intents -----------------------------------------------------------------------------------------
 
 
-def intents_of(connection: Connection, operation_ids: Sequence[str]) -> dict[str, list[Intent]]:
+def intents_of(connection: Connection, operation_ids: Sequence[OperationId]) -> dict[OperationId, list[Intent]]:
     """The intents of each operation, in the order in which they were added."""
-    found: dict[str, list[Intent]] = {operation_id: [] for operation_id in operation_ids}
+    found: dict[OperationId, list[Intent]] = {operation_id: [] for operation_id in operation_ids}
     for row in select_among(connection, _INTENTS_OF, operation_ids):
         intent = intent_of(row)
         found[row.operation_id].append(_as_cancelled(intent) if row.detached else intent)
@@ -162,17 +165,17 @@ def _as_cancelled(intent: Intent) -> Intent:
     )
 
 
-def intent(connection: Connection, intent_id: str) -> Intent | None:
+def intent(connection: Connection, intent_id: IntentId) -> Intent | None:
     row = connection.execute(_INTENT, {"id": intent_id}).one_or_none()
     return None if row is None else intent_of(row)
 
 
-def lock_intents(connection: Connection, intent_ids: Iterable[str]) -> dict[str, Intent]:
+def lock_intents(connection: Connection, intent_ids: Iterable[IntentId]) -> dict[IntentId, Intent]:
     """Read these intents and lock them until the transaction ends."""
     return {row.id: intent_of(row) for row in select_among(connection, _LOCKED_INTENTS, sorted(intent_ids))}
 
 
-def open_on(connection: Connection, node_id: str) -> list[Intent]:
+def open_on(connection: Connection, node_id: NodeId) -> list[Intent]:
     return [intent_of(row) for row in connection.execute(_OPEN_ON, {"node_id": node_id})]
 
 
@@ -187,7 +190,7 @@ def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     return after
 
 
-def cancel_share(connection: Connection, operation_id: str, intent: Intent, change: Change) -> Intent | None:
+def cancel_share(connection: Connection, operation_id: OperationId, intent: Intent, change: Change) -> Intent | None:
     """Cancel an intent for one operation. If another operation still needs it, only detach this one.
 
     Return the intent if it was cancelled, None if it continues.
@@ -219,7 +222,7 @@ def remark(connection: Connection, before: Intent, message: str, now: float) -> 
     return after
 
 
-def note_ended(connection: Connection, intent_ids: Iterable[str]) -> None:
+def note_ended(connection: Connection, intent_ids: Iterable[IntentId]) -> None:
     """Record how the operations of these intents ended, if they did.
 
     The column only speeds up lists: a missing call makes them slower, not wrong.
@@ -234,7 +237,7 @@ def note_ended(connection: Connection, intent_ids: Iterable[str]) -> None:
             _note_end(connection, found[operation_id], ended)
 
 
-def end_of(connection: Connection, operation_id: str) -> None:
+def end_of(connection: Connection, operation_id: OperationId) -> None:
     operation = get(connection, operation_id)
     if operation is not None:
         _note_end(connection, operation, intents_of(connection, [operation_id])[operation_id])
@@ -246,12 +249,12 @@ def _note_end(connection: Connection, operation: Operation, ended: Sequence[Inte
         connection.execute(_SET_END, {"row_id": operation.id, "status": status})
 
 
-def dismiss(connection: Connection, operation_id: str, now: float) -> None:
+def dismiss(connection: Connection, operation_id: OperationId, now: float) -> None:
     connection.execute(update(operations).where(operations.c.id == operation_id).values(dismissed=True))
     _touch(connection, operation_id, now)
 
 
-def _touch(connection: Connection, operation_id: str, now: float) -> None:
+def _touch(connection: Connection, operation_id: OperationId, now: float) -> None:
     """Make other frontends notice an operation that changed without a change of its intents."""
     served = select(operation_intents.c.intent_id).where(operation_intents.c.operation_id == operation_id)
     connection.execute(update(intents).where(intents.c.id.in_(served)).values(updated_at=now))

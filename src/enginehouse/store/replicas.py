@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Row, bindparam, delete, select
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.replica import Replica
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import replicas
@@ -34,19 +35,19 @@ def put(connection: Connection, replica: Replica, now: float) -> None:
     connection.execute(_ADD, {**columns, "created_at": now})
 
 
-def remove(connection: Connection, node_id: str, model: str, slot: int) -> None:
+def remove(connection: Connection, node_id: NodeId, model: str, slot: int) -> None:
     connection.execute(_REMOVE, {"at_node": node_id, "of": model, "at_slot": slot})
 
 
-def remove_of_model(connection: Connection, node_id: str, model: str) -> None:
+def remove_of_model(connection: Connection, node_id: NodeId, model: str) -> None:
     connection.execute(_REMOVE_OF_MODEL, {"at_node": node_id, "of": model})
 
 
-def remove_all_on(connection: Connection, node_id: str) -> int:
+def remove_all_on(connection: Connection, node_id: NodeId) -> int:
     return connection.execute(_REMOVE_ON, {"at_node": node_id}).rowcount
 
 
-def on_node(connection: Connection, node_id: str) -> list[tuple[Replica, float]]:
+def on_node(connection: Connection, node_id: NodeId) -> list[tuple[Replica, float]]:
     rows = connection.execute(_ON_NODE, {"at_node": node_id})
     return [(_replica(row), row.created_at) for row in rows]
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from sqlalchemy import Row, Select, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, UnknownAction, kind_of
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress
@@ -21,7 +22,7 @@ from enginehouse.store.db import Connection
 
 _AT_ONCE = 1000  # ids per query; both databases have an upper limit, and a cluster may have more waiting
 # Built once: inspecting a type costs more than decoding a value.
-_TARGETS = msgspec.json.Decoder(tuple[str, ...])
+_TARGETS = msgspec.json.Decoder(tuple[NodeId, ...])
 _EXCLUDED = msgspec.json.Decoder(tuple[Excluded, ...])
 _ASKED = msgspec.json.Decoder(RequestOptions)
 _ACTION: msgspec.json.Decoder[Action] = msgspec.json.Decoder(Action)
@@ -30,6 +31,8 @@ _OUTCOME = msgspec.json.Decoder(Outcome)
 STRUCTURED = ("action", "progress", "outcome")
 _PLAIN = tuple(field for field in Intent.__struct_fields__ if field not in STRUCTURED)
 _plain_of = attrgetter(*_PLAIN)
+
+T = TypeVar("T", bound=str)
 
 
 def ignoring_known(table: Table) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def intent_columns(intent: Intent) -> dict[str, object]:
     }
 
 
-def slices(ids: Iterable[str]) -> Iterator[list[str]]:
+def slices(ids: Iterable[T]) -> Iterator[list[T]]:
     every = list(ids)
     for start in range(0, len(every), _AT_ONCE):
         yield every[start : start + _AT_ONCE]

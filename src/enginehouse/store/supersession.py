@@ -14,6 +14,7 @@ from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, InstallBackend, is_same_request, pointer_of, pointing, subject_of
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Change, Intent
 from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL
 from enginehouse.store import lingering
@@ -24,7 +25,7 @@ from enginehouse.store.schema import intents, operation_intents, subjects
 
 _AT_ONCE = 250  # requests in one statement; both databases limit the number of bound values
 _SUPERSEDED = "replaced by a newer request for the same subject on this node"
-_Place = tuple[str, str]  # a node and a subject
+_Place = tuple[NodeId, str]  # a node and a subject
 _AT = (subjects.c.node_id == bindparam("at_node"), subjects.c.subject == bindparam("about"))
 _GENERATION = select(subjects.c.generation).where(*_AT)
 _SET_GENERATION = update(subjects).where(*_AT).values(generation=bindparam("newest"))
@@ -63,17 +64,17 @@ _LINK = ignoring_known(operation_intents)
 class Wanted(Struct, frozen=True):
     """One action on one node, and the id of its intent if a new one is created."""
 
-    node_id: str
+    node_id: NodeId
     action: Action
-    intent_id: str
+    intent_id: IntentId
 
 
 def add_intent(
     connection: Connection,
-    operation_id: str,
-    node_id: str,
+    operation_id: OperationId,
+    node_id: NodeId,
     action: Action,
-    intent_id: str,
+    intent_id: IntentId,
     now: float,
 ) -> Intent:
     """Like `add_intents`, for one node."""
@@ -81,7 +82,7 @@ def add_intent(
 
 
 def add_intents(
-    connection: Connection, operation_id: str, wanted: Sequence[Wanted], now: float, lane_width: int = 0
+    connection: Connection, operation_id: OperationId, wanted: Sequence[Wanted], now: float, lane_width: int = 0
 ) -> list[Intent]:
     """Give the operation an intent per request: the equal open intent, or a new one that supersedes the open ones.
 
@@ -102,13 +103,13 @@ def add_intents(
 
 
 def _add_some(
-    connection: Connection, operation_id: str, wanted: dict[_Place, Wanted], now: float, lane_width: int
+    connection: Connection, operation_id: OperationId, wanted: dict[_Place, Wanted], now: float, lane_width: int
 ) -> list[Intent]:
     generations = _lock_subjects(connection, list(wanted))
     open_ones = _open_at(connection, list(wanted))
     chosen: list[Intent] = []
     made: list[Intent] = []
-    superseded: list[str] = []
+    superseded: list[IntentId] = []
     held = {(row.node_id, row.subject) for row in lingering.every(connection)}
     for place, one in wanted.items():
         there = open_ones.get(place, [])
@@ -160,7 +161,9 @@ _NAMED = (
 )
 
 
-def add_pointers(connection: Connection, done: Iterable[Intent], new_id: Callable[[], str], now: float) -> list[Intent]:
+def add_pointers(
+    connection: Connection, done: Iterable[Intent], new_id: Callable[[], IntentId], now: float
+) -> list[Intent]:
     """Add the missing pointers of succeeded installs: operations that joined under another meta name get an intent each
     for their pointer.
 
@@ -177,7 +180,7 @@ def add_pointers(connection: Connection, done: Iterable[Intent], new_id: Callabl
     return added
 
 
-def generation_at(connection: Connection, node_id: str, subject: str) -> int:
+def generation_at(connection: Connection, node_id: NodeId, subject: str) -> int:
     """The newest generation assigned for this node and subject; 0 if none."""
     return int(connection.execute(_GENERATION, {"at_node": node_id, "about": subject}).scalar_one_or_none() or 0)
 
@@ -200,7 +203,7 @@ def _open_at(connection: Connection, places: list[_Place]) -> dict[_Place, list[
     return found
 
 
-def _link(connection: Connection, operation_id: str, chosen: Sequence[Intent], metas: Sequence[str]) -> None:
+def _link(connection: Connection, operation_id: OperationId, chosen: Sequence[Intent], metas: Sequence[str]) -> None:
     before = int(connection.execute(_COUNT, {"of": operation_id}).scalar_one())
     rows = [
         {"operation_id": operation_id, "intent_id": intent.id, "position": before + number, "meta": meta}

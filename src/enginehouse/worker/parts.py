@@ -13,6 +13,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import HeldModel
 from enginehouse.core.node import Capacity
 from enginehouse.core.node_api import RegisterReply, RegisterRequest
@@ -73,11 +74,11 @@ class AgentModels(ModelStorage, Protocol):
 
 
 class AgentJournal(CommandJournal, Protocol):
-    node_id: str
+    node_id: NodeId
 
     def load(self) -> None: ...
 
-    async def belong_to(self, node_id: str) -> bool: ...
+    async def belong_to(self, node_id: NodeId) -> bool: ...
 
     def results(self) -> tuple[CommandResult, ...]: ...
 

@@ -9,6 +9,7 @@ from tests.frontend.world import MODEL, Time, World, installed, pointer, running
 from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend, StartReplica
 from enginehouse.core.address import Endpoint
+from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.intent import MAX_FAILURES, Intent, Outcome
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
@@ -300,18 +301,18 @@ async def started(world: World) -> str:
 
 async def test_a_report_taken_before_a_replica_was_recorded_does_not_remove_it(world: World, time: Time) -> None:
     node_id = await started(world)
-    await world.report(node_id, sequence=2, mark=await world.now() - 5)
+    await world.report(NodeId(node_id), sequence=2, mark=await world.now() - 5)
     assert len(await world.store.transaction(replicas.every)) == 1
 
 
 async def test_a_replica_goes_when_a_later_report_no_longer_shows_its_process(world: World, time: Time) -> None:
     node_id = await started(world)
     time.passed += 5
-    await world.report(node_id, sequence=2, replicas=(running("one"),))
+    await world.report(NodeId(node_id), sequence=2, replicas=(running("one"),))
     assert len(await world.store.transaction(replicas.every)) == 1
     woken: list[None] = []
     world.collector.on_settled(lambda: woken.append(None))
-    await world.report(node_id, sequence=3, replicas=(running("another process"),))
+    await world.report(NodeId(node_id), sequence=3, replicas=(running("another process"),))
     assert await world.store.transaction(replicas.every) == []
     assert woken
 
@@ -432,12 +433,17 @@ async def test_a_report_cannot_name_a_place_of_its_own_choice_either(world: Worl
     assert (await world.intent_now(intent)).reason == "address_refused"
 
 
-async def starting(world: World, node_id: str, action: StartReplica) -> Intent:
+async def starting(world: World, node_id: NodeId, action: StartReplica) -> Intent:
     """An intent under way on a node."""
 
     def work(connection: Connection) -> str:
         operation = Operation(
-            id="op", kind="load", name="tiny", author="someone", created_at=db.now(connection), targets=(node_id,)
+            id=OperationId("op"),
+            kind="load",
+            name="tiny",
+            author="someone",
+            created_at=db.now(connection),
+            targets=(node_id,),
         )
         return insert_operation(connection, operation, [(node_id, action)], 0)
 

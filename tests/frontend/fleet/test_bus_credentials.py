@@ -9,6 +9,7 @@ from nacl.signing import SigningKey
 from tests.frontend.world import World, registration
 
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import NodeId
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials, BusIssuer, Minted
 
 KEY = SigningKey(b"1" * 32)
@@ -28,7 +29,7 @@ class Server:
             wall=lambda: self.now,
         )
 
-    def mint(self, node_id: str) -> Minted:
+    def mint(self, node_id: NodeId) -> Minted:
         self.made += 1
         return Minted(f"jwt of {node_id}", "seed", f"U{self.made}", self.now + 3600.0)
 

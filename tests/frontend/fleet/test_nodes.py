@@ -10,6 +10,7 @@ from tests.frontend.world import STALE_SECONDS, Time, World, registration, signe
 from enginehouse.core import node_api
 from enginehouse.core.address import Endpoint
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node_identity import JoinOrigin
 from enginehouse.core.replica import Replica
 from enginehouse.frontend.fleet.nodes import AddressRules
@@ -290,7 +291,7 @@ async def test_a_join_token_for_one_node_is_that_node(world: World) -> None:
 
 async def test_a_heartbeat_of_an_unknown_node_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
-        await world.nodes.heartbeat("nobody", HEARTBEAT)
+        await world.nodes.heartbeat(NodeId("nobody"), HEARTBEAT)
 
 
 async def test_a_heartbeat_keeps_what_it_does_not_say_and_bounds_what_it_does(world: World) -> None:
@@ -312,7 +313,7 @@ async def pass_time(world: World, seconds: float, *, heartbeats_of: tuple[str, .
     for _ in range(int(seconds / 3)):
         world.time.passed += 3
         for node_id in heartbeats_of:
-            await world.nodes.heartbeat(node_id, HEARTBEAT)
+            await world.nodes.heartbeat(NodeId(node_id), HEARTBEAT)
         await world.nodes.step()
 
 

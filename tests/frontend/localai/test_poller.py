@@ -9,6 +9,7 @@ from tests.frontend.localai.go_workers import NOBODY, answer_polls, joined, list
 from tests.frontend.world import PATIENCE, World
 
 from enginehouse.core import node_api, subjects, wire
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.progress import Progress
@@ -76,7 +77,7 @@ async def test_a_first_word_counts_although_somebody_had_looked_before_it_was_se
     view = await world.install()
     before = await world.store.transaction(lambda connection: world.board._read(connection, [view.jobID]))
     said = Progress(phase="downloading", done_bytes=5, total_bytes=9)
-    event = wire.encode(wire.progress_event(view.jobID, node.id, "llama-cpp", "", said))
+    event = wire.encode(wire.progress_event(view.jobID, node.id, "llama-cpp", IntentId(""), said))
     publish = world.bus.publish
 
     async def answered_at_once(subject: str, payload: bytes, reply: str = "") -> None:

@@ -11,6 +11,7 @@ from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound
+from enginehouse.core.ids import IntentId, OperationId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
@@ -112,7 +113,7 @@ async def test_what_has_ended_cannot_be_cancelled(world: World) -> None:
         await world.cancellation.cancel(view.jobID, None, "me")
     assert refused.value.code == "already_terminal"
     with pytest.raises(NotFound):
-        await world.cancellation.cancel("nope", None, "me")
+        await world.cancellation.cancel(OperationId("nope"), None, "me")
 
 
 async def test_a_load_is_cancelled_with_its_steps(world: World) -> None:
@@ -134,12 +135,12 @@ async def test_a_worker_that_did_not_hear_of_it_is_told_with_its_heartbeat(world
     intent = await world.intent(view)
     await world.cancellation.cancel(view.jobID, None, "me")
     newer = await world.request("delete")
-    running = (intent.id, rows(newer)[0].intent, "unknown")
+    running = (intent.id, rows(newer)[0].intent, IntentId("unknown"))
     done = await world.collector.report(node.id, _report(await world.now(), running))
     assert done == (intent.id,), "only what ended, and never what is not known here"
 
 
-def _report(mark: float, running: tuple[str, ...]) -> Report:
+def _report(mark: float, running: tuple[IntentId, ...]) -> Report:
     return Report(boot_id="b", sequence=1, mark=mark, boot_mark=1.0, running=running)
 
 
@@ -241,7 +242,7 @@ async def test_what_can_never_run_is_ended_once_by_one_frontend(world: World) ->
     def spoil(connection: Connection) -> None:
         connection.execute(update(schema.nodes).where(schema.nodes.c.id == first.id).values(node_type="agent"))
         nodes.remove(connection, second.id)
-        add_intent(connection, view.jobID, first.id, nameless, "nameless", 1.0)
+        add_intent(connection, view.jobID, first.id, nameless, IntentId("nameless"), 1.0)
 
     await world.store.transaction(spoil)
     await world.cancellation.hopeless_step()

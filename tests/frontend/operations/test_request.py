@@ -12,6 +12,7 @@ from enginehouse.core.action import InstallBackend
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound, Unavailable
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest
@@ -79,7 +80,7 @@ async def test_a_node_that_is_away_holds_no_place_in_the_lane(world: World) -> N
     (sent,) = world.bus.take()
     second_id = sent.subject.split(".")[1]
     assert second_id != first.id
-    await world.set_health(second_id, "offline")
+    await world.set_health(NodeId(second_id), "offline")
     await world.dispatcher.step()
     assert len(world.bus.take()) == 1, "what runs on a node that is gone lets the next one in"
     assert view.status == "queued"

@@ -11,6 +11,7 @@ from tests.frontend.serving.test_loader import add_model, put_replica
 from tests.frontend.world import Time, World
 
 from enginehouse.core import subjects, wire
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.replica import Replica, RunningReplica
 from enginehouse.core.routing import Route
@@ -75,7 +76,7 @@ async def made(bus: Workers, time: Time) -> Proofs:
 
 def route(nonce: str = "one", *, checks_key: bool = False) -> Route:
     return Route(
-        model="m", slot=0, node_id="a", node_name="a", address="h:1", key="k", revision="r", nonce=nonce,
+        model="m", slot=0, node_id=NodeId("a"), node_name="a", address="h:1", key="k", revision="r", nonce=nonce,
         checks_key=checks_key,
     )  # fmt: skip
 
@@ -133,8 +134,8 @@ async def test_answers_to_other_questions_and_nonsense_change_nothing(bus: Worke
     bus.nonces = {"a": ("one",)}
     assert await made.holds(route())
     for number, payload in ((0, b'{"models":[]}'), (1, b"{"), (1, b'{"models":null,"error":"no"}')):
-        bus.say(Message(subjects.poll_subject("a", "me-proofs", subjects.RUNNING, number), payload))
-    bus.say(Message(subjects.poll_subject("b", "me-proofs", subjects.RUNNING, 1), b'{"models":[]}'))
+        bus.say(Message(subjects.poll_subject(NodeId("a"), "me-proofs", subjects.RUNNING, number), payload))
+    bus.say(Message(subjects.poll_subject(NodeId("b"), "me-proofs", subjects.RUNNING, 1), b'{"models":[]}'))
     assert await made.holds(route())
 
 

@@ -11,6 +11,7 @@ from tests.frontend.world import Time, World, registration
 
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node_api import HeartbeatRequest
 from enginehouse.core.operation import Operation
@@ -179,12 +180,12 @@ async def test_what_is_known_here_is_forgotten_when_it_ends_elsewhere(world: Wor
 
 async def test_ten_thousand_waiting_operations_are_restored_within_the_time_to_start(world: World) -> None:
     count = 10_000
-    made = Operation(id="o", kind="delete", name="x", author="a", created_at=1.0, targets=())
+    made = Operation(id=OperationId("o"), kind="delete", name="x", author="a", created_at=1.0, targets=())
     action = RemoveBackend(backend="x", directory="x")
 
     def fill(connection: Connection) -> None:
         operations.insert(connection, made)
-        add_intent(connection, "o", "n", action, "i", 1.0)
+        add_intent(connection, OperationId("o"), NodeId("n"), action, IntentId("i"), 1.0)
         for table, own, also in (
             (schema.operations, "id", ()),
             (schema.intents, "id", ("generation",)),

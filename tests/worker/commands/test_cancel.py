@@ -15,6 +15,7 @@ from tests.worker.shelf import DIRECTORY, Shelf, launcher, noise, said_by
 from tests.worker.world import KEY, World, link_tree, running_world, silent, tiny_chat, until, xllamacpp
 
 from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBackend, StartReplica
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import ModelFile, holds
 from enginehouse.core.progress import ReportProgress
@@ -44,7 +45,9 @@ async def image(one: Shelf) -> Image:
 
 
 def work(action: Action, intent: str, generation: int = 1, attempt: int = 1) -> Work:
-    return Work(action=action, command=Command(intent=intent, generation=generation, attempt=attempt, fence=attempt))
+    return Work(
+        action=action, command=Command(intent=IntentId(intent), generation=generation, attempt=attempt, fence=attempt)
+    )
 
 
 def install(one: Shelf, name: str) -> InstallBackend:
@@ -72,7 +75,7 @@ async def test_a_cancelled_install_closes_its_sockets_and_leaves_the_old_version
         await until(lambda: one.proxy.bytes_sent(image.layers[1].digest) > 0)
         busy = len(one.proxy._open)
         assert staging(node) == [DIRECTORY]
-        node.actions.cancel("new")
+        node.actions.cancel(IntentId("new"))
         await until(task.done, limit_seconds=1.0)
         await until(lambda: len(one.proxy._open) <= busy - len(LAYERS), limit_seconds=1.0)
     outcome = task.result()
@@ -100,7 +103,7 @@ async def test_cancelling_ends_every_attempt_that_waits_for_the_same_end(node: W
         repeat = work(install(one, "engine:1"), "new", 2, attempt=2)
         joined = group.create_task(node.actions.perform(repeat, lambda phase, file, done, total: told.append(done)))
         await until(lambda: bool(told))  # whoever joins hears of the progress from then on
-        node.actions.cancel("new")
+        node.actions.cancel(IntentId("new"))
         await until(lambda: task.done() and joined.done(), limit_seconds=1.0)
     assert task.result() == joined.result()
     assert task.result().code == "cancelled"
@@ -112,7 +115,7 @@ async def test_one_that_waits_for_its_turn_ends_at_once_and_has_begun_nothing(wo
         async with world.actions._locks.hold("backend:xllamacpp"):
             task = group.create_task(world.actions.perform(work(removed, "late"), silent))
             await until(lambda: bool(world.actions._locks._locks["backend:xllamacpp"].waiting))
-            world.actions.cancel("late")
+            world.actions.cancel(IntentId("late"))
             await until(task.done, limit_seconds=1.0)
     assert task.result().code == "cancelled"
     assert [backend.name for backend in world.trees.list_installed()] == ["xllamacpp"]
@@ -121,16 +124,16 @@ async def test_one_that_waits_for_its_turn_ends_at_once_and_has_begun_nothing(wo
 
 async def test_a_cancel_that_overtakes_its_command_counts(world: World) -> None:
     removed = RemoveBackend(backend="x", directory="xllamacpp")
-    world.actions.cancel("early")
+    world.actions.cancel(IntentId("early"))
     assert (await world.actions.perform(work(removed, "early"), silent)).code == "cancelled"
     assert [backend.name for backend in world.trees.list_installed()] == ["xllamacpp"]
 
 
 async def test_cancelling_what_is_unknown_or_finished_changes_nothing(world: World) -> None:
-    world.actions.cancel("never-heard-of")
+    world.actions.cancel(IntentId("never-heard-of"))
     pull = work(PullModel(model=tiny_chat()), "pull")
     outcome = await world.actions.perform(pull, silent)
-    world.actions.cancel("pull")
+    world.actions.cancel(IntentId("pull"))
     assert await world.actions.perform(pull, silent) == outcome == Outcome()
 
 
@@ -140,7 +143,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(world: World) -> None
         task = group.create_task(world.actions.perform(work(start, "start"), silent))
         await until(lambda: bool(world.supervisor._running))
         (current,) = world.supervisor._running.values()
-        world.actions.cancel("start")
+        world.actions.cancel(IntentId("start"))
         await until(task.done)
     assert task.result().code == "cancelled"
     await until(lambda: not list(processes.carriers(current.nonce)))
@@ -203,7 +206,7 @@ async def test_past_the_swap_it_is_finished_and_is_a_success(tmp_path: Path, ins
         assert (await world.actions.perform(work(start, "start"), silent)).succeeded
 
         def cancel() -> None:
-            world.actions.cancel("upgrade")
+            world.actions.cancel(IntentId("upgrade"))
 
         hooked = Hooked(
             world.installer,
@@ -214,7 +217,7 @@ async def test_past_the_swap_it_is_finished_and_is_a_success(tmp_path: Path, ins
         upgrade = InstallBackend(backend="llama-cpp", resolved=xllamacpp("2"), upgrade=True)
         outcome = await world.actions.perform(work(upgrade, "upgrade", 2), silent)
         assert outcome == Outcome(digest=xllamacpp("2").digest, stopped=("tiny-chat#0",))
-        assert world.journal.result_of("upgrade", 1) == outcome
+        assert world.journal.result_of(IntentId("upgrade"), 1) == outcome
         assert world.supervisor.running() == ()
 
 
@@ -226,7 +229,7 @@ async def test_a_delete_that_has_begun_to_stop_processes_is_finished(
     stop_group = processes.stop_group
 
     async def stop(process: asyncio.subprocess.Process, grace_seconds: float) -> None:
-        world.actions.cancel("delete")
+        world.actions.cancel(IntentId("delete"))
         await stop_group(process, grace_seconds)
 
     monkeypatch.setattr(processes, "stop_group", stop)
@@ -250,7 +253,7 @@ async def test_a_cancelled_pull_leaves_all_of_the_version_before_or_all_of_the_n
 
     def cancel_when(is_time: bool) -> None:
         if is_time:
-            loop.call_soon_threadsafe(node.actions.cancel, "wide")
+            loop.call_soon_threadsafe(node.actions.cancel, IntentId("wide"))
 
     def copying(file: ModelFile, part: Path) -> None:
         copy(file, part)

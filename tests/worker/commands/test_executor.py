@@ -10,6 +10,7 @@ import pytest
 from tests.worker.world import KEY, World, ask, is_reachable, silent, tiny_chat, until, xllamacpp
 
 from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBackend, StartReplica, StopReplica
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.wire import Command
 from enginehouse.worker.commands.work import Work
@@ -20,7 +21,7 @@ START = StartReplica(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
 def work(
     action: Action, intent: str = "i", generation: int = 1, attempt: int = 1, fence: int = 1, expected: str = ""
 ) -> Work:
-    command = Command(intent=intent, generation=generation, attempt=attempt, fence=fence)
+    command = Command(intent=IntentId(intent), generation=generation, attempt=attempt, fence=fence)
     return Work(action=action, command=command, expected_address=expected)
 
 

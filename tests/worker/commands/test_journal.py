@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginehouse.core.errors import Conflict
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.report import CommandResult
 from enginehouse.core.wire import Command
@@ -15,11 +16,11 @@ from enginehouse.worker.commands.journal import Journal
 
 
 def command(generation: int = 1, fence: int = 1, intent: str = "i", attempt: int = 1) -> Command:
-    return Command(intent=intent, generation=generation, attempt=attempt, fence=fence)
+    return Command(intent=IntentId(intent), generation=generation, attempt=attempt, fence=fence)
 
 
 def result(intent: str, attempt: int = 1) -> CommandResult:
-    return CommandResult(intent=intent, attempt=attempt, outcome=Outcome(digest=intent))
+    return CommandResult(intent=IntentId(intent), attempt=attempt, outcome=Outcome(digest=intent))
 
 
 def loaded(directory: Path) -> Journal:
@@ -33,8 +34,8 @@ async def test_results_and_fences_survive_a_restart(tmp_path: Path) -> None:
     await journal.accept("backend:a", command(generation=4, fence=2))
     await journal.record(result("i"))
     again = loaded(tmp_path)
-    assert again.result_of("i", 1) == Outcome(digest="i")
-    assert again.result_of("i", 2) is None
+    assert again.result_of(IntentId("i"), 1) == Outcome(digest="i")
+    assert again.result_of(IntentId("i"), 2) is None
     with pytest.raises(Conflict):
         again.check("backend:a", command(generation=4, fence=1))
     again.check("backend:b", command(generation=1, fence=1))
@@ -68,11 +69,11 @@ async def test_a_kill_at_any_byte_loses_at_most_the_line_being_written(tmp_path:
         place.mkdir()
         (place / "journal.jsonl").write_bytes(content[:length])
         torn = loaded(place)
-        assert torn.result_of("first", 1) is not None
-        assert (torn.result_of("second", 1) is not None) == (length == len(content))
+        assert torn.result_of(IntentId("first"), 1) is not None
+        assert (torn.result_of(IntentId("second"), 1) is not None) == (length == len(content))
         # And what comes after the torn line is not lost in it.
         await torn.record(result("third"))
-        assert loaded(place).result_of("third", 1) is not None
+        assert loaded(place).result_of(IntentId("third"), 1) is not None
 
 
 async def test_it_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,11 +90,11 @@ async def test_it_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 async def test_another_house_counts_from_one_again(tmp_path: Path) -> None:
     """Generations are those of one node in one database: a worker that joins another one must not refuse its first."""
     journal = loaded(tmp_path)
-    await journal.belong_to("node-a")
+    await journal.belong_to(NodeId("node-a"))
     await journal.accept("backend:a", command(generation=7, fence=3))
     await journal.record(result("i"))
-    assert not await journal.belong_to("node-a")
-    assert await loaded(tmp_path).belong_to("node-b")
+    assert not await journal.belong_to(NodeId("node-a"))
+    assert await loaded(tmp_path).belong_to(NodeId("node-b"))
     again = loaded(tmp_path)
     assert again.results() == ()
     await again.accept("backend:a", command(generation=1, fence=1))

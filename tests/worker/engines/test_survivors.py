@@ -14,6 +14,7 @@ from tests.worker.world import KEY, World, is_reachable, link_tree, running_worl
 from enginehouse.core import subjects, wire
 from enginehouse.core.action import Action, InstallBackend, RemoveBackend, RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
 from enginehouse.core.wire import Command
@@ -31,7 +32,7 @@ def second() -> Model:
 
 
 async def perform(world: World, action: Action, generation: int = 2) -> Outcome:
-    command = Command(intent=f"i{generation}", generation=generation, attempt=1, fence=1)
+    command = Command(intent=IntentId(f"i{generation}"), generation=generation, attempt=1, fence=1)
     return await world.actions.perform(Work(action=action, command=command), silent)
 
 

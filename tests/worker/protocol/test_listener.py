@@ -19,11 +19,12 @@ from tests.worker.world import World, until
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core import subjects, wire
 from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.wire import Command
 from enginehouse.ports import Bus, Message
 from enginehouse.worker.protocol.listener import MAX_MESSAGES, MAX_REFUSALS, Listener
 
-NODE = "node-1"
+NODE = NodeId("node-1")
 FLOOD = """
 import asyncio, sys
 from tests.worker.protocol.test_listener import DELETES, delete
@@ -55,7 +56,7 @@ async def listening(world: World, bus: Bus) -> AsyncIterator[Listener]:
 
 
 def delete(number: int, directory: str) -> bytes:
-    command = Command(intent=f"i{number}", generation=number, attempt=1, fence=1)
+    command = Command(intent=IntentId(f"i{number}"), generation=number, attempt=1, fence=1)
     return wire.encode(wire.BackendDeleteRequest(backend=directory, op_id=f"op{number}", command=command))
 
 

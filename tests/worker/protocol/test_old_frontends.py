@@ -19,11 +19,12 @@ from tests.worker.world import link_tree, until
 from enginehouse.build_worker import make_parts
 from enginehouse.core import subjects, wire
 from enginehouse.core.errors import TooLarge
+from enginehouse.core.ids import NodeId
 from enginehouse.core.installation import PRIVATE
 from enginehouse.link.worker import WorkerLink
 from enginehouse.worker.agent import Agent
 
-NODE = "node-1"
+NODE = NodeId("node-1")
 
 
 @pytest.fixture

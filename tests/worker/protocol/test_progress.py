@@ -8,14 +8,15 @@ from tests.bus.memory import MemoryBus
 from tests.worker.world import until
 
 from enginehouse.core import subjects, wire
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.progress import Progress
 from enginehouse.worker.protocol.progress import Told, publishing
 
-TOLD = Told(node_id="n", op_id="op", about="llama-cpp", intent="i", attempt=2)
+TOLD = Told(node_id=NodeId("n"), op_id="op", about="llama-cpp", intent=IntentId("i"), attempt=2)
 
 
 def events(bus: MemoryBus) -> list[Progress]:
-    subject = subjects.progress_subject("n", "op")
+    subject = subjects.progress_subject(NodeId("n"), "op")
     said = [wire.decode(payload, wire.ProgressEvent, "progress") for to, payload in bus.said if to == subject]
     return [wire.progress_of(event) for event in said]
 
@@ -62,6 +63,6 @@ async def test_numbers_never_fall() -> None:
 
 async def test_without_an_operation_nothing_is_sent() -> None:
     bus = MemoryBus()
-    async with publishing(bus, Told(node_id="n", op_id="", about="x")) as publisher:
+    async with publishing(bus, Told(node_id=NodeId("n"), op_id="", about="x")) as publisher:
         publisher.report("downloading", "a", 50, 100)
     assert bus.said == []

@@ -14,6 +14,7 @@ from tests.worker.world import KEY, World, link_tree, silent, tiny_chat, until
 
 from enginehouse.core import subjects, wire
 from enginehouse.core.action import PullModel, RemoveModel, StartReplica
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.installation import METADATA_FILE
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
@@ -73,10 +74,10 @@ async def test_a_stop_that_says_nothing_is_dropped_and_counted(
     tmp_path: Path, payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
-        await worker.bus.publish(subjects.node_subject("node-1", subjects.STOP), payload, "r")
+        await worker.bus.publish(subjects.node_subject(NodeId("node-1"), subjects.STOP), payload, "r")
         await until(lambda: "worker.dropped verb=backend.stop" in caplog.text)
         assert (
-            await worker.bus.ask(subjects.node_subject("node-1", subjects.LIST), b"{}", "list")
+            await worker.bus.ask(subjects.node_subject(NodeId("node-1"), subjects.LIST), b"{}", "list")
         ) == b'{"backends":[]}'
         assert worker.bus.replies("r") == []
 
@@ -100,7 +101,8 @@ async def test_an_unload_ends_a_model_or_the_one_at_an_address_and_nothing_to_do
 
 def remove(model: str, intent: str, generation: int) -> Work:
     return Work(
-        action=RemoveModel(model=model), command=Command(intent=intent, generation=generation, attempt=1, fence=1)
+        action=RemoveModel(model=model),
+        command=Command(intent=IntentId(intent), generation=generation, attempt=1, fence=1),
     )
 
 
@@ -119,7 +121,7 @@ async def test_the_files_of_a_model_go_after_its_processes_and_again_is_success(
 
 async def test_a_model_that_is_being_started_is_stopped_before_its_files_go(world: World) -> None:
     action = StartReplica(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
-    begun = Work(action=action, command=Command(intent="start", generation=1, attempt=1, fence=1))
+    begun = Work(action=action, command=Command(intent=IntentId("start"), generation=1, attempt=1, fence=1))
     async with asyncio.TaskGroup() as group:
         starting = group.create_task(world.actions.perform(begun, silent))
         await until(lambda: bool(world.supervisor._coming))
@@ -136,7 +138,7 @@ async def test_a_start_that_comes_after_the_removal_it_does_not_know_of_brings_n
     world.journal.load()  # as after a restart
     for generation, files, code in ((1, 1, "superseded"), (2, 2, ""), (3, None, "")):
         action = StartReplica(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY, files=files)
-        command = Command(intent=f"start {files}", generation=generation, attempt=1, fence=1)
+        command = Command(intent=IntentId(f"start {files}"), generation=generation, attempt=1, fence=1)
         outcome = await world.actions.perform(Work(action=action, command=command), silent)
         assert outcome.code == code, outcome
         assert (keys(world) == set()) == bool(code)
@@ -144,7 +146,9 @@ async def test_a_start_that_comes_after_the_removal_it_does_not_know_of_brings_n
 
 
 async def test_a_pull_and_a_removal_of_one_model_take_turns(world: World) -> None:
-    pull = Work(action=PullModel(model=tiny_chat()), command=Command(intent="pull", generation=2, attempt=1, fence=1))
+    pull = Work(
+        action=PullModel(model=tiny_chat()), command=Command(intent=IntentId("pull"), generation=2, attempt=1, fence=1)
+    )
     async with asyncio.TaskGroup() as group:
         async with world.actions._locks.hold("model:tiny-chat"):
             removing = group.create_task(world.actions.perform(remove("tiny-chat", "remove", 1), silent))
@@ -186,7 +190,7 @@ async def test_a_malformed_message_is_answered_in_the_shape_of_its_verb(
     tmp_path: Path, verb: str, payload: bytes
 ) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
-        answer = await worker.bus.ask(subjects.node_subject("node-1", verb), payload, "r")
+        answer = await worker.bus.ask(subjects.node_subject(NodeId("node-1"), verb), payload, "r")
         reply = msgspec.json.decode(answer)
         assert reply["success"] is False
         assert reply["error"].startswith("cannot read ")
@@ -203,7 +207,7 @@ async def test_the_nodes_own_stop_leaves_in_order(tmp_path: Path, installed_tree
         pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
         await worker.tell(subjects.PULL_MODEL, pull)
         assert (await worker.tell(subjects.INSTALL, start())).success
-        await worker.bus.publish(subjects.node_subject("node-1", subjects.STOP_NODE), payload)
+        await worker.bus.publish(subjects.node_subject(NodeId("node-1"), subjects.STOP_NODE), payload)
         await until(task.done)
     assert worker.link.deregistered == ["node-1"]
     assert os.listdir(worker.place.processes) == []
@@ -220,14 +224,14 @@ async def test_an_intent_is_cancelled_over_the_bus_or_by_the_answer_to_a_heartbe
         install = wire.BackendInstallRequest(
             backend="engine", command=command("install"), resolved=one.resolved("engine:1")
         )
-        await worker.bus.publish(subjects.node_subject("node-1", subjects.CANCEL), b'{"intent": 1}')
-        await worker.bus.publish(subjects.node_subject("node-1", subjects.INSTALL), wire.encode(install), "r")
+        await worker.bus.publish(subjects.node_subject(NodeId("node-1"), subjects.CANCEL), b'{"intent": 1}')
+        await worker.bus.publish(subjects.node_subject(NodeId("node-1"), subjects.INSTALL), wire.encode(install), "r")
         await until(lambda: (worker.place.backends / ".enginehouse" / "staging" / "engine").exists())
         if way == "bus":
-            cancel = wire.CancelRequest(intent="install")
-            await worker.bus.publish(subjects.node_subject("node-1", subjects.CANCEL), wire.encode(cancel))
+            cancel = wire.CancelRequest(intent=IntentId("install"))
+            await worker.bus.publish(subjects.node_subject(NodeId("node-1"), subjects.CANCEL), wire.encode(cancel))
         else:
-            worker.link.cancels = ("install", "unknown")
+            worker.link.cancels = (IntentId("install"), IntentId("unknown"))
         await until(lambda: bool(worker.bus.replies("r")))
         (reply,) = worker.bus.replies("r")
         assert reply.outcome is not None

@@ -13,8 +13,9 @@ from google.protobuf.message import Message
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Upstream
 from enginehouse.engine.localai import backend_pb2 as messages
-from enginehouse.engine.localai.http2 import GrpcCall, GrpcClient, GrpcError
-from enginehouse.ports import EngineCall, EngineResponse, EngineTarget
+from enginehouse.engine.localai.channel import GrpcCall, GrpcClient
+from enginehouse.engine.localai.status import GrpcError
+from enginehouse.ports import EngineTarget
 
 READY_SECONDS = 1.0
 KEY_SECONDS = 2.0
@@ -52,7 +53,7 @@ class LocalaiEngine:
         except GrpcError as error:
             if error.status in _REFUSALS:
                 raise Hopeless("the engine refuses its own key", code="load_failed") from error
-            raise Hopeless(f"the engine refused the model: {error.message}", code="load_failed") from error
+            raise Hopeless(f"the engine refused the model: {error.detail or error.message}", code="load_failed") from error
         except ValueError as error:
             raise Hopeless("the engine answered with a message that cannot be read", code="load_failed") from error
         except Upstream as error:

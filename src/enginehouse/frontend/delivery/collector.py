@@ -24,6 +24,7 @@ from enginehouse.core import report as reports
 from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend, StartReplica, UnknownAction, phrase
 from enginehouse.core.errors import Conflict, Malformed, Unavailable
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.operation import wait_for_node
 from enginehouse.core.progress import Progress
@@ -55,7 +56,7 @@ class _Settled(Struct):
     """The effects of a batch of replies."""
 
     intents: list[Intent]
-    deaf: set[str]  # nodes without a subscriber
+    deaf: set[NodeId]  # nodes without a subscriber
     forced: list[Intent]  # upgrades to send again as forced installs: their workers do not know upgrades
     others: list[tuple[Reply, float]]  # intents of another owner, and the rest of its lease in seconds
     over: list[Intent]  # ended earlier; now their lingering commands ended too
@@ -66,19 +67,21 @@ class Reported(Struct):
 
     intents: list[Intent]
     changed: bool = False
-    ended: tuple[str, ...] = ()  # cancelled or superseded, but still running on the worker
+    ended: tuple[IntentId, ...] = ()  # cancelled or superseded, but still running on the worker
 
 
 class LingeringCommands(Protocol):
     """Commands that workers continue although their intents have ended (`frontend.localai.lingering`)."""
 
-    def note_replies(self, connection: Connection, outcomes: Mapping[str, Outcome], now: float) -> list[Intent]: ...
+    def note_replies(
+        self, connection: Connection, outcomes: Mapping[IntentId, Outcome], now: float
+    ) -> list[Intent]: ...
 
-    def note_restart(self, connection: Connection, node_id: str, now: float) -> list[Intent]: ...
+    def note_restart(self, connection: Connection, node_id: NodeId, now: float) -> list[Intent]: ...
 
     def note_shown(self, connection: Connection, before: Intent, report: Report) -> None: ...
 
-    def shadows(self, connection: Connection, node_id: str) -> dict[str, set[str]]: ...
+    def shadows(self, connection: Connection, node_id: NodeId) -> dict[str, set[IntentId]]: ...
 
 
 class Collector:
@@ -94,7 +97,7 @@ class Collector:
         self._replies: asyncio.Queue[Reply] = asyncio.Queue(QUEUE_LENGTH)
         self._batch: list[Reply] = []
         self._overheard = Overheard(clock)
-        self._unwritten: dict[str, Progress] = {}
+        self._unwritten: dict[IntentId, Progress] = {}
         # Messages about one node sent with the credential of another, by kind.
         self.violations: Counter[str] = Counter()
         self._on_settled: list[Callable[[], None]] = []
@@ -143,20 +146,20 @@ class Collector:
             return
         # The bus enforces the node in the subject, because only its credential may publish there. The payload is not
         # trusted.
-        sender = message.subject.split(".")[1]
+        sender = NodeId(message.subject.split(".")[1])
         if event.node_id != sender:
             self._refuse("progress", sender)
             return
         progress = bounded_progress(wire.progress_of(event))
         if event.intent:
-            told = event.intent if self._board.progress(sender, event.intent, progress) else ""
+            known = event.intent if self._board.progress(sender, event.intent, progress) else None
         else:
             # LocalAI's workers name the operation only. Their events arrive in order or not at all.
-            told, progress = self._board.plain_progress(sender, event.op_id, progress)
-        if told:
-            self._unwritten[told] = progress
+            known, progress = self._board.plain_progress(sender, OperationId(event.op_id), progress)
+        if known is not None:
+            self._unwritten[known] = progress
 
-    def _refuse(self, kind: str, node_id: str) -> None:
+    def _refuse(self, kind: str, node_id: NodeId) -> None:
         """Count and log a message that this node's credential does not entitle it to send."""
         self.violations[kind] += 1
         if self.violations[kind] & (self.violations[kind] - 1) == 0:  # the 1st, 2nd, 4th, 8th …
@@ -192,9 +195,9 @@ class Collector:
     def _settle(self, connection: Connection, batch: Sequence[Reply]) -> _Settled:
         now = db.now(connection)
         done = _Settled([], set(), [], [], [])
-        over: dict[str, Outcome] = {}
+        over: dict[IntentId, Outcome] = {}
         known = operations.lock_intents(connection, {reply.to.intent_id for reply in batch})
-        changes: dict[str, tuple[Intent, Change]] = {}
+        changes: dict[IntentId, tuple[Intent, Change]] = {}
         for reply in batch:
             intent = known.get(reply.to.intent_id)
             if intent is not None and intent.node_id != reply.to.node_id:
@@ -247,7 +250,7 @@ class Collector:
 
     # From heartbeats ---------------------------------------------------------------------------
 
-    async def report(self, node_id: str, report: Report) -> tuple[str, ...]:
+    async def report(self, node_id: NodeId, report: Report) -> tuple[IntentId, ...]:
         """Store a report and settle the intents it proves. Returns the running intents that were cancelled or
         superseded; the worker must stop them.
         """
@@ -257,7 +260,7 @@ class Collector:
         await self.tell(done.intents, wake=done.changed)
         return done.ended
 
-    async def restarted(self, node_id: str) -> None:
+    async def restarted(self, node_id: NodeId) -> None:
         """Set the running intents of a restarted worker to waiting. Called for workers that send no reports."""
 
         def work(connection: Connection) -> list[Intent]:
@@ -273,7 +276,7 @@ class Collector:
 
         await self.tell(await self._store.transaction(work))
 
-    def _take_report(self, connection: Connection, node_id: str, report: Report) -> Reported:
+    def _take_report(self, connection: Connection, node_id: NodeId, report: Report) -> Reported:
         node = nodes.get(connection, node_id)
         # A pending node's report is not stored: a join token alone must not fill the database.
         if node is None or not node.approved or _is_older(report, node.report):
@@ -378,7 +381,7 @@ def _applied(connection: Connection, intent: Intent, change: Change) -> list[Int
 
 def _point(connection: Connection, settled: Sequence[Intent], now: float) -> None:
     """Add intents for the other requested names that lead to what was installed."""
-    for intent in supersession.add_pointers(connection, settled, lambda: str(uuid.uuid4()), now):
+    for intent in supersession.add_pointers(connection, settled, lambda: IntentId(str(uuid.uuid4())), now):
         log.info("pointer.requested intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enginehouse.core import subjects
 from enginehouse.core.action import phrase
 from enginehouse.core.errors import Conflict, EnginehouseError, can_heal
+from enginehouse.core.ids import OperationId
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.operation import wait_for_node
 from enginehouse.frontend.delivery.messages import encode_cancel, encode_command, encode_forced
@@ -57,7 +58,7 @@ class Dispatcher:
         if len(claimed) >= CLAIM_LIMIT:
             self._wake_again()
 
-    async def _send(self, intent: Intent, operation_id: str) -> EnginehouseError | None:
+    async def _send(self, intent: Intent, operation_id: OperationId) -> EnginehouseError | None:
         self._board.expect(intent, operation_id)
         try:
             sent = encode_command(intent, operation_id)
@@ -82,7 +83,7 @@ class Dispatcher:
         for intent in intents:
             reply = subjects.reply_subject(intent.node_id, intent.id, intent.attempt, is_forced=True)
             try:
-                sent = encode_forced(intent, first.get(intent.id, intent.id))
+                sent = encode_forced(intent, first.get(intent.id, OperationId(intent.id)))
                 await self._bus.publish(sent.subject, sent.payload, reply)
             except EnginehouseError as error:
                 unsent.append((intent, error))
@@ -114,14 +115,14 @@ class Dispatcher:
         for intent in await self._store.transaction(work):
             log.info("intent.taken_over intent=%s node=%s fence=%d", intent.id, intent.node_id, intent.fence)
 
-    def _claim(self, connection: Connection) -> tuple[list[tuple[Intent, str]], list[Intent]]:
+    def _claim(self, connection: Connection) -> tuple[list[tuple[Intent, OperationId]], list[Intent]]:
         now = db.now(connection)
         # Running intents of an offline node wait, due as soon as the node is healthy again.
         changed = claims.park_absent(connection, wait_for_node(now))
         claimed = claims.claim_due(connection, self.owner, now, now + self._lease_seconds, CLAIM_LIMIT)
         # Workers report progress under the id of the first operation of an intent.
         first = operations.first_of_intents(connection, [intent.id for intent in claimed])
-        return [(intent, first.get(intent.id, intent.id)) for intent in claimed], changed
+        return [(intent, first.get(intent.id, OperationId(intent.id))) for intent in claimed], changed
 
 
 def _give_back(connection: Connection, unsent: list[tuple[Intent, EnginehouseError]]) -> None:

@@ -21,6 +21,7 @@ from enginehouse.core.action import (
     UnknownAction,
 )
 from enginehouse.core.errors import Hopeless
+from enginehouse.core.ids import OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.replica import process_key
 
@@ -30,7 +31,7 @@ class Sent(Struct, frozen=True):
     payload: bytes
 
 
-def encode_command(intent: Intent, operation_id: str) -> Sent:
+def encode_command(intent: Intent, operation_id: OperationId) -> Sent:
     """Return the message for an intent."""
     command = command_of(intent)
     action = intent.action
@@ -83,7 +84,7 @@ def encode_command(intent: Intent, operation_id: str) -> Sent:
     return Sent(subjects.node_subject(intent.node_id, verb), wire.encode(message))
 
 
-def encode_forced(intent: Intent, operation_id: str) -> Sent:
+def encode_forced(intent: Intent, operation_id: OperationId) -> Sent:
     """Return an upgrade as an install with `force`, for workers that do not know upgrades."""
     if not isinstance(intent.action, InstallBackend):
         raise Hopeless(f"cannot force intent {intent.id}: it is not an install", code="unsupported")
@@ -102,7 +103,7 @@ def command_of(intent: Intent) -> wire.Command:
 
 
 def _install(
-    action: InstallBackend, operation_id: str, command: wire.Command, *, force: bool
+    action: InstallBackend, operation_id: OperationId, command: wire.Command, *, force: bool
 ) -> wire.BackendInstallRequest:
     resolved = action.resolved
     return wire.BackendInstallRequest(
@@ -119,7 +120,7 @@ def _install(
     )
 
 
-def _upgrade(action: InstallBackend, operation_id: str, command: wire.Command) -> wire.BackendUpgradeRequest:
+def _upgrade(action: InstallBackend, operation_id: OperationId, command: wire.Command) -> wire.BackendUpgradeRequest:
     resolved = action.resolved
     return wire.BackendUpgradeRequest(
         backend=action.backend,

@@ -11,6 +11,7 @@ import msgspec
 
 from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import Invalid
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Intent
 from enginehouse.core.model import Model
 from enginehouse.core.replica import LOCALAI_GRPC, Replica, parse_process_key
@@ -51,7 +52,7 @@ def _definition(model: Model) -> str:
     return msgspec.json.encode(msgspec.structs.replace(model, files=first)).decode()
 
 
-def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -> None:
+def _forget_stopped(connection: Connection, node_id: NodeId, keys: Sequence[str]) -> None:
     """Remove the rows of processes that an upgrade or a delete stopped, so that no request is routed there."""
     for key in keys:
         try:
@@ -61,7 +62,7 @@ def _forget_stopped(connection: Connection, node_id: str, keys: Sequence[str]) -
         replicas.remove(connection, node_id, model, slot)
 
 
-def forget_gone_replicas(connection: Connection, node_id: str, report: Report) -> bool:
+def forget_gone_replicas(connection: Connection, node_id: NodeId, report: Report) -> bool:
     """Remove the rows of processes that the worker no longer has. Returns whether there were any."""
     running = {(one.model_id, one.replica_index, one.nonce) for one in report.replicas}
     gone = [

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Struct
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
 from enginehouse.core.node_api import BusCredential
 from enginehouse.store import bus_credentials, db
@@ -34,7 +35,7 @@ class Minted(Struct, frozen=True):
 class BusIssuer(Struct, frozen=True, kw_only=True):
     """How credentials for the bus are made and revoked. The default is a bus that takes anonymous clients."""
 
-    mint: Callable[[str], Minted] | None = None  # makes the credential of a node; None if workers bring their own
+    mint: Callable[[NodeId], Minted] | None = None  # makes the credential of a node; None if workers bring their own
     life_seconds: float = 3600.0
     # The address of the bus for a worker that reached this frontend at the given host name.
     url_for: Callable[[str], str] = lambda host: ""
@@ -70,7 +71,7 @@ class BusCredentials:
             nats_life_seconds=self._life_seconds,
         )
 
-    async def is_refresh(self, node_id: str) -> bool:
+    async def is_refresh(self, node_id: NodeId) -> bool:
         """Whether the node's credential is about due for renewal. LocalAI's workers register again for that alone, and
         continue their work.
         """

@@ -23,6 +23,7 @@ from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
 from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.ids import NodeId
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.node_api import BUS_AWAY, HeartbeatRequest, RegisterRequest
@@ -61,7 +62,7 @@ def find_node(connection: Connection, name_or_id: str, *, pending: bool = False)
     must not make the name of an approved node ambiguous. If that leaves several, the id is required.
     """
     is_name = "\x00" not in name_or_id  # PostgreSQL refuses a query with NUL
-    node = nodes.get(connection, name_or_id) if is_name else None
+    node = nodes.get(connection, NodeId(name_or_id)) if is_name else None
     if node is not None:
         return node
     named = nodes.by_name(connection, name_or_id) if is_name else []
@@ -83,7 +84,7 @@ def find_node(connection: Connection, name_or_id: str, *, pending: bool = False)
     return named[0]
 
 
-def note_deaf(connection: Connection, node_id: str, now: float) -> bool:
+def note_deaf(connection: Connection, node_id: NodeId, now: float) -> bool:
     """Set a node to unhealthy because its subjects have no subscriber. Returns whether that is a change."""
     return nodes.set_health(connection, node_id, "unhealthy", now)
 
@@ -245,7 +246,7 @@ class Nodes:
         approved = request.public_key in self._approve_keys if request.public_key else False
         platform = request.platform
         return Node(
-            id=known.id if known else str(uuid.uuid4()),
+            id=known.id if known else NodeId(str(uuid.uuid4())),
             name=request.name,
             node_type=node_type,
             public_key=request.public_key,
@@ -292,7 +293,7 @@ class Nodes:
         await self.tell([node.id])
         return node
 
-    async def rotate_token(self, node_id: str, shown: str) -> str:
+    async def rotate_token(self, node_id: NodeId, shown: str) -> str:
         """Return a new token for a node. The token in use stays valid until the new one is used, because the answer
         that carries it may be lost.
         """
@@ -304,10 +305,10 @@ class Nodes:
         await self._store.transaction(work)
         return token
 
-    async def forget_previous_token(self, node_id: str) -> None:
+    async def forget_previous_token(self, node_id: NodeId) -> None:
         await self._store.transaction(lambda connection: nodes.forget_previous_token(connection, node_id))
 
-    async def heartbeat(self, node_id: str, request: HeartbeatRequest) -> float:
+    async def heartbeat(self, node_id: NodeId, request: HeartbeatRequest) -> float:
         """Store a heartbeat and return the mark for the node's next report.
 
         A node without a connection to the bus gets no commands and keeps its routes: it is unhealthy, and never offline
@@ -330,7 +331,7 @@ class Nodes:
             await self.tell([node_id])
         return now
 
-    async def set_health(self, node_id: str, health: Health) -> None:
+    async def set_health(self, node_id: NodeId, health: Health) -> None:
         """Set the health of a node on positive evidence: its subjects have no subscriber, or it signed off."""
 
         def work(connection: Connection) -> bool:
@@ -341,7 +342,7 @@ class Nodes:
         if await self._store.transaction(work):
             await self.tell([node_id])
 
-    async def tell(self, node_ids: Iterable[str]) -> None:
+    async def tell(self, node_ids: Iterable[NodeId]) -> None:
         """Publish changed nodes, and wake the loops that depend on them."""
         for node_id in node_ids:
             await self._board.node_changed(node_id)
@@ -356,7 +357,7 @@ class Nodes:
     async def step(self) -> None:
         """Update the health of nodes that are silent."""
 
-        def work(connection: Connection) -> list[str]:
+        def work(connection: Connection) -> list[NodeId]:
             now = db.now(connection)
             approved = [node for node in nodes.every(connection) if node.approved]
             judged = self._judged(approved, now)
@@ -369,13 +370,13 @@ class Nodes:
         if changed:
             self._wake()
 
-    def _judged(self, approved: Collection[Node], now: float) -> dict[str, Health]:
+    def _judged(self, approved: Collection[Node], now: float) -> dict[NodeId, Health]:
         """Return the nodes whose health is worse than stored."""
         if self._listening_since is None or not 0 <= now - self._looked_at < self._stale_seconds / 2:
             # After a pause, an outage of the store or a clock jump, silence during that time proves nothing.
             self._listening_since = now
         self._looked_at = now
-        judged: dict[str, Health] = {}
+        judged: dict[NodeId, Health] = {}
         for node in approved:
             silence = now - max(node.last_heartbeat, self._listening_since)
             health = node_core.health_after(silence, self._stale_seconds)

@@ -15,6 +15,7 @@ from typing import Literal
 from msgspec import Struct
 
 from enginehouse.core.errors import Conflict, Invalid, NotFound
+from enginehouse.core.ids import NodeId
 from enginehouse.core.name import check_name, shown
 from enginehouse.frontend.fleet.nodes import token_hash
 from enginehouse.store import db, keys, leases, nodes
@@ -47,7 +48,7 @@ class Caller(Struct, frozen=True):
 
     role: Literal["admin", "user", "join", "node"]
     name: str
-    node_id: str = ""
+    node_id: NodeId = NodeId("")
     token_id: str = ""
     only_node: str = ""
     has_previous: bool = False  # this is a node's newest token, and the previous one is still valid

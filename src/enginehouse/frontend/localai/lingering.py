@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from enginehouse.core.action import InstallBackend
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.listing import has_come
 from enginehouse.core.operation import STILL
@@ -21,12 +22,12 @@ RESTARTED = "LocalAI's worker continued it until it was restarted"
 UNHEARD = "LocalAI's worker continued it and never reported the result"
 
 
-def note_replies(connection: Connection, outcomes: Mapping[str, Outcome], now: float) -> list[Intent]:
+def note_replies(connection: Connection, outcomes: Mapping[IntentId, Outcome], now: float) -> list[Intent]:
     """Workers have replied to these intents: their commands have ended. Returns the intents whose message changed."""
     return note_over(connection, {intent_id: _ended_as(outcome) for intent_id, outcome in outcomes.items()}, now)
 
 
-def note_restart(connection: Connection, node_id: str, now: float) -> list[Intent]:
+def note_restart(connection: Connection, node_id: NodeId, now: float) -> list[Intent]:
     """The worker of this node was restarted, which ended its commands. Returns the intents whose message changed."""
     return note_over(connection, dict.fromkeys(lingering.on_node(connection, node_id), RESTARTED), now)
 
@@ -37,7 +38,7 @@ def _ended_as(outcome: Outcome) -> str:
     return f"LocalAI's worker continued it, and it failed: {outcome.message}"
 
 
-def note_over(connection: Connection, ended: Mapping[str, str], now: float) -> list[Intent]:
+def note_over(connection: Connection, ended: Mapping[IntentId, str], now: float) -> list[Intent]:
     """Remove ended commands; `ended` says how, by intent. Returns the intents whose message changed."""
     ids = lingering.among(connection, ended)
     if not ids:
@@ -62,9 +63,9 @@ def note_shown(connection: Connection, before: Intent, report: Report) -> None:
         lingering.remove(connection, [before.id])
 
 
-def shadows(connection: Connection, node_id: str) -> dict[str, set[str]]:
+def shadows(connection: Connection, node_id: NodeId) -> dict[str, set[IntentId]]:
     """Return the commands that the node's worker may still carry out, by subject."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[IntentId]] = {}
     for one in lingering.every(connection):
         if one.node_id == node_id:
             found.setdefault(one.subject, set()).add(one.intent_id)

@@ -18,6 +18,7 @@ from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import EnginehouseError, Malformed
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Intent
 from enginehouse.core.replica import RunningReplica, process_key
 from enginehouse.core.report import Report
@@ -33,7 +34,7 @@ FRESH_SECONDS = 2.0  # for answers before targets are chosen: a client waits for
 class Question(Struct):
     """A poll of one node and its answers so far."""
 
-    node_id: str
+    node_id: NodeId
     number: int
     asked_at: float  # by the store's clock
     ended: asyncio.Event  # both answers arrived, or the node has no subscriber
@@ -49,7 +50,7 @@ class Question(Struct):
 class Reports(Protocol):
     """Stores the reports made of listings, and knows how long an intent is silent: the collector."""
 
-    async def report(self, node_id: str, report: Report) -> tuple[str, ...]: ...
+    async def report(self, node_id: NodeId, report: Report) -> tuple[IntentId, ...]: ...
 
     async def tell(self, settled: Sequence[Intent]) -> None: ...
 
@@ -65,7 +66,7 @@ class Listings:
         self._is_backend = is_backend
         self._bus: Bus | None = None
         self._number = 0
-        self._open: dict[tuple[str, int], Question] = {}
+        self._open: dict[tuple[NodeId, int], Question] = {}
         self._on_end: Callable[[], None] = lambda: None
 
     def on_end(self, wake: Callable[[], None]) -> None:
@@ -80,7 +81,7 @@ class Listings:
         self._bus = bus
         await bus.subscribe(subjects.all_polls(self._owner), self._take)
 
-    async def ask(self, node_ids: Iterable[str], asked_at: float) -> list[Question]:
+    async def ask(self, node_ids: Iterable[NodeId], asked_at: float) -> list[Question]:
         """Poll all these nodes at once. The caller must `drop` the questions in the end."""
         asked: list[Question] = []
         for node_id in node_ids:
@@ -97,7 +98,7 @@ class Listings:
         for question in questions:
             self._open.pop((question.node_id, question.number), None)
 
-    async def freshen(self, named: Collection[str] | None = None) -> frozenset[str]:
+    async def freshen(self, named: Collection[str] | None = None) -> frozenset[NodeId]:
         """Refresh the listings of all LocalAI workers, or of those named.
 
         Returns the nodes that did not answer in time: their state is unknown. Only healthy nodes are polled; for the
@@ -134,7 +135,7 @@ class Listings:
         if idle:
             await self._stop(question.node_id, idle)
 
-    async def _stop(self, node_id: str, idle: Iterable[RunningReplica]) -> None:
+    async def _stop(self, node_id: NodeId, idle: Iterable[RunningReplica]) -> None:
         """Stop idle processes by their exact keys, because any other name would stop more. A process is left alone
         while an install of its backend runs, which would fail without it.
         """
@@ -145,7 +146,7 @@ class Listings:
                 await self._publish(node_id, subjects.STOP, wire.encode(stop))
                 log.info("process.stopped node=%s process=%s#%d", node_id, one.model_id, one.replica_index)
 
-    async def _publish(self, node_id: str, verb: str, payload: bytes, reply: str = "") -> None:
+    async def _publish(self, node_id: NodeId, verb: str, payload: bytes, reply: str = "") -> None:
         assert self._bus is not None
         try:
             await self._bus.publish(subjects.node_subject(node_id, verb), payload, reply)
@@ -179,13 +180,13 @@ class Listings:
             self._on_end()
 
 
-def _present(connection: Connection, named: Collection[str] | None) -> tuple[list[str], float]:
+def _present(connection: Connection, named: Collection[str] | None) -> tuple[list[NodeId], float]:
     """Return the ids of the healthy nodes without a key, all or those named, and the time."""
     found = [one for one in nodes.without_key(connection) if one.health == "healthy"]
     return [one.id for one in found if named is None or one.id in named or one.name in named], db.now(connection)
 
 
-def _being_installed(connection: Connection, node_id: str) -> set[str]:
+def _being_installed(connection: Connection, node_id: NodeId) -> set[str]:
     actions = [one.action for one in operations.open_on(connection, node_id) if one.state == "running"]
     return {
         name

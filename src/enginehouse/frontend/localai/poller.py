@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct, field
 
 from enginehouse.core.action import UnknownAction
+from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Change, Intent
 from enginehouse.core.operation import wait_for_node
 from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
@@ -37,8 +38,8 @@ class _Round(Struct):
     """The plan of one round."""
 
     at: float
-    asked: list[str] = field(default_factory=list)
-    busy: set[str] = field(default_factory=set)  # with open intents or lingering commands
+    asked: list[NodeId] = field(default_factory=list)
+    busy: set[NodeId] = field(default_factory=set)  # with open intents or lingering commands
     changed: list[Intent] = field(default_factory=list)
 
 
@@ -62,12 +63,12 @@ class Poller:
         self._owner = owner
         self._lease_seconds = lease_seconds
         self._round = 0
-        self._busy: set[str] = set()
-        self._polled: set[str] = set()
-        self._soon: set[str] = set()
-        self._questions: dict[str, Question] = {}
-        self._deaf: dict[str, int] = {}
-        self._answered: dict[str, float] = {}  # per node, the time of the last poll that was answered
+        self._busy: set[NodeId] = set()
+        self._polled: set[NodeId] = set()
+        self._soon: set[NodeId] = set()
+        self._questions: dict[NodeId, Question] = {}
+        self._deaf: dict[NodeId, int] = {}
+        self._answered: dict[NodeId, float] = {}  # per node, the time of the last poll that was answered
         self._wake: Callable[[], None] = lambda: None
 
     def on_due(self, wake: Callable[[], None]) -> None:
@@ -114,12 +115,12 @@ class Poller:
             soon, self._soon = sorted(self._soon), set()
             await self._ask(soon, await self._store.transaction(db.now))
 
-    async def _ask(self, node_ids: Iterable[str], at: float) -> None:
+    async def _ask(self, node_ids: Iterable[NodeId], at: float) -> None:
         for question in await self._listings.ask(node_ids, at):
             self._listings.drop([one for one in [self._questions.get(question.node_id)] if one is not None])
             self._questions[question.node_id] = question
 
-    async def _note_deaf(self, node_id: str) -> None:
+    async def _note_deaf(self, node_id: NodeId) -> None:
         """Count a poll without a subscriber. After the second one the node is away, and its running intents wait."""
         self._deaf[node_id] = self._deaf.get(node_id, 0) + 1
         if self._deaf[node_id] < DEAF_ROUNDS:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from enginehouse.core.action import InstallBackend, RemoveBackend, UnknownAction
 from enginehouse.core.errors import Conflict, Invalid
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import NODE_REMOVED, Change, Intent
 from enginehouse.core.operation import STILL, Operation, width_of
 from enginehouse.frontend.acceptance import (
@@ -73,7 +74,7 @@ class Cancellation:
         self._owner = owner
         self._lease_seconds = lease_seconds
 
-    async def cancel(self, operation_id: str, node: str | None, author: str) -> None:
+    async def cancel(self, operation_id: OperationId, node: str | None, author: str) -> None:
         """Cancel the open intents of an operation, on one node or on all, and tell the workers."""
 
         def work(connection: Connection) -> list[Intent]:
@@ -96,7 +97,7 @@ class Cancellation:
         await self._board.operations_changed([operation_id])
         log.info("operation.cancelled operation=%s node=%s by=%s", operation_id, node or "-", author)
 
-    async def retry(self, operation_id: str, node: str | None, requester: Requester) -> str:
+    async def retry(self, operation_id: OperationId, node: str | None, requester: Requester) -> OperationId:
         """Create a new operation with the failed and cancelled actions of another one, starting at attempt 1.
 
         Tags are resolved again, because the version of the first operation may no longer exist.
@@ -105,7 +106,7 @@ class Cancellation:
         builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
         await self._versions.look([without_pin(build) for build in builds])
 
-        def work(connection: Connection) -> str:
+        def work(connection: Connection) -> OperationId:
             before, again = _retried(connection, operation_id, node)
             kept = OperationDetails(
                 targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id
@@ -122,7 +123,7 @@ class Cancellation:
         await self._board.operations_changed([operation_id])
         return accepted
 
-    async def dismiss(self, operation_id: str) -> None:
+    async def dismiss(self, operation_id: OperationId) -> None:
         """Mark an ended operation as seen; it stays in the history."""
 
         def work(connection: Connection) -> None:
@@ -153,7 +154,7 @@ class Cancellation:
     async def remove_node(self, name_or_id: str, author: str) -> None:
         """Remove a node and cancel its open intents. A worker that still runs there registers as a new node."""
 
-        def work(connection: Connection) -> tuple[str, list[Intent]]:
+        def work(connection: Connection) -> tuple[NodeId, list[Intent]]:
             node = find_node(connection, name_or_id)
             why = f"the node {node.name} was removed by {author}"
             ended = cancel_all(connection, operations.open_on(connection, node.id), NODE_REMOVED, why)
@@ -194,7 +195,7 @@ class Cancellation:
         await self._board.intents_changed(ended)
 
 
-def _retried(connection: Connection, operation_id: str, node: str | None) -> tuple[Operation, list[Intent]]:
+def _retried(connection: Connection, operation_id: OperationId, node: str | None) -> tuple[Operation, list[Intent]]:
     """Return an operation and its intents that a retry repeats, on one node or on all."""
     before, found = with_intents(connection, operation_id, node)
     if before.kind == "load":
@@ -229,7 +230,7 @@ def _note_lingering(connection: Connection, before: Iterable[Intent], cancelled:
         operations.remark(connection, one, f"{one.message}; {STILL}", one.updated_at)
 
 
-def _left_behind(connection: Connection, operation_id: str, again: Collection[str]) -> bool:
+def _left_behind(connection: Connection, operation_id: OperationId, again: Collection[IntentId]) -> bool:
     """Whether the operation has a failed intent that the retry does not repeat; then it is not dismissed."""
     every = operations.intents_of(connection, [operation_id])[operation_id]
     return any(intent.state == "failed" and intent.id not in again for intent in _newest(every))

@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest, Excluded, width_of
 from enginehouse.frontend.operations.checks import check_backend_request
@@ -21,7 +22,7 @@ UNKNOWN_NOTE = "its worker records no digest, so the installed version is unknow
 
 
 class NodePlan(Struct, kw_only=True):
-    node_id: str
+    node_id: NodeId
     node_name: str
     node_status: str
     does: str  # install, upgrade, reinstall, delete, nothing

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import NotFound, Unavailable
+from enginehouse.core.ids import OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
@@ -41,12 +42,12 @@ class Requests:
         self._targets = targets
         self._freshen = freshen
 
-    async def request(self, request: BackendRequest, requester: Requester) -> str:
+    async def request(self, request: BackendRequest, requester: Requester) -> OperationId:
         """Accept a request and return the operation's id. On return the operation is stored durably."""
         check_backend_request(request)
         unknown = await self._targets.prepare(self._store, request, self._freshen)
 
-        def work(connection: Connection) -> str:
+        def work(connection: Connection) -> OperationId:
             chosen = self._targets.choose(connection, request, unknown)
             targets = tuple(node.id for node, _ in chosen.actions)
             kept = OperationDetails(targets=targets, excluded=tuple(chosen.excluded), asked=request.options)
@@ -58,10 +59,10 @@ class Requests:
 
         return await self._acceptance.accept(work, requester, request)
 
-    async def request_unload(self, model: str, node: str | None, requester: Requester) -> str:
+    async def request_unload(self, model: str, node: str | None, requester: Requester) -> OperationId:
         """Stop the replicas of a model, on one node or on all."""
 
-        def work(connection: Connection) -> str:
+        def work(connection: Connection) -> OperationId:
             only = find_node(connection, node).id if node else None
             found = [one for one in replicas.of_model(connection, model) if only in (None, one.node_id)]
             if not found:
@@ -74,11 +75,11 @@ class Requests:
 
         return await self._acceptance.accept(work, requester, ["unload", model, node])
 
-    async def request_model_delete(self, model: str, requester: Requester) -> str:
+    async def request_model_delete(self, model: str, requester: Requester) -> OperationId:
         """Stop serving a model and remove its files from every node, whether it is loaded or not."""
         check_model_name(model)
 
-        def work(connection: Connection) -> str:
+        def work(connection: Connection) -> OperationId:
             models.get(connection, model, lock=True)  # the lock keeps loads from adding steps meanwhile
             every = [node for node in nodes.every(connection) if node.is_target]
             holders = [node for node in every if _has(connection, node, model)]
@@ -98,10 +99,10 @@ class Requests:
 
         return await self._acceptance.accept(work, requester, ["delete_model", model])
 
-    async def request_drain(self, name_or_id: str, requester: Requester) -> str:
+    async def request_drain(self, name_or_id: str, requester: Requester) -> OperationId:
         """Drain a node: it gets no more work, and its replicas stop. It stays drained until it is resumed."""
 
-        def work(connection: Connection) -> str:
+        def work(connection: Connection) -> OperationId:
             node = find_node(connection, name_or_id)
             nodes.set_drained(connection, node.id, True, db.now(connection))
             stops: NodeActions = [

@@ -19,6 +19,7 @@ from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.changes import nodes_after
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Invalid, NotFound, Unavailable
 from enginehouse.core.external import external_build
+from enginehouse.core.ids import NodeId
 from enginehouse.core.installation import directory_behind
 from enginehouse.core.intent import Intent
 from enginehouse.core.listing import installed_at
@@ -31,15 +32,15 @@ from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import intents, nodes
 from enginehouse.store.db import Connection, Store
 
-Unknown = Collection[str]  # the ids of nodes
+Unknown = Collection[NodeId]
 # Refreshes the state of these nodes, or of all; returns the ids of nodes whose state is unknown.
-Freshen = Callable[[Collection[str] | None], Awaitable[Collection[str]]]
+Freshen = Callable[[Collection[str] | None], Awaitable[Unknown]]
 WAITS = "it waits for approval"
 UNKNOWN = "unknown"  # the code of a node that is left out because its state is unknown
 UNKNOWN_REASON = "its worker did not answer which backends it has; retry when it answers"
 
 
-async def as_known(_nodes: Collection[str] | None) -> Collection[str]:
+async def as_known(_nodes: Collection[str] | None) -> Unknown:
     """Use the last reports: for a cluster without workers that have to be polled."""
     return ()
 
@@ -108,7 +109,7 @@ class Targets:
             changes = [one for one in changes if one not in removals or not one.is_open]
         return changes
 
-    def again(self, connection: Connection, actions: Sequence[tuple[str, Action]]) -> list[tuple[str, Action]]:
+    def again(self, connection: Connection, actions: Sequence[tuple[NodeId, Action]]) -> list[tuple[NodeId, Action]]:
         """Renew actions for a retry: a tag may have moved, and the node may have the backend by now."""
         here = {node_id: nodes.get(connection, node_id) for node_id, _ in actions}
         subjects = {subject_of(action) for _, action in actions}
@@ -147,7 +148,7 @@ class Targets:
         return [self._versions.unpinned(build) for build in found]
 
     def _installs(
-        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[str, str]
+        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[NodeId, str]
     ) -> list[tuple[Node, Action]]:
         if request.uri:
             return [(node, self._external(request, node)) for node in targets]
@@ -180,7 +181,7 @@ class Targets:
         )
 
     def _upgrades(
-        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[str, str]
+        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[NodeId, str]
     ) -> list[tuple[Node, Action]]:
         """Upgrade the nodes that have the backend, each to the version of its own build."""
         actions: list[tuple[Node, Action]] = []
@@ -238,7 +239,7 @@ class Targets:
         return build, False
 
     def _removals(
-        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[str, str]
+        self, request: BackendRequest, targets: Sequence[Node], reasons: dict[NodeId, str]
     ) -> list[tuple[Node, Action]]:
         """Remove from the nodes that report the backend, and from those that may have it unreported (away, or with an
         install under way). Nodes without a build of it are left out.
@@ -277,7 +278,7 @@ class Targets:
 
 def _asked_for(
     connection: Connection, every: Sequence[Node], request: BackendRequest
-) -> tuple[list[Node], dict[str, str]]:
+) -> tuple[list[Node], dict[NodeId, str]]:
     """Return the nodes that a request may target, and the reasons for the others."""
     if request.nodes is not None:
         return _named(connection, request), {}
@@ -290,7 +291,7 @@ def _asked_for(
     return found, _why_no_targets([node for node in every if not node.is_target])
 
 
-def _why_no_targets(others: Sequence[Node]) -> dict[str, str]:
+def _why_no_targets(others: Sequence[Node]) -> dict[NodeId, str]:
     """Return one reason per node. Of the pending nodes only a few are listed, the last with a count of the rest."""
     reasons = {node.id: _why_no_target(node) for node in others}
     unnamed = [node.id for node in others if not node.approved][MAX_WAITING - 1 :]

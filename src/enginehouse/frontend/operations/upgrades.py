@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
 from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
 from enginehouse.frontend.operations.versions import Versions
@@ -26,7 +27,7 @@ CHECK_SECONDS = 6 * 3600.0  # a check queries a registry for every installed bui
 
 
 class Drift(Struct, frozen=True, kw_only=True):
-    node_id: str
+    node_id: NodeId
     node_name: str
     version: str | UnsetType = UNSET
     digest: str | UnsetType = UNSET
@@ -34,7 +35,7 @@ class Drift(Struct, frozen=True, kw_only=True):
 
 
 class NodeUpgrade(Struct, frozen=True, kw_only=True):
-    node_id: str
+    node_id: NodeId
     node_name: str
     installed_version: str
     installed_digest: str

@@ -18,6 +18,7 @@ import msgspec
 from enginehouse.core.action import Action, PullModel, StartReplica, phrase, subject_of
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Unavailable
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
 from enginehouse.core.model import Model
@@ -66,16 +67,16 @@ class Loader:
 
     # Requests ----------------------------------------------------------------------------------
 
-    async def request(self, model: str, node: str | None, author: str, key: str = "") -> str | list[Replica]:
+    async def request(self, model: str, node: str | None, author: str, key: str = "") -> OperationId | list[Replica]:
         """Request a load, on the named node or anywhere. Returns the operation's id, or the replicas that already run.
 
         With an idempotency `key`, the same request is the same load, even after the load has ended.
         """
 
-        def work(connection: Connection) -> str | list[Replica]:
+        def work(connection: Connection) -> OperationId | list[Replica]:
             wanted = self._row(connection, model)
-            only = find_node(connection, node).id if node else ""
-            running = [one for one in reachable(connection, wanted.name) if only in ("", one.node_id)]
+            only = find_node(connection, node).id if node else None
+            running = [one for one in reachable(connection, wanted.name) if only in (None, one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
 
         found = await self._store.transaction(once(work, Requester(author=author, key=key), ["load", model, node]))
@@ -84,19 +85,19 @@ class Loader:
             await self._board.operations_changed([found])
         return found
 
-    async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> str:
+    async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> OperationId:
         """Join the running load of a model, begin one, or raise the error of one that just failed.
 
         Returns "" if there is a replica other than the processes (nonces) that the caller knows to be `dead`. A load
         that was cancelled or superseded is an error only for the requests that were `waiting_for` it.
         """
 
-        def work(connection: Connection) -> tuple[str, bool]:
+        def work(connection: Connection) -> tuple[OperationId, bool]:
             wanted = models.get(connection, model, lock=True)
             if wanted is None:
                 raise model_not_found(model)
             if any(one.nonce not in dead for one in reachable(connection, model)):
-                return "", False
+                return OperationId(""), False
             last = operations.last_of(connection, "load", model, targets=())
             if last is not None and last.is_steered:
                 return last.id, False
@@ -105,7 +106,7 @@ class Loader:
                 is_told = last.id == waiting_for or last.error_code not in _NO_FAILURE
                 if is_told and _ended_ago(connection, last) < pause_seconds:
                     raise failure
-            return self._open_or_new(connection, wanted, "", "loader"), True
+            return self._open_or_new(connection, wanted, None, "loader"), True
 
         operation_id, is_new = await self._store.transaction(work)
         if is_new:
@@ -124,14 +125,14 @@ class Loader:
         models.insert(connection, offered, db.now(connection))
         return offered
 
-    def _open_or_new(self, connection: Connection, model: Model, only: str, author: str) -> str:
+    def _open_or_new(self, connection: Connection, model: Model, only: NodeId | None, author: str) -> OperationId:
         targets = (only,) if only else ()
         for operation in operations.steered(connection, model.name):
             # A load without a target does not serve a request for one node.
             if operation.targets == targets:
                 return operation.id
         operation = Operation(
-            id=str(uuid.uuid4()),
+            id=OperationId(str(uuid.uuid4())),
             kind="load",
             name=model.name,
             author=author,
@@ -151,7 +152,7 @@ class Loader:
             self._wake()
             await self._board.operations_changed(moved)
 
-    def _steer_all(self, connection: Connection) -> list[str]:
+    def _steer_all(self, connection: Connection) -> list[OperationId]:
         now = db.now(connection)
         moved = []
         steered = operations.steered(connection)
@@ -194,7 +195,9 @@ class Loader:
                 if models.get(connection, model.name, lock=True) is None:
                     return False  # deleted concurrently: the next step ends this load
                 action = _with_files(connection, step)
-                supersession.add_intent(connection, operation.id, step.node_id, action, str(uuid.uuid4()), now)
+                supersession.add_intent(
+                    connection, operation.id, step.node_id, action, IntentId(str(uuid.uuid4())), now
+                )
                 log.info("load.advanced model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
             case Done():
                 operations.end_steering(connection, operation.id)
@@ -207,7 +210,7 @@ class Loader:
 
     # Views -------------------------------------------------------------------------------------
 
-    async def loading(self, operation_id: str) -> dict[str, object]:
+    async def loading(self, operation_id: OperationId) -> dict[str, object]:
         """Return the `loading` object of a 503."""
         view = await self._board.view(operation_id)
         rows = view.nodes if isinstance(view.nodes, list) else []
@@ -227,7 +230,7 @@ class Loader:
 
 
 def _changing(
-    connection: Connection, model: Model, every: Sequence[Node], builds: Mapping[str, Resolved]
+    connection: Connection, model: Model, every: Sequence[Node], builds: Mapping[NodeId, Resolved]
 ) -> list[Intent]:
     """Return the intents about the model's backend and files that are open or ended after the last reports, on the
     nodes that could run it.

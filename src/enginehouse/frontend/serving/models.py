@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model
 from enginehouse.core.replica import Replica
 from enginehouse.frontend.galleries import Galleries
@@ -18,7 +19,7 @@ from enginehouse.store.db import Connection, Store
 
 
 class ReplicaView(Struct, frozen=True):
-    node_id: str
+    node_id: NodeId
     node_name: str
     slot: int
 

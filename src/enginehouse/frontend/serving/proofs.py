@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from enginehouse.core import subjects, wire
 from enginehouse.core.errors import EnginehouseError, Malformed
+from enginehouse.core.ids import NodeId
 from enginehouse.core.routing import Route
 from enginehouse.ports import Bus, Clock, Message
 
@@ -63,7 +64,7 @@ class Proofs:
                 await self._ask(route.node_id, question)
         return question.allows(route)
 
-    async def _ask(self, node_id: str, question: _Question) -> None:
+    async def _ask(self, node_id: NodeId, question: _Question) -> None:
         question.number = (question.number + 1) % 10**9
         question.nonces = None
         question.answered.clear()

@@ -14,6 +14,7 @@ from math import ceil
 from typing import Protocol
 
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
+from enginehouse.core.ids import OperationId
 from enginehouse.core.model import ServedModel, served_model
 from enginehouse.core.name import shown
 from enginehouse.core.replica import Replica
@@ -28,13 +29,13 @@ LOOK_AGAIN_SECONDS = 1.0  # a waiting request checks its load, which another fro
 class Loads(Protocol):
     """The part of the loader that the router uses."""
 
-    async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> str:
+    async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> OperationId:
         """Start or join a load and return its operation's id; "" if there is a replica other than the processes known
         to be `dead`. Raises if the model is unknown or its last load just failed, or if the load that the caller was
         `waiting_for` was cancelled or superseded.
         """
 
-    async def loading(self, operation_id: str) -> dict[str, object]:
+    async def loading(self, operation_id: OperationId) -> dict[str, object]:
         """Return the `loading` object of a 503."""
 
 
@@ -48,7 +49,7 @@ class Pending:
 
     def __init__(self) -> None:
         self.asking = asyncio.Lock()
-        self.operation_id = ""
+        self.operation_id = OperationId("")
         self.waiters = 0
         self.asked = 0
         self.failure: EnginehouseError | None = None
@@ -232,7 +233,7 @@ class Router:
                 self._close(model, pending)
             pending.asked += 1
 
-    async def _still_loading(self, model: str, operation_id: str) -> Unavailable:
+    async def _still_loading(self, model: str, operation_id: OperationId) -> Unavailable:
         error = Unavailable(
             f"cannot answer yet: {model} is still loading; retry in a moment", code="model_loading", param="model"
         )

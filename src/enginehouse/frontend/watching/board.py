@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import NotFound, Unavailable
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation, absence_of, status_of, unknown_operation
@@ -60,9 +61,9 @@ class Missed(Struct, frozen=True, kw_only=True):
 class Snapshot(Struct):
     operation: Operation
     intents: list[Intent]
-    names: dict[str, str]
-    absent: dict[str, str]  # nodes that get no commands, and why
-    drained: set[str]
+    names: dict[NodeId, str]
+    absent: dict[NodeId, str]  # nodes that get no commands, and why
+    drained: set[NodeId]
     read_at: float
     read_monotonic: float
 
@@ -70,8 +71,8 @@ class Snapshot(Struct):
 class Tracked(Struct):
     """An open intent: its node, whose progress alone counts, and the operations it serves."""
 
-    node_id: str
-    operations: set[str]
+    node_id: NodeId
+    operations: set[OperationId]
     attempt: int = 0  # the running one; 0 for none
     version: int = 0  # of the row it was read from
 
@@ -88,12 +89,12 @@ class Board:
         self._events = events
         self._clock = clock
         self._patience = patience
-        self._signs: dict[str, Sign] = {}
-        self._open: dict[str, Snapshot] = {}
-        self._tracked: dict[str, Tracked] = {}
-        self._dirty: set[str] = set()
-        self._told: dict[str, int] = {}
-        self._told_nodes: dict[str, float] = {}
+        self._signs: dict[IntentId, Sign] = {}
+        self._open: dict[OperationId, Snapshot] = {}
+        self._tracked: dict[IntentId, Tracked] = {}
+        self._dirty: set[OperationId] = set()
+        self._told: dict[OperationId, int] = {}
+        self._told_nodes: dict[NodeId, float] = {}
         self._caught_up_to = 0.0
         self._rests_until = 0.0
         self._on_nodes_changed: Callable[[], None] = lambda: None
@@ -104,7 +105,7 @@ class Board:
 
     # Views ----------------------------------------------------------------------------------------
 
-    async def view(self, operation_id: str) -> OperationView:
+    async def view(self, operation_id: OperationId) -> OperationView:
         snapshots = await self._store.transaction(lambda connection: self._read(connection, [operation_id]))
         if not snapshots:
             raise unknown_operation(operation_id)
@@ -118,19 +119,21 @@ class Board:
 
         return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
 
-    async def page(self, limit: int, before: str = "", *, is_ended: bool = False) -> list[OperationView]:
+    async def page(
+        self, limit: int, before: OperationId | None = None, *, is_ended: bool = False
+    ) -> list[OperationView]:
         """Return all operations, or only the ended ones, newest first, beginning after `before`."""
 
         def work(connection: Connection) -> list[Snapshot]:
-            after = operations.many(connection, [before]).get(before)
-            if before and after is None:
+            after = None if before is None else operations.get(connection, before)
+            if before is not None and after is None:
                 raise NotFound(f"cannot list operations after {before}: this operation does not exist", param="before")
             found = operations.recent(connection, limit, after, is_ended=is_ended)
             return self._read(connection, [operation.id for operation in found])
 
         return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
 
-    def _read(self, connection: Connection, operation_ids: Sequence[str]) -> list[Snapshot]:
+    def _read(self, connection: Connection, operation_ids: Sequence[OperationId]) -> list[Snapshot]:
         now = db.now(connection)
         by_operation = operations.intents_of(connection, operation_ids)
         node_ids = {intent.node_id for intents in by_operation.values() for intent in intents}
@@ -156,7 +159,7 @@ class Board:
 
     # Publishing -----------------------------------------------------------------------------------
 
-    async def operations_changed(self, operation_ids: Iterable[str]) -> None:
+    async def operations_changed(self, operation_ids: Iterable[OperationId]) -> None:
         ids = list(dict.fromkeys(operation_ids))
         if ids:
             await self._tell(lambda connection: self._read(connection, ids))
@@ -199,7 +202,7 @@ class Board:
                 if not intent.is_open:
                     self._forget_share(intent.id, operation_id)
 
-    def _forget_share(self, intent_id: str, operation_id: str) -> None:
+    def _forget_share(self, intent_id: IntentId, operation_id: OperationId) -> None:
         """Stop tracking an intent once no open operation wants it."""
         tracked = self._tracked.get(intent_id)
         if tracked is not None:
@@ -214,7 +217,7 @@ class Board:
             body = msgspec.json.encode(self._render(snapshot))
             self._events.publish("operation", snapshot.operation.id, body)
 
-    def progress(self, node_id: str, intent_id: str, progress: Progress) -> bool:
+    def progress(self, node_id: NodeId, intent_id: IntentId, progress: Progress) -> bool:
         """Store the progress of a node's own running intent. Returns False for progress that is ignored: older than the
         known one, or of an intent that does not run on that node.
         """
@@ -226,7 +229,7 @@ class Board:
         self._dirty.update(tracked.operations)
         return True
 
-    def expect(self, intent: Intent, operation_id: str) -> None:
+    def expect(self, intent: Intent, operation_id: OperationId) -> None:
         """Track an intent just before it is sent: its first progress may arrive before its row is read again."""
         tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
         tracked.operations.add(operation_id)
@@ -239,10 +242,12 @@ class Board:
             return None
         return self._clock.monotonic() - sign.monotonic
 
-    def plain_progress(self, node_id: str, operation_id: str, progress: Progress) -> tuple[str, Progress]:
+    def plain_progress(
+        self, node_id: NodeId, operation_id: OperationId, progress: Progress
+    ) -> tuple[IntentId | None, Progress]:
         """Store progress from a worker that names only the operation, without attempt and sequence.
 
-        Returns the intent ("" if ignored) and the progress with an attempt and a sequence. It never decreases.
+        Returns the intent (None if ignored) and the progress with an attempt and a sequence. It never decreases.
         """
         for intent_id, tracked in self._tracked.items():
             if tracked.node_id == node_id and operation_id in tracked.operations and tracked.attempt:
@@ -250,8 +255,8 @@ class Board:
                 if known.attempt != tracked.attempt:
                     known = Progress(attempt=tracked.attempt)
                 after = continued(progress, known)
-                return (intent_id, after) if self.progress(node_id, intent_id, after) else ("", after)
-        return "", progress
+                return (intent_id, after) if self.progress(node_id, intent_id, after) else (None, after)
+        return None, progress
 
     async def step(self) -> None:
         """Publish the operations whose progress changed since the last step."""
@@ -269,7 +274,7 @@ class Board:
             if count % _RENDERED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def node_changed(self, node_id: str) -> None:
+    async def node_changed(self, node_id: NodeId) -> None:
         def work(connection: Connection) -> tuple[Node | None, float]:
             return nodes.get(connection, node_id), db.now(connection)
 
@@ -292,7 +297,7 @@ class Board:
                 snapshot.drained = (snapshot.drained - {node_id}) | ({node_id} if node.drained else set())
                 self._dirty.add(operation_id)
 
-    def node_removed(self, node_id: str) -> None:
+    def node_removed(self, node_id: NodeId) -> None:
         if self._told_nodes.pop(node_id, None) is None:
             return  # published already
         self._events.publish("node-removed", node_id, msgspec.json.encode({"id": node_id}))
@@ -303,7 +308,7 @@ class Board:
         """Return the changes after `position`, up to which the watcher got everything, from any frontend."""
         since = position - _OVERLAP_SECONDS
 
-        def work(connection: Connection) -> tuple[list[Snapshot], list[Node], set[str], float, bool]:
+        def work(connection: Connection) -> tuple[list[Snapshot], list[Node], set[NodeId], float, bool]:
             found = list(history.revisions(connection, since, ()))
             snapshots = self._read(connection, found[:MAX_MISSED])
             changed = set(nodes.changed_since(connection, since))
@@ -324,7 +329,7 @@ class Board:
     async def restore(self) -> None:
         """Read the open operations after a start, so that their progress is tracked."""
 
-        def work(connection: Connection) -> tuple[list[Snapshot], dict[str, float], float]:
+        def work(connection: Connection) -> tuple[list[Snapshot], dict[NodeId, float], float]:
             now = db.now(connection)
             return self._read(connection, history.open_ids(connection)), nodes.updates(connection), now
 
@@ -339,7 +344,7 @@ class Board:
         steered = [one for one, snapshot in self._open.items() if snapshot.operation.is_steered]
         told = self._told
 
-        def work(connection: Connection) -> tuple[list[Snapshot], dict[str, float], float]:
+        def work(connection: Connection) -> tuple[list[Snapshot], dict[NodeId, float], float]:
             now = db.now(connection)
             revisions = history.revisions(connection, since, steered)
             news = [one for one, revision in revisions.items() if revision > told.get(one, -1)]

@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from enginehouse.core import action as actions
 from enginehouse.core import operation as operations
 from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Excluded, Operation, RequestOptions
@@ -28,7 +29,7 @@ DRAINED_MESSAGE = "the node is drained; this continues when it is resumed"
 class NodeRow(Struct, kw_only=True):
     """One node (one intent) of an operation."""
 
-    node_id: str
+    node_id: NodeId
     node_name: str
     status: str
     percentage: float
@@ -40,7 +41,7 @@ class NodeRow(Struct, kw_only=True):
     # Additional.
     action: str  # in words
     kind: str  # of the action, for programs
-    intent: str
+    intent: IntentId
     state: str
     attempt: int
     reason: str | UnsetType = UNSET
@@ -54,7 +55,7 @@ class OperationView(Struct, kw_only=True):
     id: str
     name: str
     fullName: str
-    jobID: str
+    jobID: OperationId
     progress: int
     taskType: str
     isDeletion: bool
@@ -62,7 +63,7 @@ class OperationView(Struct, kw_only=True):
     isQueued: bool
     cancellable: bool
     message: str
-    nodeID: str | UnsetType = UNSET
+    nodeID: NodeId | UnsetType = UNSET
     phase: str | UnsetType = UNSET
     currentBytes: int | UnsetType = UNSET
     totalBytes: int | UnsetType = UNSET
@@ -75,9 +76,9 @@ class OperationView(Struct, kw_only=True):
     author: str
     createdAt: str
     excluded: tuple[Excluded, ...]
-    targets: tuple[str, ...]
+    targets: tuple[NodeId, ...]
     asked: RequestOptions
-    retryOf: str | UnsetType = UNSET
+    retryOf: OperationId | UnsetType = UNSET
     dismissed: bool
     finishedAt: str | UnsetType = UNSET
 
@@ -108,8 +109,8 @@ class Moment(Struct, frozen=True):
     now: float
     monotonic: float
     patience: SilenceLimits
-    absent: Mapping[str, str]  # nodes that get no commands, and why
-    drained: Collection[str]
+    absent: Mapping[NodeId, str]  # nodes that get no commands, and why
+    drained: Collection[NodeId]
 
 
 def render_time(seconds: float) -> str:
@@ -120,8 +121,8 @@ def render_time(seconds: float) -> str:
 def render_operation(
     operation: Operation,
     intents: Sequence[Intent],
-    names: Mapping[str, str],
-    signs: Mapping[str, Sign],
+    names: Mapping[NodeId, str],
+    signs: Mapping[IntentId, Sign],
     moment: Moment,
 ) -> OperationView:
     rows = [

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from enginehouse.core.action import Action, RemoveModel, StartReplica, phrase, subject_of
 from enginehouse.core.errors import Conflict, EnginehouseError
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.progress import ReportProgress
 from enginehouse.core.report import CommandResult
@@ -49,14 +50,14 @@ class Executor:
         self._changed = changed
         self._locks = Locks()
         self._acting = Actions(parts, self._locks)
-        self._open: dict[str, _Open] = {}
-        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._open: dict[IntentId, _Open] = {}
+        self._cancelled: OrderedDict[IntentId, None] = OrderedDict()
 
-    def running(self) -> tuple[str, ...]:
+    def running(self) -> tuple[IntentId, ...]:
         """The running intents."""
         return tuple(self._open)
 
-    def cancel(self, intent: str) -> None:
+    def cancel(self, intent: IntentId) -> None:
         """Cancel all attempts of an intent. A no-op past the point of no return."""
         found = self._open.get(intent)
         if found is not None:
@@ -151,7 +152,7 @@ class Executor:
         log.info("command.%s action=%r", current.ended_by, wanted)
         return Outcome(code=current.ended_by, message=f"cannot {wanted}: {reason}", stopped=current.stopped)
 
-    async def _record(self, intent: str, current: UnderWay, outcome: Outcome) -> None:
+    async def _record(self, intent: IntentId, current: UnderWay, outcome: Outcome) -> None:
         recorded: set[int] = set()
         while missing := current.attempts - recorded:  # an attempt may join while another is being written
             attempt = min(missing)

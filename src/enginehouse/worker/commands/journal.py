@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import Conflict
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.report import CommandResult
 from enginehouse.core.wire import Command
@@ -34,7 +35,7 @@ REWRITE_AFTER = 1000  # appended lines: keeps the file small at the cost of few 
 
 
 class _Line(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    node: str = ""  # the following lines belong to this node, the preceding ones to another
+    node: NodeId = NodeId("")  # the following lines belong to this node, the preceding ones to another
     subject: str = ""
     generation: int = 0
     fence: int = 0
@@ -46,9 +47,9 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "journal.jsonl"
-        self.node_id = ""
+        self.node_id = NodeId("")
         self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        self._results: OrderedDict[tuple[str, int], CommandResult] = OrderedDict()
+        self._results: OrderedDict[tuple[IntentId, int], CommandResult] = OrderedDict()
         self._appended = 0
         self._writing = asyncio.Lock()
 
@@ -72,7 +73,7 @@ class Journal:
                 log.warning("journal.line_dropped line=%d", number + 1)
             self._appended += 1
 
-    async def belong_to(self, node_id: str) -> bool:
+    async def belong_to(self, node_id: NodeId) -> bool:
         """Set the node's ID, and return whether it changed; a change clears the journal."""
         if node_id == self.node_id:
             return False
@@ -82,7 +83,7 @@ class Journal:
     def results(self) -> tuple[CommandResult, ...]:
         return tuple(self._results.values())
 
-    def result_of(self, intent: str, attempt: int) -> Outcome | None:
+    def result_of(self, intent: IntentId, attempt: int) -> Outcome | None:
         found = self._results.get((intent, attempt))
         return found.outcome if found else None
 

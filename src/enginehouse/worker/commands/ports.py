@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.gallery import Gallery
+from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
 from enginehouse.core.progress import ReportProgress
@@ -90,7 +91,7 @@ class CommandJournal(Protocol):
 
     async def record(self, result: CommandResult) -> None: ...
 
-    def result_of(self, intent: str, attempt: int) -> Outcome | None: ...
+    def result_of(self, intent: IntentId, attempt: int) -> Outcome | None: ...
 
 
 class CommandPorts(Struct, frozen=True, kw_only=True):

@@ -192,15 +192,17 @@ class Starter:
         try:
             await self._engine.load(target, options, limit_seconds=load_seconds(request.model.size_bytes))
         except EnginehouseError as error:
-            if current.process.returncode is None and error.code != "upstream_error":
-                raise await in_thread(_with_last_words, error, current)
-            # The connection may break a moment before the process has ended.
+            raise await self._load_failure(current, error) from error
+
+    async def _load_failure(self, current: Running, error: EnginehouseError) -> EnginehouseError:
+        if error.code == "upstream_error":
+            # The connection breaks a moment before the end of its process is known.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ENDING_SECONDS):
                     await current.process.wait()
-            if current.process.returncode is None:
-                raise await in_thread(_with_last_words, error, current)
-            raise await in_thread(_ended, current, self._enclosures)
+        if current.process.returncode is None:
+            return await in_thread(_with_last_words, error, current)
+        return await in_thread(_ended, current, self._enclosures)
 
     async def free(self, current: Running) -> bool:
         """Let an engine release its model before it is stopped, as LocalAI does; a refusal changes nothing."""
@@ -252,7 +254,7 @@ def _description(chosen: LaunchPlan, given: int) -> dict[str, object]:
 def _localai_environment(chosen: LaunchPlan) -> dict[str, str]:
     """The variables of LocalAI's launch contract."""
     key = chosen.request.key
-    variables = {"LOCALAI_GRPC_AUTH_TOKEN": key} if key and OPENAI_HTTP != chosen.protocols[0] else {}
+    variables = {"LOCALAI_GRPC_AUTH_TOKEN": key} if key and chosen.protocols[0] != OPENAI_HTTP else {}
     drivers = ":".join(str(path) for path in sorted((chosen.tree / VULKAN_DRIVERS).glob("*.json")))
     return variables | (dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), drivers) if drivers else {})
 
@@ -279,8 +281,9 @@ def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
 def _with_last_words(error: EnginehouseError, current: Running) -> EnginehouseError:
     """The error of a failed load with the last lines of the engine's log; the same on every retry, so it is final."""
     lines = "; ".join(processes.last_lines(current.log, LAST_LINES))
+    logged = f". Its engine logged: {lines}" if lines else ""
     return Hopeless(
-        f"cannot load {current.request.model.name}: {error.message}" + (f". Its engine logged: {lines}" if lines else ""),
+        f"cannot load {current.request.model.name}: {error.message}{logged}",
         code=error.code if error.code != "upstream_error" else "load_failed",
     )
 

@@ -16,6 +16,7 @@ from functools import partial
 
 from enginehouse.core import subjects, wire
 from enginehouse.core.errors import EnginehouseError, Malformed, Unavailable
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.progress import ReportProgress
 from enginehouse.host import disk
@@ -41,7 +42,12 @@ class Listener:
     """Call `run` once; it returns when `until` is set and all its tasks have ended."""
 
     def __init__(
-        self, bus: Bus, node_id: str, parts: CommandPorts, actions: Executor, leave: Callable[[], None] = lambda: None
+        self,
+        bus: Bus,
+        node_id: NodeId,
+        parts: CommandPorts,
+        actions: Executor,
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
         self._bus = bus
         self._node_id = node_id
@@ -161,7 +167,7 @@ class Listener:
             node_id=self._node_id,
             op_id=head.op_id,
             about=head.about,
-            intent=command.intent if command else "",
+            intent=command.intent if command else IntentId(""),
             attempt=command.attempt if command else 0,
         )
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from enginehouse.core import subjects, wire
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.progress import Phase, Progress
 from enginehouse.ports import Bus
 
@@ -24,10 +25,10 @@ WINDOW_SECONDS = 0.25  # LocalAI's value: four events a second look smooth and c
 class Told(Struct, frozen=True, kw_only=True):
     """The command that progress events belong to."""
 
-    node_id: str
+    node_id: NodeId
     op_id: str
     about: str  # the backend or model, as the request named it
-    intent: str = ""
+    intent: IntentId = IntentId("")
     attempt: int = 0
 
 
