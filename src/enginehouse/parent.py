@@ -46,7 +46,8 @@ GALLERY_SECONDS = 30.0  # for the first load of the galleries; later, `gallery l
 LOOK_SECONDS = 2.0  # timeout of one readiness check, and so the longest delay of Ctrl-C
 # Not passed to the children: a secret, and the address of another bus.
 _OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
-_OF_FRONTENDS = ("log_level", "backend_galleries", "allowed_hosts", "node_networks", "registry_credentials")
+_OF_FRONTENDS = ("log_level", "backend_galleries", "node_networks")
+_OF_INSTALLING = ("allowed_hosts", "registry_credentials")  # settings of installing that frontends have too
 ROLES = ("admin", "join")  # of the tokens that a cluster is made with
 
 
@@ -165,6 +166,7 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
     if settings.advertise_nats:
         argv += ["--advertise-nats", settings.advertise_nats]
     argv += as_flags(settings, (*Timings.__struct_fields__, *_OF_FRONTENDS))
+    argv += as_flags(settings.installing, _OF_INSTALLING)
     environment = _environment() | {
         LISTEN_VARIABLE: str(listener.fileno()),
         # Only this parent's frontend uses this owner, so a restarted one keeps its leases.
@@ -188,7 +190,7 @@ def inherited_owner() -> str:
 
 def _worker(settings: UpSettings, url: str) -> ChildProgram:
     argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
-    argv += as_flags(settings, ("log_level", *InstallSettings.__struct_fields__))
+    argv += as_flags(settings, ("log_level",)) + as_flags(settings.installing, InstallSettings.__struct_fields__)
     if settings.base_port is not None:
         argv += ["--base-port", str(settings.base_port)]
     return ChildProgram("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": _token(settings.data, "join")})

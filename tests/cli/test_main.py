@@ -207,7 +207,7 @@ def test_the_manual_names_every_command_and_every_setting() -> None:
         assert f"`{' '.join(path)}" in manual or len(path) == 0, path
     kinds = (settings.UpSettings, settings.FrontendSettings, settings.WorkerSettings, settings.LocalSettings)
     for kind in (*kinds, settings.ClientSettings):
-        for field in kind.__struct_fields__:
+        for field in ("data", *settings.fields_of(kind)):
             # Secrets of a cluster have no flag: a command line is there for every user of the machine to read.
             if field not in ("admin_token", "join_token"):
                 assert f"`{settings.flag_of(field)}`" in manual, field

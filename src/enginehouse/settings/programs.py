@@ -87,14 +87,7 @@ class InstallSettings(Struct, frozen=True, kw_only=True):
 class UpSettings(Timings, frozen=True, kw_only=True):
     data: Path
     log_level: Level = "info"
-    # The fields of `InstallSettings`, because msgspec allows a struct one base only; a test compares them.
-    allowed_hosts: AllowedHosts = ()
-    registry_credentials: AbsolutePath | None = None
-    archive_limit_bytes: Size = ARCHIVE_LIMIT_BYTES
-    blob_cap_bytes: Size = BLOB_CAP_BYTES
-    backends_system_path: AbsolutePath = SYSTEM_BACKENDS
-    engine_confinement: Confinement = "auto"
-    engine_user: User = ""
+    installing: InstallSettings = InstallSettings()
     node_networks: Networks = ()
     backend_galleries: Galleries = (LOCALAI,)
     host: Host = "127.0.0.1"
@@ -223,7 +216,7 @@ def flag_of(field: str) -> str:
     return "--allow-host" if field == "allowed_hosts" else f"--{setting_name(field).replace('_', '-')}"
 
 
-def as_flags(settings: Settings, fields: Iterable[str]) -> list[str]:
+def as_flags(settings: Settings | InstallSettings, fields: Iterable[str]) -> list[str]:
     """The flags that give another program the same settings."""
     words: list[str] = []
     for field in fields:
@@ -256,6 +249,9 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
             value, place = found
             values[field] = _checked(field, formats[field], value, place)
     _fill_missing(kind, values, is_data_given=bool(flags.get("data") or environ.get("ENGINEHOUSE_DATA")))
+    if kind is UpSettings:
+        ours = set(values) & set(InstallSettings.__struct_fields__)
+        values["installing"] = InstallSettings(**{field: values.pop(field) for field in ours})
     settings = kind(**values)
     if isinstance(settings, Timings) and settings.stale_seconds <= settings.heartbeat_seconds:
         raise Invalid(
@@ -322,10 +318,16 @@ def _first_given(
     return in_file.get(name)
 
 
+def fields_of(kind: type[Settings]) -> list[str]:
+    """The fields of a program's settings, also of those in `installing`; without `data`, which has rules of its own."""
+    nested = InstallSettings.__struct_fields__ if kind is UpSettings else ()
+    return [*(field for field in kind.__struct_fields__ if field not in ("data", "installing")), *nested]
+
+
 def _formats_of(kind: type[Settings]) -> dict[str, Format]:
-    """How each setting is read, by field; `data` has rules of its own."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {field: format_of(hints[field]) for field in kind.__struct_fields__ if field != "data"}
+    """How each setting is read, by field."""
+    hints = get_type_hints(InstallSettings, include_extras=True) | get_type_hints(kind, include_extras=True)
+    return {field: format_of(hints[field]) for field in fields_of(kind)}
 
 
 def _checked(field: str, format: Format, value: object, place: str) -> object:
@@ -338,7 +340,7 @@ def _checked(field: str, format: Format, value: object, place: str) -> object:
 
 
 def _names_of(kind: type[Settings]) -> set[str]:
-    return {setting_name(field) for field in kind.__struct_fields__ if field != "data"}
+    return {setting_name(field) for field in fields_of(kind)}
 
 
 def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given: bool) -> None:

@@ -134,18 +134,27 @@ class Targets:
         """
         unknown = await freshen(request.nodes)
         if request.kind != "delete":
-            builds = await store.transaction(lambda connection: self._builds(connection, request, unknown))
+            builds = await store.transaction(lambda connection: self._builds_in_question(connection, request))
             await self._versions.look(builds, insist=request.insists)
         return unknown
 
-    def _builds(self, connection: Connection, request: BackendRequest, unknown: Unknown) -> list[Resolved]:
-        """Return the builds of a request, to look up their versions; empty if the request will be refused."""
-        try:
-            chosen = self.choose(connection, request, unknown)
-        except EnginehouseError:
-            return []
-        found = [action.resolved for _, action in chosen.actions if isinstance(action, InstallBackend)]
-        return [self._versions.unpinned(build) for build in found]
+    def _builds_in_question(self, connection: Connection, request: BackendRequest) -> list[Resolved]:
+        """Return the builds whose versions `choose` may need. It decides nothing: a build too many costs one question,
+        and a request that cannot be fulfilled is refused by `choose`.
+        """
+        found: list[Resolved] = []
+        with contextlib.suppress(EnginehouseError):
+            targets, _ = _asked_for(connection, nodes.every(connection), request)
+            if request.uri:
+                return [_external_build(request, node) for node in targets]
+            if request.kind == "install":
+                return list(self._galleries.resolve_each(request.name, targets)[0].values())
+            for node in nodes_after(targets, self._changing(connection, request, targets)):
+                installed = self._held(request, node)
+                if installed is not None:
+                    with contextlib.suppress(EnginehouseError):
+                        found.append(self.build_of(request.name, installed, node)[0])
+        return found
 
     def _installs(
         self, request: BackendRequest, targets: Sequence[Node], reasons: dict[NodeId, str]
@@ -173,12 +182,8 @@ class Targets:
         )
 
     def _external(self, request: BackendRequest, node: Node) -> InstallBackend:
-        build = external_build(
-            request.uri, request.name, alias=request.alias, sha256=request.sha256, platform=node.platform
-        )
-        return InstallBackend(
-            backend=request.name, resolved=self._versions.pinned(build), force=request.force, is_external=True
-        )
+        build = self._versions.pinned(_external_build(request, node))
+        return InstallBackend(backend=request.name, resolved=build, force=request.force, is_external=True)
 
     def _upgrades(
         self, request: BackendRequest, targets: Sequence[Node], reasons: dict[NodeId, str]
@@ -328,6 +333,10 @@ def _named(connection: Connection, request: BackendRequest) -> list[Node]:
                 code="node_not_approved",
             )
     return list({node.id: node for node in found}.values())
+
+
+def _external_build(request: BackendRequest, node: Node) -> Resolved:
+    return external_build(request.uri, request.name, alias=request.alias, sha256=request.sha256, platform=node.platform)
 
 
 def _is_kept(build: Resolved, node: Node) -> bool:

@@ -66,13 +66,6 @@ class Versions:
         """Return the build with its resolved digest; unchanged if none is known."""
         return self._with_known(build) if _has_tag(build) else build
 
-    def unpinned(self, build: Resolved) -> Resolved:
-        """Return the build without a digest that `pinned` added, so that it can be resolved again."""
-        known = self._known.get(_key(build))
-        if known is None or not known.digest or build.digest != known.digest:
-            return build
-        return msgspec.structs.replace(build, digest="", index_digest="")
-
     def renewed(self, build: Resolved) -> Resolved:
         """Return the build pinned to the digest known now, whatever it was pinned to; unchanged if none is known."""
         return self._with_known(build) if _has_tag(without_pin(build)) else build
