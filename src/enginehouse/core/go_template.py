@@ -31,7 +31,7 @@ from enginehouse.core.template_syntax import (
 )
 from enginehouse.core.template_values import Record, kind_of, printed
 
-MAX_STEPS = 500_000  # half a second; a prompt of a gallery's template takes some hundreds
+MAX_STEPS = 200_000  # a fraction of a second; a prompt of a gallery's template takes some hundreds
 MAX_OUTPUT = 64 * 1024 * 1024  # characters; a request may have 32 MiB, and a template may repeat them
 MAX_TEXT = MAX_OUTPUT  # of one value
 _PIPED_NOTHING = object()
@@ -233,9 +233,7 @@ class _Rendering:
                 if name not in value and isinstance(value, Record):
                     raise fault(self._line, f"there is no field .{name}; known are {', '.join(value)}")
                 value = value.get(name)
-            elif value is None:
-                raise fault(self._line, f"the field .{name} of nothing")
-            else:
+            elif value is not None:  # a field of nothing is nothing
                 raise fault(self._line, f"a {kind_of(value)} has no field .{name}")
         return value
 

@@ -17,6 +17,7 @@ from enginehouse.core.errors import Invalid
 _CONTROL = re.compile(r'[\x00-\x1f"\\]')
 _MARKUP = re.compile("[<>&\u2028\u2029]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f", '"': '\\"', "\\": "\\\\"}
+MAX_DEPTH = 100  # of a value that is printed; a template can build any depth
 
 
 class Record(dict[str, object]):
@@ -47,8 +48,9 @@ def printed(value: object, budget: Spending) -> str:
     return "<no value>" if value is None else plain(value, budget)
 
 
-def plain(value: object, budget: Spending) -> str:
+def plain(value: object, budget: Spending, depth: int = 0) -> str:
     """Go's `%v`."""
+    _check_depth(depth)
     if isinstance(value, str):
         budget.spend(1 + len(value) // 64)
         return value
@@ -60,18 +62,19 @@ def plain(value: object, budget: Spending) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return _float(value, -4, 21)
+        return _float(value, -4, 6)
     if isinstance(value, list):
-        return "[" + " ".join(plain(one, budget) for one in value) + "]"
+        return "[" + " ".join(plain(one, budget, depth + 1) for one in value) + "]"
     if isinstance(value, Record):
-        return "{" + " ".join(plain(one, budget) for one in value.values()) + "}"
+        return "{" + " ".join(plain(one, budget, depth + 1) for one in value.values()) + "}"
     assert isinstance(value, dict)
-    return "map[" + " ".join(f"{key}:{plain(value[key], budget)}" for key in sorted(value)) + "]"
+    return "map[" + " ".join(f"{key}:{plain(value[key], budget, depth + 1)}" for key in sorted(value)) + "]"
 
 
-def to_json(value: object, budget: Spending, *, escapes_markup: bool = True) -> str:
+def to_json(value: object, budget: Spending, *, escapes_markup: bool = True, depth: int = 0) -> str:
     """Go's `json.Marshal`: keys of maps are sorted, those of structs are not, and markup is escaped."""
     budget.spend(1)
+    _check_depth(depth)
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -85,22 +88,23 @@ def to_json(value: object, budget: Spending, *, escapes_markup: bool = True) -> 
     if isinstance(value, str):
         return json_text(value, budget, escapes_markup=escapes_markup)
     if isinstance(value, list):
-        return "[" + ",".join(to_json(one, budget, escapes_markup=escapes_markup) for one in value) + "]"
+        items = [to_json(one, budget, escapes_markup=escapes_markup, depth=depth + 1) for one in value]
+        return "[" + ",".join(items) + "]"
     assert isinstance(value, dict)
-    keys = value if isinstance(value, Record) else sorted(value)
-    return (
-        "{"
-        + ",".join(
-            f"{json_text(key, budget, escapes_markup=escapes_markup)}:"
-            f"{to_json(value[key], budget, escapes_markup=escapes_markup)}"
-            for key in keys
-        )
-        + "}"
-    )
+    members = []
+    for key in value if isinstance(value, Record) else sorted(value):
+        member = to_json(value[key], budget, escapes_markup=escapes_markup, depth=depth + 1)
+        members.append(f"{json_text(key, budget, escapes_markup=escapes_markup)}:{member}")
+    return "{" + ",".join(members) + "}"
+
+
+def _check_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise Invalid(f"cannot use the template: a value is nested deeper than {MAX_DEPTH}", code="invalid_template")
 
 
 def json_text(text: str, budget: Spending, *, escapes_markup: bool) -> str:
-    budget.spend(1 + len(text) // 16)
+    budget.spend(1 + len(text) // 64)
     escaped = _CONTROL.sub(lambda match: _SHORT.get(match.group()) or f"\\u{ord(match.group()):04x}", text)
     if escapes_markup:
         escaped = _MARKUP.sub(lambda match: f"\\u{ord(match.group()):04x}", escaped)
