@@ -24,9 +24,10 @@ from pathlib import Path
 import psycopg
 
 from enginehouse.core.action import RemoveBackend
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
-from enginehouse.core.node import Capacity, Node
+from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
 from enginehouse.core.report import Report
 from enginehouse.frontend.watching.board import Board

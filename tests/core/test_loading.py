@@ -8,12 +8,13 @@ import pytest
 from enginehouse.core import placement, report
 from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, StartReplica, subject_of
 from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Intent, Outcome, State
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
 from enginehouse.core.model import HeldModel, Model, ModelFile
-from enginehouse.core.node import Capacity, Node, health_after
+from enginehouse.core.node import Node, health_after
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import CommandResult, Report
 

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from tests.core.localai import INDEX, needs_index
 from tests.frontend.world import GALLERY
 
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.gallery_source import GallerySource
 from enginehouse.core.ids import NodeId
-from enginehouse.core.node import Capacity, Node
+from enginehouse.core.node import Node
 from enginehouse.core.report import Report
 from enginehouse.fetch.galleries.sources import Sources
 from enginehouse.fetch.http.client import Client, Rules

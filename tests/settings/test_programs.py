@@ -265,7 +265,8 @@ def test_what_is_no_host_is_refused_with_the_flag_that_people_know(tmp_path: Pat
 
 def test_settings_as_flags_give_another_program_the_same(tmp_path: Path) -> None:
     given = up(tmp_path, {"allowed_hosts": ("a:1", "b"), "stale_seconds": "40s", "heartbeat_seconds": "7s"})
-    words = as_flags(given, ("stale_seconds", "heartbeat_seconds", "backend_galleries", "allowed_hosts"))
+    words = as_flags(given, ("stale_seconds", "heartbeat_seconds", "backend_galleries"))
+    words += as_flags(given.installing, ("allowed_hosts",))
     hosts = tuple(value for flag, value in zip(words[::2], words[1::2], strict=True) if flag == "--allow-host")
     others = {flag: value for flag, value in zip(words[::2], words[1::2], strict=True) if flag != "--allow-host"}
     assert others.keys() == {"--stale", "--heartbeat", "--backend-galleries"}

@@ -18,10 +18,10 @@ from tests.sim.parts import SimActions, SimInstaller, SimModels, SimTrees
 from tests.sim.rows import select_rows
 from tests.sim.trace import Violation
 
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery import Gallery
 from enginehouse.core.ids import NodeId
-from enginehouse.core.node import Capacity
 from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.frontend.fleet.nodes import token_hash
 from enginehouse.loop import Signal

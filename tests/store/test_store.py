@@ -13,11 +13,12 @@ from alembic.migration import MigrationContext
 
 from enginehouse.core.action import Action, InstallBackend, RemoveBackend
 from enginehouse.core.backend import Resolved
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import Conflict, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.model import Model, ModelFile
-from enginehouse.core.node import Capacity, Node
+from enginehouse.core.node import Node
 from enginehouse.core.operation import Excluded, Operation
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import Replica

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.model import ModelOptions
 from enginehouse.core.operation import Excluded, RequestOptions
-from enginehouse.core.replica import RunningReplica
 
 
 class ListedRow(Struct, frozen=True, kw_only=True):
@@ -75,38 +73,6 @@ class ListedOperation(Struct, frozen=True, kw_only=True):
 
 class OperationPage(Struct, frozen=True):
     operations: tuple[ListedOperation, ...] = ()
-
-
-class ListedNode(Struct, frozen=True, kw_only=True):
-    id: str
-    name: str
-    status: str = ""
-    approved: bool = False
-    health: str = ""
-    drained: bool = False
-    node_type: str = ""
-    address: str = ""
-    http_address: str = ""
-    platform: str = ""
-    capability: str = ""
-    cores: int = 0
-    total_ram: int = 0
-    available_ram: int = 0
-    total_vram: int = 0
-    available_vram: int = 0
-    total_disk: int = 0
-    available_disk: int = 0
-    gpu_vendor: str = ""
-    labels: dict[str, str] | None = None
-    fingerprint: str = ""
-    heartbeat_age_seconds: float | None = None
-    degraded: bool = False
-    worker_version: str = ""
-    engine_confinement: str = ""
-    waits_for: str = ""
-    created_at: str = ""
-    backends: tuple[InstalledBackend, ...] | None = None
-    replicas: tuple[RunningReplica, ...] | None = None
 
 
 class ListedHolder(Struct, frozen=True, kw_only=True):

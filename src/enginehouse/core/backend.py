@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from enginehouse.core.artifact import Artifact
 from enginehouse.core.name import check_name
 from enginehouse.core.replica import EngineProtocol
 
@@ -64,6 +65,13 @@ def package_digest(uri: str, requirements: tuple[str, ...], launcher: str, versi
     """
     text = "\n".join((uri, launcher, version, *requirements))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_version(recorded: str, available: Resolved | Artifact) -> bool:
+    """Whether the digest that a node recorded is that of a build. A digest that was not recorded equals nothing.
+    LocalAI records the digest of the index, we record that of the platform's manifest.
+    """
+    return bool(recorded) and recorded in (available.digest, available.index_digest)
 
 
 def check_resolved(resolved: Resolved) -> Resolved:

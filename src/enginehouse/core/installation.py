@@ -136,11 +136,6 @@ def is_wanted(known: Metadata, resolved: Resolved, upgrade: bool) -> bool:
     return not upgrade and known.uri == resolved.uri and parse_uri(resolved.uri).kind != "directory"
 
 
-def is_same(known: Metadata, artifact: Artifact) -> bool:
-    # LocalAI records the digest of the index, we record that of the platform's manifest.
-    return bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
-
-
 def described_by(metadata: Metadata, artifact: Artifact) -> Metadata:
     """Return `metadata` completed from its artifact."""
     return msgspec.structs.replace(

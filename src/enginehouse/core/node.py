@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
 from enginehouse.core.report import Report
 
@@ -18,20 +19,6 @@ Health = Literal["healthy", "unhealthy", "offline"]
 NodeType = Literal["backend", "agent"]
 Status = Literal["pending", "healthy", "unhealthy", "offline", "draining"]
 MAX_WAITING = 10  # pending nodes named in an answer: one join token can create any number
-
-
-class Capacity(Struct, frozen=True, omit_defaults=True):
-    """Resources as the machine reports them; 0 means not reported."""
-
-    cores: int = 0
-    total_vram: int = 0
-    available_vram: int = 0
-    total_ram: int = 0
-    available_ram: int = 0
-    total_disk: int = 0
-    available_disk: int = 0
-    gpu_vendor: str = ""
-    gpu_compute_capability: str = ""
 
 
 class Node(Struct, frozen=True, kw_only=True):

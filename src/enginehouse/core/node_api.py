@@ -6,35 +6,27 @@ They are LocalAI's, plus additive fields that an old peer ignores. The same rule
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.report import Report
 
 
-class RegisterRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class RegisterRequest(Capacity, frozen=True, omit_defaults=True, kw_only=True):
     name: str
     node_type: str = ""
     address: str = ""
     http_address: str = ""
     token: str = ""
-    total_vram: int = 0
-    available_vram: int = 0
-    total_ram: int = 0
-    available_ram: int = 0
-    total_disk: int = 0
-    available_disk: int = 0
-    gpu_vendor: str = ""
-    gpu_compute_capability: str = ""
     capability: str = ""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = field(default_factory=dict)
     max_replicas_per_model: int = 0
     vram_budget: str = ""
     # Additive.
     public_key: str = ""
     signature: str = ""
     platform: str = ""
-    cores: int = 0
     challenge: str = ""  # from `ChallengeReply`; covered by the signature
 
 
@@ -76,7 +68,7 @@ BUS_AWAY = "away"
 
 
 class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Every key is optional; an absent one keeps the stored value, an explicit 0 is stored."""
+    """A change of a `Capacity`: an absent key keeps the stored value, an explicit 0 is stored."""
 
     available_vram: int | None = None
     total_vram: int | None = None

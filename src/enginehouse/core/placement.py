@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from enginehouse.core.backend import find
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model, holds
-from enginehouse.core.node import MAX_WAITING, Capacity, Node
+from enginehouse.core.node import MAX_WAITING, Node
 
 
 def choose_node(

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from enginehouse.core.capability import Decision, Facts, decide, platform_of
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
-from enginehouse.core.node import Capacity
 from enginehouse.host.graphics import DevicePaths, Watch
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")

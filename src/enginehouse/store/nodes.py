@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Row, bindparam, delete, func, select, update
 
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
-from enginehouse.core.node import Capacity, Health, Node
+from enginehouse.core.node import Health, Node
 from enginehouse.core.operation import absence_of
 from enginehouse.core.report import Report
 from enginehouse.store.db import Connection

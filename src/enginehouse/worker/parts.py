@@ -13,9 +13,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
 from enginehouse.core.model import HeldModel
-from enginehouse.core.node import Capacity
 from enginehouse.core.node_api import RegisterReply, RegisterRequest
 from enginehouse.core.report import CommandResult
 from enginehouse.loop import Signal

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
@@ -88,19 +89,11 @@ def registration(
         node_type="backend",
         address=f"{shown}:{options.base_port}" if host else "",
         token=options.join_token,
-        total_vram=capacity.total_vram,
-        available_vram=capacity.available_vram,
-        total_ram=capacity.total_ram,
-        available_ram=capacity.available_ram,
-        total_disk=capacity.total_disk,
-        available_disk=capacity.available_disk,
-        gpu_vendor=capacity.gpu_vendor,
-        gpu_compute_capability=capacity.gpu_compute_capability,
         capability=machine.capability(),
         labels={"node.replica-slots": str(options.max_replicas_per_model), **options.labels},
         max_replicas_per_model=options.max_replicas_per_model,
         platform=machine.platform(),
-        cores=capacity.cores,
         challenge=challenge,
+        **msgspec.structs.asdict(capacity),
     )
     return identity.signed(request)

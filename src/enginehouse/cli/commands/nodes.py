@@ -29,8 +29,8 @@ def entry() -> None:
 @command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
 def list_nodes() -> None:
     """List nodes, with their state, backends and models."""
-    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read
+    from enginehouse.core.node_view import NodeView
 
     answer = connect().get("/api/nodes")
     if wants_json():
@@ -44,11 +44,11 @@ def list_nodes() -> None:
             node.platform,
             _accelerator(node.gpu_vendor, node.total_vram),
             free_of(node.available_ram, node.total_ram),
-            ", ".join(backend.name for backend in node.backends or () if not backend.is_meta),
-            ", ".join(replica.model_id for replica in node.replicas or ()),
+            ", ".join(backend.name for backend in node.backends if not backend.is_meta),
+            ", ".join(replica.model_id for replica in node.replicas),
             node.id,
         )
-        for node in read(answer, tuple[ListedNode, ...])
+        for node in read(answer, tuple[NodeView, ...])
     ]
     columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
     # The id would wrap the lines on a terminal; a pipe and `nodes show` have it.
@@ -60,14 +60,14 @@ def list_nodes() -> None:
 @click.argument("node")
 def show(node: str) -> None:
     """Show all about NODE (a name or id)."""
-    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read, segment
+    from enginehouse.core.node_view import NodeView
 
     answer = connect().get(f"/api/nodes/{segment(check_name(node, 'node'))}")
     if wants_json():
         output.emit_json(answer)
         return
-    found = read(answer, ListedNode)
+    found = read(answer, NodeView)
     facts = [
         ("name", found.name),
         ("id", found.id),
@@ -86,13 +86,13 @@ def show(node: str) -> None:
         ("free ram", free_of(found.available_ram, found.total_ram)),
         ("free vram", free_of(found.available_vram, found.total_vram)),
         ("free disk", free_of(found.available_disk, found.total_disk)),
-        ("labels", ", ".join(f"{key}={value}" for key, value in sorted((found.labels or {}).items()))),
+        ("labels", ", ".join(f"{key}={value}" for key, value in sorted(found.labels.items()))),
         ("key", found.fingerprint),
         ("version", found.worker_version),
         ("engines confined", found.engine_confinement),
         ("joined", f"{output.age_of(found.created_at)} ago" if found.created_at else ""),
-        *(("backend", _installed(one)) for one in found.backends or ()),
-        *(("model", _running(one)) for one in found.replicas or ()),
+        *(("backend", _installed(one)) for one in found.backends),
+        *(("model", _running(one)) for one in found.replicas),
     ]
     output.emit_facts(facts)
 
@@ -102,17 +102,17 @@ def show(node: str) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has joined.")
 def approve(node: str, no_wait: bool) -> None:
     """Approve a pending NODE (a name or id) and wait a few seconds until it has joined."""
-    from enginehouse.cli.answers import ListedNode
     from enginehouse.cli.client.connect import connect, read, segment
+    from enginehouse.core.node_view import NodeView
 
     frontend = connect()
     answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
-    found = read(answer, ListedNode)
+    found = read(answer, NodeView)
     deadline = time.monotonic() + (0.0 if no_wait else JOIN_SECONDS)
     while found.status != "healthy" and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         answer = frontend.get(f"/api/nodes/{segment(found.id)}")
-        found = read(answer, ListedNode)
+        found = read(answer, NodeView)
     if wants_json():
         output.emit_json(answer)
         return

@@ -19,6 +19,7 @@ from msgspec import Struct
 from enginehouse.core import capability
 from enginehouse.core import node as node_core
 from enginehouse.core.address import Endpoint, host_refusal, parse_endpoint, plain_host, replica_refusal
+from enginehouse.core.capacity import capacity_of
 from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
 from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
@@ -32,7 +33,6 @@ from enginehouse.core.report import Report
 from enginehouse.frontend.fleet.registration import (
     MAX_LABELS,
     capacity_after,
-    capacity_of,
     check_request,
     node_type_of,
     refused,

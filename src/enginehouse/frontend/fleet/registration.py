@@ -11,9 +11,10 @@ import re
 
 import msgspec
 
+from enginehouse.core.capacity import AMOUNTS, Capacity
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name, shown
-from enginehouse.core.node import Capacity, NodeType
+from enginehouse.core.node import NodeType
 from enginehouse.core.node_api import HeartbeatRequest, RegisterRequest
 
 MAX_LABELS = 64
@@ -28,7 +29,6 @@ _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._/:-]{{0,{MAX_LABEL_KEY - 1}}}")
 _KEY = re.compile(r"[0-9a-f]{64}")
-_AMOUNTS = ("available_vram", "total_vram", "available_ram", "available_disk", "total_disk")
 
 
 def check_request(request: RegisterRequest) -> None:
@@ -46,7 +46,7 @@ def check_request(request: RegisterRequest) -> None:
         value = getattr(request, field)
         if len(value) > MAX_WORD or not value.isprintable():
             raise refused(request.name, f"its {field} must be at most {MAX_WORD} printable characters", field)
-    for field in (*_AMOUNTS, "total_ram", "cores"):
+    for field in AMOUNTS:
         if not 0 <= getattr(request, field) <= MAX_AMOUNT:
             raise refused(request.name, f"its {field} must be a number from 0 to {MAX_AMOUNT}", field)
     if request.max_replicas_per_model > MAX_REPLICAS:  # less than one means one, as in LocalAI
@@ -81,23 +81,9 @@ def node_type_of(value: str) -> NodeType:
     )
 
 
-def capacity_of(request: RegisterRequest) -> Capacity:
-    return Capacity(
-        cores=request.cores,
-        total_vram=request.total_vram,
-        available_vram=request.available_vram,
-        total_ram=request.total_ram,
-        available_ram=request.available_ram,
-        total_disk=request.total_disk,
-        available_disk=request.available_disk,
-        gpu_vendor=request.gpu_vendor,
-        gpu_compute_capability=request.gpu_compute_capability,
-    )
-
-
 def capacity_after(capacity: Capacity, request: HeartbeatRequest) -> Capacity:
     """Return the capacity after a heartbeat. An absent key keeps the stored value; an explicit 0 is stored."""
-    given = {field: getattr(request, field) for field in _AMOUNTS if getattr(request, field) is not None}
-    given = {field: min(max(amount, 0), MAX_AMOUNT) for field, amount in given.items()}
+    amounts = {field: getattr(request, field, None) for field in AMOUNTS}
+    given = {field: min(max(amount, 0), MAX_AMOUNT) for field, amount in amounts.items() if amount is not None}
     vendor = capacity.gpu_vendor if request.gpu_vendor is None else request.gpu_vendor[:MAX_WORD]
     return msgspec.structs.replace(capacity, **given, gpu_vendor=vendor)

@@ -91,9 +91,7 @@ class Planner:
         if installed is not None:
             row.installed_version = installed.version or UNSET
             row.installed_digest = installed.digest or UNSET
-            # An unrecorded digest equals nothing, not even another unknown one.
-            is_same = bool(installed.digest) and installed.digest in (build.digest, build.index_digest)
-            if action.keep or is_same:
+            if action.keep or backends.is_version(installed.digest, build):
                 row.does = "reinstall" if request.force else "nothing"
             elif not installed.digest:
                 row.note = UNKNOWN_NOTE

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
-from enginehouse.core.backend import InstalledBackend, Resolved
+from enginehouse.core.backend import InstalledBackend, Resolved, is_version
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
@@ -144,7 +144,7 @@ class Upgrades:
             return None
         build = self._versions.pinned(one.build)
         if build.digest and one.backend.digest:
-            return None if one.backend.digest in (build.digest, build.index_digest) else build
+            return None if is_version(one.backend.digest, build) else build
         if build.digest:
             return build  # the installed version is unknown
         # The gallery's digest is unknown: only different version names prove a difference.

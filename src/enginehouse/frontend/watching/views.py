@@ -13,13 +13,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from enginehouse.core import action as actions
 from enginehouse.core import operation as operations
-from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
 from enginehouse.core.node import Node
+from enginehouse.core.node_view import NodeView
 from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress, format_bytes, is_newer
-from enginehouse.core.replica import RunningReplica
 
 # LocalAI's words; other kinds use their own name.
 _TASK_TYPES = {"install": "Installation", "upgrade": "Upgrade", "delete": "deletion", "load": "staging"}
@@ -248,61 +247,15 @@ def _message(status: str, rows: Sequence[NodeRow]) -> str:
     return f"{status}: {done} of {len(rows)} done" if len(rows) > 1 else status
 
 
-class NodeView(Struct, kw_only=True):
-    id: str
-    name: str
-    node_type: str
-    address: str
-    http_address: str
-    status: str
-    total_vram: int
-    available_vram: int
-    total_ram: int
-    available_ram: int
-    total_disk: int
-    available_disk: int
-    gpu_vendor: str
-    gpu_compute_capability: str
-    capability: str
-    max_replicas_per_model: int
-    last_heartbeat: str
-    created_at: str
-    updated_at: str
-    model_count: int
-    labels: dict[str, str]
-    # Additional.
-    approved: bool
-    health: str
-    drained: bool
-    platform: str
-    cores: int
-    fingerprint: str
-    heartbeat_age_seconds: float
-    degraded: bool  # it sends heartbeats but has no connection to the bus
-    worker_version: str
-    engine_confinement: str
-    waits_for: str  # why it waits for approval again
-    backends: tuple[InstalledBackend, ...]
-    replicas: tuple[RunningReplica, ...]
-
-
 def render_node(node: Node, now: float) -> NodeView:
-    capacity = node.capacity
     return NodeView(
+        **msgspec.structs.asdict(node.capacity),
         id=node.id,
         name=node.name,
         node_type=node.node_type,
         address=node.address,
         http_address=node.http_address,
         status=node.status,
-        total_vram=capacity.total_vram,
-        available_vram=capacity.available_vram,
-        total_ram=capacity.total_ram,
-        available_ram=capacity.available_ram,
-        total_disk=capacity.total_disk,
-        available_disk=capacity.available_disk,
-        gpu_vendor=capacity.gpu_vendor,
-        gpu_compute_capability=capacity.gpu_compute_capability,
         capability=node.capability,
         max_replicas_per_model=node.max_replicas_per_model,
         last_heartbeat=render_time(node.last_heartbeat),
@@ -314,7 +267,6 @@ def render_node(node: Node, now: float) -> NodeView:
         health=node.health,
         drained=node.drained,
         platform=node.platform,
-        cores=capacity.cores,
         fingerprint=node.public_key[:16],
         heartbeat_age_seconds=round(max(0.0, now - node.last_heartbeat), 1),
         degraded=node.is_degraded,

@@ -23,7 +23,7 @@ from enginehouse.artifact.images.sharing import FileRecord, How, Manifests, Shar
 from enginehouse.artifact.origins import Suppliers
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Artifact
-from enginehouse.core.backend import Resolved, check_resolved
+from enginehouse.core.backend import Resolved, check_resolved, is_version
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.installation import (
     METADATA_FILE,
@@ -32,7 +32,6 @@ from enginehouse.core.installation import (
     check_directory,
     described_by,
     encode_metadata,
-    is_same,
     is_wanted,
     metadata_for,
 )
@@ -182,7 +181,7 @@ class Installer:
                     return await self._keep(request, known, msgspec.structs.replace(known, uri=resolved.uri))
             else:
                 artifact, origins = await self._suppliers.resolve(resolved)
-                if known is not None and not request.force and is_same(known, artifact):
+                if known is not None and not request.force and is_version(known.digest, artifact):
                     return await self._keep(request, known, described_by(known, artifact))
                 made = await self._from_artifact(request, artifact, origins, report)
             await self._switch(directory, made, resolved, swapped)

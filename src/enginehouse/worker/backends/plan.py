@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from enginehouse.artifact.images.sizes import hint_range, unpacked_bytes
 from enginehouse.core.artifact import Artifact, Layer
-from enginehouse.core.backend import Resolved
+from enginehouse.core.backend import Resolved, is_version
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.installation import Metadata
 from enginehouse.core.reference import parse_uri
@@ -55,7 +55,7 @@ async def plan(installation: Installation, resolved: Resolved) -> InstallPlan:
     held = {layer.digest: _held(installation, layer, origins) for layer in artifact.layers}
     fetch = sum({layer.digest: layer.size_bytes for layer in artifact.layers}.values()) - sum(held.values())
     unpacked = await _unpacked_bytes(artifact, origins[0], installation)
-    is_current = known is not None and bool(known.digest) and known.digest in (artifact.digest, artifact.index_digest)
+    is_current = known is not None and is_version(known.digest, artifact)
     return InstallPlan(
         directory=resolved.directory,
         uri=resolved.uri,
@@ -77,7 +77,7 @@ async def plan(installation: Installation, resolved: Resolved) -> InstallPlan:
 
 
 def _plain_plan(resolved: Resolved, known: Metadata | None, tree_bytes: int, free: int) -> InstallPlan:
-    is_current = known is not None and bool(resolved.digest) and known.digest == resolved.digest
+    is_current = known is not None and is_version(known.digest, resolved)
     size = 0 if is_current else resolved.size_bytes
     return InstallPlan(
         directory=resolved.directory,
