@@ -90,6 +90,11 @@ class GrpcClient:
         for connection in closing:
             await connection.wait_until_closed()
 
+    def connections_to(self, address: str) -> list[Http2Connection]:
+        """Those that take new calls, or will when they are open."""
+        lines = self._lines.get(address)
+        return list(lines.connections) if lines is not None else []
+
     def _with_room(self, address: str) -> Http2Connection | None:
         lines = self._lines.get(address)
         if lines is not None:

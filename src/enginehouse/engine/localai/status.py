@@ -5,6 +5,7 @@ Pure. An error that carries a status is the engine's own word; failures of the t
 
 from __future__ import annotations
 
+from math import ceil
 from urllib.parse import unquote_to_bytes
 
 from enginehouse.core.errors import EnginehouseError, Upstream
@@ -94,7 +95,7 @@ def is_interim(headers: list[Header]) -> bool:
 
 def timeout_value(seconds: float) -> bytes:
     """`grpc-timeout`: at most eight digits and a unit."""
-    thousandths = max(1, round(seconds * 1000))
+    thousandths = max(1, ceil(seconds * 1000))
     return b"%dm" % thousandths if thousandths < 10**8 else b"%dS" % min(round(seconds), 10**8 - 1)
 
 

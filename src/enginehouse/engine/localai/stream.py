@@ -20,6 +20,7 @@ MAX_MESSAGE_BYTES = 52_428_800  # LocalAI's limit, in both directions
 WINDOW_BYTES = 256 * 1024
 CREDIT_BYTES = WINDOW_BYTES // 2  # a smaller credit would be a frame per few tokens
 PREFIX_BYTES = 5
+EARLY_SECONDS = 0.01  # the resolution of timers, uvloop's and the engine's
 
 _prefix_of = struct.Struct(">BI").unpack_from
 _prefix = struct.Struct(">BI").pack
@@ -41,6 +42,8 @@ class GrpcStream:
     __slots__ = (
         "_deadline",
         "_error",
+        "_late_at",
+        "_limit_seconds",
         "_owner",
         "_partial",
         "_waiter",
@@ -70,6 +73,8 @@ class GrpcStream:
         self._wanted_bytes = 0  # of the incomplete message with its prefix; 0 while the prefix is incomplete
         self._waiter: asyncio.Future[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._limit_seconds = 0.0
+        self._late_at = 0.0
 
     # Used by the caller ---------------------------------------------------------------------------------------------
 
@@ -116,7 +121,10 @@ class GrpcStream:
     # Used by the connection -----------------------------------------------------------------------------------------
 
     def expire_after(self, seconds: float) -> None:
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+        loop = asyncio.get_running_loop()
+        self._limit_seconds = seconds
+        self._late_at = loop.time() + seconds - EARLY_SECONDS
+        self._deadline = loop.call_later(seconds, self._expire)
 
     def take_headers(self, headers: list[Header], *, ends: bool) -> None:
         address = self._owner.address
@@ -178,7 +186,7 @@ class GrpcStream:
         if self.is_over:
             return
         self.is_over = True
-        self._error = error
+        self._error = self._too_late() if error is not None and self._is_late(error) else error
         self._partial = bytearray()
         if self._deadline is not None:
             self._deadline.cancel()
@@ -227,13 +235,18 @@ class GrpcStream:
         self._owner.credit(self, WINDOW_BYTES - self.window)
         self.window = WINDOW_BYTES
 
-    def _expire(self, seconds: float) -> None:
-        self.finish(
-            Upstream(
-                f"cannot get an answer from the engine at {self._owner.address} within {seconds:g} s",
-                code="upstream_timeout",
-            ),
-            frames.CANCEL,
+    def _expire(self) -> None:
+        self.finish(self._too_late(), frames.CANCEL)
+
+    def _is_late(self, error: EnginehouseError) -> bool:
+        """An engine that observes the deadline may end the call just before our timer does."""
+        is_plain = not isinstance(error, status.GrpcError) or error.status == status.CANCELLED
+        return is_plain and self._deadline is not None and asyncio.get_running_loop().time() >= self._late_at
+
+    def _too_late(self) -> Upstream:
+        return Upstream(
+            f"cannot get an answer from the engine at {self._owner.address} within {self._limit_seconds:g} s",
+            code="upstream_timeout",
         )
 
 
