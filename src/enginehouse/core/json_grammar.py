@@ -25,7 +25,10 @@ MAX_COUNT = 1000  # repetitions: engines expand each into rules of their own
 _PRIMITIVES = {
     # At most one line break and its indentation, so that a model cannot go on with white space for ever.
     "ws": r'( " " | "\n" [ \t]{0,20} )?',
-    "char": r'[^"\\\x7F\x00-\x1F] | "\\" ( ["\\/bfnrt] | "u" [0-9a-fA-F]{4} )',
+    "char": r'[^"\\\x7F\x00-\x1F] | "\\" ( ["\\/bfnrt] | "u" code )',
+    # Halves of a pair come as a pair: alone they are no character.
+    "code": r'[0-9a-cefA-CEF] hex{3} | [dD] [0-7] hex{2} | [dD] [89abAB] hex{2} "\\u" [dD] [c-fC-F] hex{2}',
+    "hex": r"[0-9a-fA-F]",
     "string": r'"\"" char* "\""',
     "natural": r'"0" | [1-9] [0-9]{0,15}',
     "integer": r'"-"? natural',
