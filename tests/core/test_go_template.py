@@ -79,10 +79,10 @@ def test_a_template_that_would_run_or_grow_for_ever_is_ended(template: str) -> N
     assert perf_counter() - started < MAX_SECONDS
 
 
-@pytest.mark.parametrize("opening", ["{{if .I}}", "{{with .I}}", "{{range .L}}", "{{if .B}}{{else}}", "{{" + "(" * 100])
+@pytest.mark.parametrize("opening", ["{{if .I}}", "{{with .I}}", "{{range .L}}", "{{if .B}}{{else}}", "("])
 def test_a_template_nested_too_deep_is_refused(opening: str) -> None:
     with pytest.raises(Invalid, match="nested deeper"):
-        render(opening * 5000, _values())
+        render(f"{{{{{opening * 5000}}}}}" if opening == "(" else opening * 5000, _values())
 
 
 def test_long_chains_of_else_if_are_nesting_too() -> None:

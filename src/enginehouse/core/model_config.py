@@ -25,8 +25,11 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 MAX_DEPTH = 32  # of a mapping that is hashed
 # Keys of LocalAI that describe a model or belong to files and galleries: read elsewhere or shown to people only.
 _DESCRIPTIVE = frozenset(
-    ("description", "usage", "license", "icon", "urls", "tags", "download_files", "artifacts", "known_usecases")
-    + ("feature_flags", "grpc", "diffusers", "tts", "step", "cuda")
+    re.findall(
+        r"\w+",
+        "description usage license icon urls tags download_files artifacts known_usecases feature_flags grpc diffusers "
+        "tts step cuda",
+    )
 )
 # Keys of LocalAI that change what a request does there and nothing here. People must know.
 _WITHOUT_EFFECT = frozenset(["mcp", "agent", "pipeline", "router", "pii", "proxy", "compression"])
