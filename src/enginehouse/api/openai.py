@@ -1,4 +1,4 @@
-"""The inference routes as raw ASGI callables: `POST /v1/chat/completions` and `POST /v1/completions`.
+"""The inference routes as raw ASGI callables, one per path of OpenAI's API, and any call of LocalAI's protocol.
 
 A request is decoded once, for its model; otherwise its bytes are passed on unchanged. The route is chosen before the
 first byte of the answer. An incomplete answer never looks complete: a plain one is sent only when it is complete, and
@@ -12,7 +12,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any, Protocol
+
+from starlette.types import ASGIApp
 
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import Receive, model_asked_for, read_body, request_id_of, until_disconnect
@@ -91,17 +94,25 @@ class OpenAI:
         self._observer = observer
         self._head_seconds = head_seconds
 
-    async def chat_completions(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve("/v1/chat/completions", scope, receive, send)
+    def at(self, path: str) -> ASGIApp:
+        """The route for one path of an engine."""
+        return partial(self._serve, path)
 
-    async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve("/v1/completions", scope, receive, send)
+    async def passed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Any other path below `/v1`: it is the engine that knows whether it has it."""
+        await self._serve(f"/v1/{scope['path_params']['path']}", scope, receive, send)
 
-    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def engine_call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A call of LocalAI's protocol: the model and the call are in the path, the message is the body."""
+        named = scope["path_params"]
+        await self._serve(f"/localai/{named['call']}", scope, receive, send, model=named["model"])
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send, *, model: str = "") -> None:
         exchange = _Exchange(path, scope.get("enginehouse.request_id") or request_id_of(scope["headers"]), send)
         try:
             body = await read_body(scope["headers"], receive)
             if body is not None:
+                exchange.model = model or model_asked_for(body)
                 await self._answer_unless_gone(exchange, body, receive)
         except EnginehouseError as error:
             if exchange.status == 0:
@@ -120,7 +131,6 @@ class OpenAI:
             )
 
     async def _answer_unless_gone(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:
-        exchange.model = model_asked_for(body)
         failure: Exception | None = None
         # A timeout without a deadline is a scope that the watcher can end, when the client disconnects.
         gone = asyncio.timeout(None)

@@ -37,6 +37,7 @@ _RETRY = "Retry what failed or was cancelled, on every node or on one."
 _EVENTS = "Stream every change as server-sent events; `operation=ID` selects one operation."
 _LOAD = "Load a model; installs what it needs."
 _UNLOAD = "Stop the replicas of a model."
+_ENGINE_CALL = "Make any call of LocalAI's protocol to the engine of a model, with the message as JSON."
 _DELETE_MODEL = "Stop serving a model and remove its files from every node."
 
 
@@ -137,6 +138,18 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         # OpenAI.
         get("/v1/models", "user", "OpenAI: list models.", models.listed),
         get("/v1/models/{name:path}", "user", "OpenAI: show a model.", models.described),
-        post("/v1/chat/completions", "user", "OpenAI: chat completion.", raw=of.inference.chat_completions),
-        post("/v1/completions", "user", "OpenAI: completion.", raw=of.inference.completions),
+        *(
+            post(f"{prefix}/{name}", "user", summary, raw=of.inference.at(f"/v1/{name}"))
+            for prefix in ("/v1", "")  # LocalAI has most of them without the prefix too
+            for name, summary in (
+                ("chat/completions", "OpenAI: chat completion."),
+                ("completions", "OpenAI: completion."),
+                ("embeddings", "OpenAI: embeddings of texts."),
+                ("rerank", "Jina: rank documents by a query."),
+                ("tokenize", "LocalAI: the tokens of a text."),
+                ("detokenize", "LocalAI: the text of tokens."),
+            )
+        ),
+        post("/v1/{path:path}", "user", "Any other route that the engine of the model has.", raw=of.inference.passed),
+        post("/api/engines/{model:path}/{call}", "admin", _ENGINE_CALL, raw=of.inference.engine_call),
     ]
