@@ -1,7 +1,7 @@
 """Prompts from messages, for models whose configuration has templates of its own.
 
 Each message is rendered by one template, and the joined messages by another. Without a template for messages, a
-message is the text that the configuration puts before its role, and its content. Pure: template files are given as texts.
+message is the text that the configuration puts before its role, and its content. Template files are given as texts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def chat_prompt(config: ModelConfig, messages: Sequence[ChatMessage], around: Su
     for index, message in enumerate(messages):
         content = _with_markers(message, videos, around.media_marker)
         videos += message.videos
-        text = _message(config, message, content, index == len(messages) - 1, index, around)
+        text = _message(config, messages, index, content, around)
         if text:
             rendered.append(text)
     joined = ("\n" if config.template.join_by is None else config.template.join_by).join(rendered)
@@ -94,8 +94,9 @@ def _template(config: ModelConfig, name: str, files: Mapping[str, str]) -> str:
 
 
 def _message(
-    config: ModelConfig, message: ChatMessage, content: str, is_last: bool, index: int, around: Surroundings
+    config: ModelConfig, messages: Sequence[ChatMessage], index: int, content: str, around: Surroundings
 ) -> str:
+    message = messages[index]
     role = message.role
     if role == "assistant" and message.tool_calls and "assistant_function_call" in config.roles:
         role = "assistant_function_call"
@@ -117,7 +118,7 @@ def _message(
             MessageIndex=index,
             Function=bool(around.functions),
             FunctionCall=calls or None,
-            LastMessage=is_last,
+            LastMessage=index == len(messages) - 1,
             Reasoning=message.reasoning,
         ),
     )

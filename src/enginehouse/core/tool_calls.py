@@ -166,7 +166,8 @@ def _by_markers(text: str, known: Mapping[str, ToolFunction], config: ToolConfig
     for inside in _blocks(block, "[TOOL_CALLS]", ""):
         name, marker, body = inside.partition("[ARGS]")
         calls += [FoundCall(name.strip(), body.strip())] if marker else _by_json(inside, known, config)[0]
-    allowed = [call for call in calls if not known or call.name in known]
+    named = {*known, answer_name(config)}
+    allowed = [call for call in calls if not known or call.name in named]
     return (allowed, text[:start].rstrip()) if allowed else ([], text)
 
 

@@ -1,7 +1,7 @@
 """What all translators share: the context of a request, its plan, decoding with good messages, and sampling options.
 
-A translator is pure: `plan(body, context)` gives the calls for the engine and the functions that turn their replies into
-an answer. Clock, chance, network and engine belong to the caller, who passes in what it got from them.
+A translator is pure: `plan(body, context)` gives the calls for the engine and the functions that turn their replies
+into an answer. Clock, chance, network and engine belong to the caller, who passes in what it got from them.
 """
 
 from __future__ import annotations

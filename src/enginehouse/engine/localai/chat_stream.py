@@ -1,0 +1,206 @@
+"""A chat's events from the replies of a stream: the path of every token.
+
+All replies that arrived together become one bytes object. What is the same in each event is encoded once; per token
+there is one string to escape and no object to build. Order per choice: the role, thoughts and content, tool calls, the
+reason of the end; after the last choice the usage if it was asked for, and the end marker.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+import msgspec
+
+from enginehouse.core.answer_reader import AnswerReader
+from enginehouse.core.reasoning import Split
+from enginehouse.core.tool_calls import FoundCall
+from enginehouse.engine.localai import backend_pb2
+from enginehouse.engine.localai.chat_answer import (
+    AnswerCall,
+    ChatShape,
+    Counts,
+    call_id,
+    finish_reason,
+    logprobs_of,
+    parse_reply,
+    usage_of,
+)
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class _StreamedChoice:
+    """The state of one choice."""
+
+    def __init__(self, shape: ChatShape) -> None:
+        self.reader = AnswerReader(shape.rules)
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.is_mid_character = False
+        self.counts = Counts()
+        self.calls: dict[int, AnswerCall] = {}
+        self.has_begun = False
+        self.is_done = False
+        # Engines send content as plain text, as parsed deltas, or as plain text and once more as deltas at the end.
+        self.uses_deltas = False
+        self.has_thoughts = False
+        self.plain: list[str] = []
+
+
+class ChatEvents:
+    """Writes the events of one answer."""
+
+    def __init__(self, shape: ChatShape) -> None:
+        self._shape = shape
+        self._choices = [_StreamedChoice(shape) for _ in range(shape.choices)]
+        self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (
+            _encode(shape.id),
+            shape.created,
+            _encode(shape.model),
+        )
+        self._tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+        self._fronts = [b'%b"choices":[{"index":%d,"delta":{' % (self._head, index) for index in range(shape.choices)]
+        self._texts = [front + b'"content":' for front in self._fronts]
+        # Only thoughts, calls and log probabilities need more than the text of a reply.
+        self._is_plain = not shape.has_logprobs and not shape.rules.functions and not shape.rules.holds_all
+
+    def feed(self, index: int, messages: Sequence[bytes]) -> bytes:
+        choice = self._choices[index]
+        out: list[bytes] = []
+        if not choice.has_begun:
+            choice.has_begun = True
+            out.append(self._delta(index, b'"role":"assistant","content":""'))
+        front, tail = self._texts[index], self._tail
+        for message in messages:
+            reply = parse_reply(message)
+            if reply.chat_deltas or not self._is_plain:
+                self._feed_parsed(index, choice, reply, out)
+                continue
+            text = _text(choice, reply.message)
+            if reply.tokens or reply.prompt_tokens:
+                choice.counts.take(reply)
+            if not text:
+                continue
+            choice.plain.append(text)
+            reasoning, content = choice.reader.feed(text)
+            if reasoning:
+                out.append(self._thought(index, reasoning))
+            if content:
+                out += (front, _encode(content), tail)
+        return b"".join(out)
+
+    def finish(self, index: int) -> bytes:
+        choice, shape = self._choices[index], self._shape
+        out = [self.feed(index, ())]
+        rest = "" if choice.uses_deltas else choice.decoder.decode(b"", final=True)
+        first = choice.reader.feed(rest)
+        last, found = choice.reader.finish()
+        self._write(index, Split(first.reasoning + last.reasoning, first.content + last.content), out)
+        if not choice.calls:
+            self._write_found(index, found, out)
+        reason = finish_reason(shape, choice.counts.tokens, has_calls=bool(choice.calls or found))
+        out.append(self._fronts[index] + b'},"logprobs":null,"finish_reason":%b}]}\n\n' % _encode(reason))
+        choice.is_done = True
+        if all(one.is_done for one in self._choices):
+            if shape.includes_usage:
+                usage = usage_of((one.counts for one in self._choices), shows_timings=shape.shows_timings)
+                out.append(self._head + b'"choices":[],"usage":%b}\n\n' % _encode(usage))
+            out.append(DONE)
+        return b"".join(out)
+
+    def _feed_parsed(self, index: int, choice: _StreamedChoice, reply: backend_pb2.Reply, out: list[bytes]) -> None:
+        choice.counts.take(reply)
+        if self._shape.has_logprobs and reply.logprobs:
+            shown = logprobs_of(reply.logprobs)
+            out.append(self._fronts[index] + b'},"logprobs":%b,"finish_reason":null}]}\n\n' % _encode(shown))
+        if any(one.content or one.reasoning_content or one.tool_calls for one in reply.chat_deltas):
+            for delta in reply.chat_deltas:
+                self._feed_delta(index, choice, delta, out)
+        elif not choice.uses_deltas:
+            text = _text(choice, reply.message)
+            choice.plain.append(text)
+            self._write(index, choice.reader.feed(text), out)
+
+    def _feed_delta(self, index: int, choice: _StreamedChoice, delta: backend_pb2.ChatDelta, out: list[bytes]) -> None:
+        content = delta.content
+        if not choice.uses_deltas:
+            choice.uses_deltas = True
+            said = "".join(choice.plain)
+            if said:
+                # The text was sent as it came; the deltas of this engine say it again, parsed. What was passed on
+                # stays, what was held back is theirs.
+                choice.reader.drop()
+                content = content[len(said) :] if content.startswith(said) else "" if content in said else content
+        if delta.reasoning_content and not choice.plain:
+            if not choice.has_thoughts:
+                choice.has_thoughts = True
+                # The engine takes the thoughts out, and with them the tag that would end them.
+                choice.reader = AnswerReader(msgspec.structs.replace(self._shape.rules, inside=""))
+            self._write(index, Split(delta.reasoning_content, ""), out)
+        if content:
+            self._write(index, choice.reader.feed(content), out)
+        for part in delta.tool_calls:
+            self._feed_call(index, choice, part, out)
+
+    def _feed_call(
+        self, index: int, choice: _StreamedChoice, part: backend_pb2.ToolCallDelta, out: list[bytes]
+    ) -> None:
+        known = choice.calls.get(part.index)
+        if known is None:
+            known = choice.calls[part.index] = AnswerCall()
+        if part.name and not known.name:
+            known.name = part.name
+            known.id = part.id or call_id(self._shape, index, part.index)
+            out.append(self._call_name(index, part.index, known))
+        if part.arguments:
+            known.arguments += part.arguments
+            out.append(self._call_arguments(index, part.index, part.arguments))
+
+    def _write_found(self, index: int, found: list[FoundCall], out: list[bytes]) -> None:
+        for position, one in enumerate(found):
+            call = AnswerCall(id=call_id(self._shape, index, position), name=one.name)
+            out.append(self._call_name(index, position, call))
+            out.append(self._call_arguments(index, position, one.arguments or "{}"))
+
+    # Events ---------------------------------------------------------------------------------------------------------
+
+    def _write(self, index: int, split: Split, out: list[bytes]) -> None:
+        if split.reasoning and not self._shape.rules.drops_reasoning:
+            out.append(self._thought(index, split.reasoning))
+        if split.content:
+            out.append(self._delta(index, b'"content":' + _encode(split.content)))
+
+    def _delta(self, index: int, inside: bytes) -> bytes:
+        return self._fronts[index] + inside + self._tail
+
+    def _thought(self, index: int, text: str) -> bytes:
+        encoded = _encode(text)
+        return self._delta(index, b'"reasoning":%b,"reasoning_content":%b' % (encoded, encoded))
+
+    def _call_name(self, index: int, position: int, call: AnswerCall) -> bytes:
+        if self._shape.is_legacy:
+            return self._delta(index, b'"function_call":{"name":%b,"arguments":""}' % _encode(call.name))
+        return self._delta(
+            index,
+            b'"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]'
+            % (position, _encode(call.id), _encode(call.name)),
+        )
+
+    def _call_arguments(self, index: int, position: int, arguments: str) -> bytes:
+        encoded = _encode(arguments)
+        if self._shape.is_legacy:
+            return self._delta(index, b'"function_call":{"arguments":%b}' % encoded)
+        return self._delta(index, b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (position, encoded))
+
+
+def _text(choice: _StreamedChoice, message: bytes) -> str:
+    """The complete characters; the rest of a character waits for the next reply."""
+    if not choice.is_mid_character:
+        try:
+            return message.decode()
+        except UnicodeDecodeError:
+            pass
+    text = choice.decoder.decode(message)
+    choice.is_mid_character = bool(choice.decoder.getstate()[0])
+    return text
