@@ -121,7 +121,7 @@ class World:
         self.api = OpenAI(self.routing, self.engine, self.seen, head_seconds=5)
 
     async def ask(self, client: Client) -> Client:
-        await self.api.chat_completions(client.scope, client.receive, client.send)
+        await self.api.at("/v1/chat/completions")(client.scope, client.receive, client.send)
         assert self.routing.held == 0
         assert len(self.seen.requests) == 1
         return client

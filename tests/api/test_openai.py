@@ -44,7 +44,7 @@ async def test_a_stream_passes_as_it_comes() -> None:
 async def test_the_other_route_asks_the_engine_for_the_same_path() -> None:
     async with serving(answering(plain(b"{}"))) as world:
         client = Client(CHAT)
-        await world.api.completions(client.scope, client.receive, client.send)
+        await world.api.at("/v1/completions")(client.scope, client.receive, client.send)
         assert world.requests[0].startswith(b"POST /v1/completions ")
 
 
@@ -231,7 +231,7 @@ async def test_a_server_that_raises_for_a_client_that_left_ends_quietly() -> Non
         async def gone(_: MutableMapping[str, Any]) -> None:
             raise BrokenPipeError
 
-        await world.api.chat_completions(client.scope, client.receive, gone)
+        await world.api.at("/v1/chat/completions")(client.scope, client.receive, gone)
         assert world.routing.held == 0
 
 
