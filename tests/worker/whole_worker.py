@@ -18,7 +18,7 @@ from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.node_api import RegisterReply
 from enginehouse.core.report import Report
 from enginehouse.core.wire import Command
-from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.engine.engines import Engines
 from enginehouse.host import confinement
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.options import WorkerOptions
@@ -42,7 +42,7 @@ class WholeWorker:
         )
         self.link = MemoryLink(statuses)
         self.buses: list[MemoryBus] = []
-        self.engine = HttpEngine()
+        self.engine = Engines()
         self.agent = Agent(self.place, make_parts(self.place, self.engine, os.environ), self.link, self._open)
 
     async def _open(self, registered: RegisterReply) -> MemoryBus:

@@ -22,7 +22,7 @@ from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.model import Model
 from enginehouse.core.node_api import BusCredential, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
-from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
@@ -116,7 +116,7 @@ class World:
             confinement=chosen or confinement.choose("auto", ""),
         )
         self.place.make_directories()
-        self.engine = HttpEngine()
+        self.engine = Engines()
         made = make_parts(self.place, self.engine, os.environ)
         self.made = made
         made.changed.connect(self._changed)
