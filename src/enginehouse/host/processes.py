@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
 from enginehouse.host.confinement import UNCONFINED_EXIT, Confined
 
@@ -26,6 +27,8 @@ NONCE = "ENGINEHOUSE_NONCE"
 _PR_SET_PDEATHSIG = 1
 _IS_LINUX: bool = sys.platform == "linux"  # a value, so that the type checker reads both branches
 _POLL_SECONDS = 0.02
+# A process that only answers health checks uses less than this share of a core, and no more memory.
+BUSY_SHARE, BUSY_BYTES = 0.1, 1024 * 1024
 # Loaded before any fork: no imports or lookups are allowed between fork and exec.
 _libc = ctypes.CDLL(None) if _IS_LINUX else None
 # Variables that engines inherit: for programs, locale and graphics cards. No secrets.
@@ -225,14 +228,26 @@ def connections_to(pid: int, port: int) -> int:
         return 0
 
 
-def activity(pid: int) -> float:
-    """CPU time plus resident memory of a process: a number that changes while it does anything. 0.0 once it ended."""
+class Activity(Struct, frozen=True):
+    """What a process has used so far."""
+
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+
+    def is_working_since(self, before: Activity, seconds: float) -> bool:
+        """Whether the process did more within that time than answer health checks."""
+        has_computed = self.cpu_seconds - before.cpu_seconds > BUSY_SHARE * seconds
+        return has_computed or abs(self.memory_bytes - before.memory_bytes) > BUSY_BYTES
+
+
+def activity(pid: int) -> Activity:
+    """CPU time and resident memory of a process; nothing once it ended."""
     try:
         process = psutil.Process(pid)
         times = process.cpu_times()
-        return times.user + times.system + process.memory_info().rss
+        return Activity(times.user + times.system, process.memory_info().rss)
     except psutil.Error:
-        return 0.0
+        return Activity()
 
 
 def is_group_alive(group: int) -> bool:

@@ -25,6 +25,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     max_replicas_per_model: int = 1  # how many replicas of one model LocalAI's frontends may start here
     grace_seconds: float = 10.0  # from SIGTERM to SIGKILL
     stall_seconds: float = 120.0  # an install or a start without any progress for so long fails
+    ready_limit_seconds: float = 900.0  # for an engine that works and does not get ready; large ones import for minutes
     heartbeat_seconds: float = 0.0  # 0 leaves the choice to the frontend
     allowed_hosts: tuple[str, ...] = ()  # hosts that may be used although their addresses are not public
     registry_credentials: dict[str, str] = {}

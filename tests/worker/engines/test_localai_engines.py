@@ -115,7 +115,6 @@ async def test_an_engine_that_ends_before_it_is_ready_is_told_with_its_last_line
 async def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     async with running_world(tmp_path / "data") as world:
         await world.models.pull(tiny_chat(), 1, silent)
-        world.place = msgspec.structs.replace(world.place)
         write_tree(world.place.backends / "stub", never_ready=True)
         world.supervisor._starter._options = msgspec.structs.replace(world.place, stall_seconds=0.5)
         with pytest.raises(EnginehouseError) as caught:

@@ -40,7 +40,11 @@ from enginehouse.worker.options import WorkerOptions
 log = logging.getLogger(__name__)
 
 CANNOT_BIND = 98  # the exit code of a launcher whose port is taken
-POLL_SECONDS = 0.02  # between checks whether an engine is ready
+POLL_SECONDS = (
+    0.02  # between checks whether an engine is ready; later ones are rarer, because each costs the engine work
+)
+MAX_POLL_SECONDS, POLL_GROWTH = 0.25, 1.05
+ACTIVITY_SECONDS = 0.2  # between looks at what an engine that is not ready has used
 LINES_LOOKED_AT = 50  # of an engine's log, in search of a refused access
 LAST_LINES = 5  # of an engine's log, in the error of a failed load
 FREE_SECONDS = 5.0  # LocalAI's limit
@@ -148,7 +152,9 @@ class Starter:
         """True when the engine is ready, False if its port was taken; raises if the engine ended or stalled."""
         await in_thread(self._records.write, _record_of(current))
         loop = asyncio.get_running_loop()
-        moved_at, moved = loop.time(), -1.0
+        moved_at = looked_at = loop.time()
+        end, seen = moved_at + self._options.ready_limit_seconds, processes.Activity()
+        pause = POLL_SECONDS
         while current.process.returncode is None:
             if await self.is_answering(current):
                 await in_thread(self._records.forget_description, current.nonce)
@@ -157,15 +163,19 @@ class Starter:
                 if not current.checks_key:
                     log.warning("engine.ignores_key key=%s pid=%d", current.request.process_key, current.process.pid)
                 return True
-            if (seen := processes.activity(current.process.pid)) != moved:
-                moved, moved_at = seen, loop.time()
-            if loop.time() - moved_at > self._options.stall_seconds:
+            if (now := loop.time()) - looked_at >= ACTIVITY_SECONDS:
+                before, seen = seen, processes.activity(current.process.pid)
+                moved_at = now if seen.is_working_since(before, now - looked_at) else moved_at
+                looked_at = now
+            if now - moved_at > self._options.stall_seconds or now > end:
+                limit = self._options.stall_seconds if now <= end else self._options.ready_limit_seconds
+                state = "has been idle for" if now <= end else "has worked for"
                 raise Unavailable(
-                    f"cannot start {current.request.model.name}: "
-                    f"its engine has been idle for {self._options.stall_seconds:.0f} s and is not ready",
+                    f"cannot start {current.request.model.name}: its engine {state} {limit:.0f} s and is not ready",
                     code="stalled",
                 )
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(MAX_POLL_SECONDS, pause * POLL_GROWTH)
         if current.process.returncode == CANNOT_BIND:
             return False
         raise await in_thread(_ended, current, self._enclosures)
