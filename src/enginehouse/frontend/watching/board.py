@@ -20,9 +20,9 @@ from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
-from enginehouse.core.node_view import NodeView
 from enginehouse.core.operation import Operation, absence_of, status_of, unknown_operation
 from enginehouse.core.progress import Progress, continued, is_newer
+from enginehouse.core.views import NodeView
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.views import (
     Moment,
