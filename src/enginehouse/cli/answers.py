@@ -1,8 +1,8 @@
 """The parts of the frontend's answers that the commands show.
 
 Unknown fields are ignored, and only fields that every frontend has always sent are required, so that commands can talk
-to a newer or older frontend. Nodes, models, upgrades and plans are structs of `core.views`; those of `frontend` are not
-used, because importing them would import the database.
+to a newer or older frontend. Nodes, models, upgrades and plans are structs of `core.views`. Operations have a form of
+their own here, because what a command shows of one is the same for a running, an ended and a local one.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest, width_of
 from enginehouse.core.views import FleetPlan, NodePlan
 from enginehouse.frontend.operations.checks import check_backend_request
-from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
+from enginehouse.frontend.operations.targets import Freshen, Targets, use_last_reports
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store.db import Store
 
@@ -22,7 +22,7 @@ UNKNOWN_NOTE = "its worker records no digest, so the installed version is unknow
 
 
 class Planner:
-    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = as_known) -> None:
+    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = use_last_reports) -> None:
         self._store = store
         self._targets = targets
         self._versions = versions

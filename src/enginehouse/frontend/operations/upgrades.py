@@ -17,7 +17,7 @@ from enginehouse.core.backend import InstalledBackend, Resolved, is_version
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.node import Node
 from enginehouse.core.views import Drift, NodeUpgrade, Upgrade
-from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
+from enginehouse.frontend.operations.targets import Freshen, Targets, use_last_reports
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import nodes
 from enginehouse.store.db import Store
@@ -33,7 +33,7 @@ class _Installed(Struct, frozen=True):
 
 
 class Upgrades:
-    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = as_known) -> None:
+    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = use_last_reports) -> None:
         self._store = store
         self._targets = targets
         self._versions = versions
@@ -47,7 +47,7 @@ class Upgrades:
         """Poll workers and query registries, then return the upgrades."""
         await self._freshen(None)
         installed = await self._installed()
-        await self._versions.look([one.build for one in installed if one.build is not None])
+        await self._versions.resolve([one.build for one in installed if one.build is not None])
         return self._upgrades(installed)
 
     async def known(self) -> dict[str, Upgrade]:

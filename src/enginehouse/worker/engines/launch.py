@@ -98,9 +98,9 @@ class Starter:
         )
 
     async def _spawn_within_budget(self, chosen: LaunchPlan, record: Record, log: Path) -> asyncio.subprocess.Process:
-        async with threads.budget(BUDGET_SECONDS) as promised:
+        async with threads.budget(BUDGET_SECONDS) as assigned:
             given = share(
-                self._options.thread_budget or hardware.cores(), chosen.request.model.options.threads, promised
+                self._options.thread_budget or hardware.cores(), chosen.request.model.options.threads, assigned
             )
             await in_thread(_keep_last, log)
             description = await in_thread(self._records.describe, record.nonce, _description(chosen, given))
