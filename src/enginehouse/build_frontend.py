@@ -46,7 +46,8 @@ from enginehouse.core.artifact import Artifact
 from enginehouse.core.ids import NodeId
 from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import Sources, load_builtin
-from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.addresses import Rules
+from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.origins import open_origin
 from enginehouse.fetch.registry.requests import Registries
@@ -73,16 +74,18 @@ from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.router import Router
-from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board, SilenceLimits
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.statistics import Statistics
+from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.host import disk, listen, signing
 from enginehouse.host.clock import SystemClock
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Clock, Engine
 from enginehouse.settings.file import read_credentials
 from enginehouse.settings.programs import FrontendSettings
-from enginehouse.store.db import Store, StoreLimits
+from enginehouse.store.db import Store
+from enginehouse.store.limits import StoreLimits
 
 POSTGRES_PORT = 5432
 RESOLVE_SECONDS = 2.0  # for the name that a worker advertises; a name that does not resolve in time has no addresses
@@ -155,7 +158,7 @@ async def run(settings: FrontendSettings) -> int:
     addresses = await asyncio.to_thread(_address_rules, settings, listener.getsockname()[1])
     outside = make_outside(settings, store, bus, accounts, addresses)
     frontend = make_frontend(settings, outside, wakes)
-    wakes.on_connected.append(frontend.bus_credentials.forget_told)
+    wakes.on_connected.append(frontend.bus_credentials.send_again)
     await take_tokens(frontend.keys, {"admin": settings.admin_token, "join": settings.join_token}, settings.data)
     await frontend.galleries.restore()
     await frontend.board.restore()
@@ -199,8 +202,7 @@ async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wa
 
 def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) -> Frontend:
     """Create the objects of one frontend. The program, the tests and the simulation use it."""
-    store, bus, clock, owner = outside.store, outside.bus, outside.clock, outside.owner
-    lease = settings.lease_seconds
+    store, bus, clock, owner, lease = outside.store, outside.bus, outside.clock, outside.owner, settings.lease_seconds
     events = Events()
     limits = SilenceLimits(
         settings.stall_seconds, settings.backend_install_timeout_seconds, settings.backend_upgrade_timeout_seconds
@@ -252,7 +254,9 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         targets=targets,
         versions=versions,
         operations=Requests(acceptance, targets, freshen),
-        cancellation=Cancellation(acceptance, dispatcher.recall, targets, versions, owner=owner, lease_seconds=lease),
+        cancellation=Cancellation(
+            acceptance, dispatcher.send_cancels, targets, versions, owner=owner, lease_seconds=lease
+        ),
         listings=listings,
         poller=poller,
         planner=Planner(store, targets, versions, freshen),
@@ -285,8 +289,8 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("keys", frontend.keys.step, every),
         Loop("watch-keys", frontend.keys.watch_step, WATCH_SECONDS),
         Loop("revoke", frontend.bus_credentials.step, REVOKING_SECONDS, is_housekeeping=True),
-        Loop("tell", frontend.board.step, PUBLISH_SECONDS),
-        Loop("tell-models", frontend.models.step, CATCH_UP_SECONDS),
+        Loop("publish", frontend.board.step, PUBLISH_SECONDS),
+        Loop("publish-models", frontend.models.step, CATCH_UP_SECONDS),
         Loop("catch-up", frontend.board.catch_up_step, CATCH_UP_SECONDS),
         Loop("galleries", frontend.galleries.step, STEP_SECONDS, is_housekeeping=True),
         Loop("prune", frontend.cancellation.prune_step, PRUNE_SECONDS, is_housekeeping=True),
@@ -296,8 +300,8 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("upgrades", frontend.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS, is_housekeeping=True),
     ]
     if frontend.violation_log is not None:
-        look = partial(asyncio.to_thread, frontend.violation_log.look)
-        loops.append(Loop("violations", look, LOOK_SECONDS, is_housekeeping=True))
+        count = partial(asyncio.to_thread, frontend.violation_log.count_new)
+        loops.append(Loop("violations", count, LOOK_SECONDS, is_housekeeping=True))
     return {loop.name: loop for loop in loops}
 
 
@@ -336,15 +340,13 @@ def make_outside(
     addresses: AddressRules = ANYWHERE,
 ) -> Outside:
     """Create the outside of the program: real registries and galleries."""
-    rules = Rules(settings.allowed_hosts)
-    client = Client(rules)
-    sources = Sources(settings.backend_galleries, client, settings.data / "galleries")
+    client = Client(rules := Rules(settings.allowed_hosts))
     return Outside(
         store=store,
         bus=bus,
         clock=SystemClock(),
         ask_registry=_registry_question(client, rules, settings),
-        galleries=Galleries([load_builtin()], sources),
+        galleries=Galleries([load_builtin()], Sources(settings.backend_galleries, client, settings.data / "galleries")),
         owner=parent.inherited_owner() or str(uuid.uuid4()),
         addresses=addresses,
         bus_issuer=_bus_issuer(settings, accounts),
@@ -374,12 +376,11 @@ def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> Bus
     url_for = partial(worker_url, url=settings.nats_url, advertised=settings.advertise_nats, is_embedded=is_embedded)
     if accounts is None:
         return BusIssuer(life_seconds=life, url_for=url_for)
-    embedded_accounts = accounts
+    embedded_accounts, seed = accounts, accounts.account_seed
 
     def mint(node_id: NodeId) -> Minted:
         allowed = subjects.worker_permissions(node_id)
-        name = credentials.worker_name(node_id)
-        made = credentials.mint_user(embedded_accounts.account_seed, name, allowed, life_seconds=life)
+        made = credentials.mint_user(seed, credentials.worker_name(node_id), allowed, life_seconds=life)
         return Minted(made.jwt, made.seed, made.user, made.expires_at or 0.0)
 
     async def revoke(revoked: Mapping[str, int]) -> None:

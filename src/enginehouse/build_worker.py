@@ -20,7 +20,8 @@ from enginehouse.core.errors import Invalid
 from enginehouse.core.node_api import RegisterReply
 from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import load_named
-from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.addresses import Rules
+from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.pypi import Limits, Python
 from enginehouse.fetch.registry.requests import Registries
 from enginehouse.host import confinement, disk, hardware, processes

@@ -86,7 +86,7 @@ def _prepare_data(data: Path) -> disk.Lock:
     disk.make_usable(data)
     lock = disk.Lock(data / "lock", "start")
     logs = data / "logs"
-    with disk.naming_the_culprit(data):
+    with disk.naming_the_file(data):
         logs.mkdir(exist_ok=True)
         for role in ROLES:
             path = data / f"{role}.token"
@@ -100,7 +100,7 @@ def _prepare_data(data: Path) -> disk.Lock:
 
 
 def _prepare_bus(settings: UpSettings) -> embedded.EmbeddedServer:
-    with disk.naming_the_culprit(settings.data):
+    with disk.naming_the_file(settings.data):
         identity.load_identity(settings.data / "node.key")
         return embedded.prepare(
             settings.data / "bus",

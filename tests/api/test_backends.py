@@ -8,7 +8,8 @@ from tests.api.whole_frontend import site
 
 from enginehouse.core.gallery_source import GallerySource
 from enginehouse.fetch.galleries.sources import Sources
-from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.addresses import Rules
+from enginehouse.fetch.http.client import Client
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.settings.programs import FrontendSettings
 

@@ -22,7 +22,7 @@ async def test_a_workers_forged_messages_are_counted(tmp_path: Path) -> None:
         frontend, bad = await world.frontend(), await world.worker(NodeId("n-1"))
         replies = Inbox()
         await frontend.subscribe(subjects.ALL_REPLIES, replies)
-        counted.look()
+        counted.count_new()
         assert not counted.counts
         for _ in range(3):
             await bad.publish(subjects.reply_subject(NodeId("n-2"), IntentId("i"), 1), b"forged")
@@ -30,7 +30,7 @@ async def test_a_workers_forged_messages_are_counted(tmp_path: Path) -> None:
         assert (await replies.next()).payload == b"own"
 
         def three() -> bool:
-            counted.look()
+            counted.count_new()
             return counted.counts["publish"] == 3
 
         await until(three)
@@ -39,16 +39,16 @@ async def test_a_workers_forged_messages_are_counted(tmp_path: Path) -> None:
 def test_a_line_is_counted_once_and_a_log_that_began_anew_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "nats.log"
     counted = ViolationLog(path)
-    counted.look()
+    counted.count_new()
     path.write_text(LINE + LINE[:40])
-    counted.look()
-    counted.look()
+    counted.count_new()
+    counted.count_new()
     assert counted.counts == {"publish": 1}
     path.write_text(LINE + LINE)
-    counted.look()
+    counted.count_new()
     assert counted.counts == {"publish": 2}
     path.write_text(LINE.replace("Publish", "Subscription"))
-    counted.look()
+    counted.count_new()
     assert counted.counts == {"publish": 2, "subscription": 1}
 
 
@@ -56,8 +56,8 @@ def test_a_flood_costs_one_bounded_read(tmp_path: Path) -> None:
     path = tmp_path / "nats.log"
     path.write_text(LINE * (3 * READ_BYTES // len(LINE)))
     counted = ViolationLog(path)
-    counted.look()
+    counted.count_new()
     assert 0 < counted.counts["publish"] <= READ_BYTES // len(LINE) + 1
     before = counted.counts["publish"]
-    counted.look()
+    counted.count_new()
     assert counted.counts["publish"] == before

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.core.gallery import Gallery
+from enginehouse.core.gallery_entry import Gallery
 from enginehouse.fetch.galleries.documents import read_backends
 
 SHARED = Path(os.environ.get("ENGINEHOUSE_SHARED") or Path(__file__).parents[3] / "shared")

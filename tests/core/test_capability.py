@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.core.localai import localai, needs_index
 
 from enginehouse.core import capability
-from enginehouse.core.capability import Facts, decide, keys_for, misfit, preferred_words, too_new
+from enginehouse.core.capability import Facts, decide, keys_for, preferred_words, too_new, why_unsuitable
 
 GIB = 1024**3
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
@@ -120,7 +120,7 @@ def test_the_keys_for_a_capability_go_from_the_special_to_the_general(word: str,
     ],
 )
 def test_a_build_that_obviously_cannot_run_says_what_it_needs(word: str, name: str, uri: str, needs: str) -> None:
-    reason = misfit(word, name, uri)
+    reason = why_unsuitable(word, name, uri)
     assert needs in reason
     assert bool(reason) is bool(needs)
     assert not reason or word in reason
@@ -162,7 +162,9 @@ def _of_localai(word: str, name: str, uri: str) -> bool:
 )
 def test_the_filter_differs_from_localais_only_where_that_is_wrong(word: str) -> None:
     for entry in localai().backends:
-        if not entry.uri or (not misfit(word, entry.name, entry.uri)) is _of_localai(word, entry.name, entry.uri):
+        if not entry.uri or (not why_unsuitable(word, entry.name, entry.uri)) is _of_localai(
+            word, entry.name, entry.uri
+        ):
             continue
         is_mlx_elsewhere = "mlx" in entry.name and "metal" not in entry.name
         is_amd64_for_l4t = word.startswith("nvidia-l4t") and capability.cuda_of(entry.name) and "l4t" not in entry.name

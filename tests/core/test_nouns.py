@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from enginehouse.core import gallery, name, progress
 from enginehouse.core.capability import capability_of, platform_of
 from enginehouse.core.errors import EXIT_CODE, HTTP_STATUS, EnginehouseError, Hopeless, Invalid, NotFound, from_status
-from enginehouse.core.gallery import Gallery, GalleryEntry
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import parse_process_key, process_key
 

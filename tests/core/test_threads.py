@@ -6,35 +6,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.core.threads import Promised, is_for_card, share
+from enginehouse.core.threads import AssignedThreads, is_for_card, share
 
 
 @pytest.mark.parametrize(
-    ("cores", "wanted", "promised", "threads"),
+    ("cores", "wanted", "assigned", "threads"),
     [
-        (8, 0, Promised(), 4),
-        (8, 0, Promised(4, 1), 4),
-        (8, 0, Promised(8, 2), 2),
-        (8, 0, Promised(10, 3), 2),
-        (8, 6, Promised(), 6),
-        (8, 6, Promised(4, 1), 4),
-        (8, 64, Promised(), 8),
-        (2, 0, Promised(1, 1), 1),
-        (2, 0, Promised(2, 2), 1),
-        (1, 0, Promised(50, 50), 1),
+        (8, 0, AssignedThreads(), 4),
+        (8, 0, AssignedThreads(4, 1), 4),
+        (8, 0, AssignedThreads(8, 2), 2),
+        (8, 0, AssignedThreads(10, 3), 2),
+        (8, 6, AssignedThreads(), 6),
+        (8, 6, AssignedThreads(4, 1), 4),
+        (8, 64, AssignedThreads(), 8),
+        (2, 0, AssignedThreads(1, 1), 1),
+        (2, 0, AssignedThreads(2, 2), 1),
+        (1, 0, AssignedThreads(50, 50), 1),
         # Engines on a card leave the cores to the others.
-        (8, 0, Promised(3, 3), 4),
+        (8, 0, AssignedThreads(3, 3), 4),
     ],
 )
-def test_a_share(cores: int, wanted: int, promised: Promised, threads: int) -> None:
-    assert share(cores, wanted, promised) == threads
+def test_a_share(cores: int, wanted: int, assigned: AssignedThreads, threads: int) -> None:
+    assert share(cores, wanted, assigned) == threads
 
 
 @given(st.integers(1, 256), st.integers(0, 512), st.integers(0, 10_000), st.integers(0, 1000))
 def test_nobody_is_refused_or_gets_more_than_there_is(cores: int, wanted: int, threads: int, engines: int) -> None:
-    got = share(cores, wanted, Promised(threads, engines))
+    got = share(cores, wanted, AssignedThreads(threads, engines))
     assert 1 <= got <= cores
-    assert got >= share(cores, wanted, Promised(threads + 1, engines + 1))
+    assert got >= share(cores, wanted, AssignedThreads(threads + 1, engines + 1))
 
 
 @pytest.mark.parametrize(

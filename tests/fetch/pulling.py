@@ -9,7 +9,8 @@ from tests.fetch.faulty import Faulty
 from tests.fetch.images import Image
 
 from enginehouse.core.artifact import Layer
-from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.addresses import Rules
+from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.origins import Origin, open_origin
 from enginehouse.fetch.registry.requests import Registries

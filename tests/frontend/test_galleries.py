@@ -17,7 +17,8 @@ from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
 from enginehouse.core.report import Report
 from enginehouse.fetch.galleries.sources import Sources
-from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.addresses import Rules
+from enginehouse.fetch.http.client import Client
 from enginehouse.frontend.galleries import Galleries
 
 NODE = Node(

@@ -19,7 +19,7 @@ from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import Unavailable, Upstream
-from enginehouse.core.gallery import Gallery, GalleryEntry
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.model import Model, ModelFile
@@ -31,9 +31,8 @@ from enginehouse.core.report import Report
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Registered
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.operations.targets import as_known
-from enginehouse.frontend.watching.board import SilenceLimits
-from enginehouse.frontend.watching.views import OperationView
+from enginehouse.frontend.operations.targets import use_last_reports
+from enginehouse.frontend.watching.views import OperationView, SilenceLimits
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Message
 from enginehouse.settings.programs import FrontendSettings
@@ -142,7 +141,7 @@ class World:
             galleries=Galleries(galleries),
             owner=owner,
             addresses=addresses,
-            freshen=as_known,
+            freshen=use_last_reports,
         )
         made = make_frontend(settings, outside, self.wakes)
         self.events, self.board, self.galleries = made.events, made.board, made.galleries

@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_used_is_named_with_the_option_that_chose_it(
         (PermissionError(errno.EACCES, "Permission denied", str(tmp_path)), "Permission denied; make it writable"),
         (PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "lock")), "lock in it: Permission denied"),
     ):
-        with pytest.raises(Hopeless) as refused, disk.naming_the_culprit(tmp_path, option):
+        with pytest.raises(Hopeless) as refused, disk.naming_the_file(tmp_path, option):
             raise error
         assert refused.value.message.startswith(told + reason)
         assert option in refused.value.message

@@ -12,7 +12,7 @@ import pytest
 from enginehouse.host import landlock
 
 # In CI the kernel has it; elsewhere a machine without it is no fault of the program.
-pytestmark = pytest.mark.skipif(not landlock.look()[0] and "CI" not in os.environ, reason=landlock.look()[1])
+pytestmark = pytest.mark.skipif(not landlock.detect()[0] and "CI" not in os.environ, reason=landlock.detect()[1])
 _TRY = """
 import ctypes, os, sys
 from pathlib import Path
@@ -40,7 +40,7 @@ def tried(abi: int, allowed: Path, path: Path, right: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
 
 
-@pytest.mark.parametrize("abi", range(1, landlock.look()[0] + 1))
+@pytest.mark.parametrize("abi", range(1, landlock.detect()[0] + 1))
 def test_every_age_of_the_interface_refuses_what_it_can(abi: int, tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     for directory in (own, other):
@@ -55,7 +55,7 @@ def test_every_age_of_the_interface_refuses_what_it_can(abi: int, tmp_path: Path
 
 def test_a_rule_for_a_file_takes_only_what_files_have(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with landlock.Ruleset(landlock.look()[0]) as rules:
+    with landlock.Ruleset(landlock.detect()[0]) as rules:
         rules.allow(tmp_path / "file", landlock.OWN)
         rules.allow(tmp_path / "file" / "below", landlock.OWN)
         assert not os.get_inheritable(rules.descriptor)

@@ -12,9 +12,9 @@ from enginehouse.host.log_limit import (
     ALL_BYTES,
     ALL_PER_SECOND,
     LINE_CHARACTERS,
+    LOG_COUNT_SECONDS,
     PLACE_BYTES,
     PLACE_PER_SECOND,
-    TELL_SECONDS,
     LimitedHandler,
 )
 
@@ -68,7 +68,7 @@ def test_a_flood_from_one_place_hides_no_other(log: Log) -> None:
 
 def test_what_was_left_out_is_told_although_that_place_says_nothing_more(log: Log) -> None:
     log.flood()
-    log.now += 1.5 * TELL_SECONDS
+    log.now += 1.5 * LOG_COUNT_SECONDS
     log.logger.info("something.else")
     assert "log.left_out event=reply.dropped" in log.text
 

@@ -99,10 +99,10 @@ async def test_a_process_is_known_by_the_nonce_it_carries(tmp_path: Path) -> Non
     process = await spawned(tmp_path, "import signal; print('up'); signal.pause()", nonce="right")
     await lines_of(tmp_path / "log", 1)
     assert processes.start_time(process.pid) is not None
-    assert [pid for pid, _ in processes.carriers("right")] == [process.pid]
-    assert [pid for pid, _ in processes.carriers("wrong")] == []
+    assert [pid for pid, _ in processes.processes_with_nonce("right")] == [process.pid]
+    assert [pid for pid, _ in processes.processes_with_nonce("wrong")] == []
     await processes.stop_group(process, 5)
-    assert [pid for pid, _ in processes.carriers("right")] == []
+    assert [pid for pid, _ in processes.processes_with_nonce("right")] == []
     assert processes.start_time(process.pid) is None
 
 

@@ -1,4 +1,4 @@
-"""Promised threads: counted once per engine, in turn where that can be had, and never a reason not to start."""
+"""Assigned threads: counted once per engine, in turn where that can be had, and never a reason not to start."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_threads_are_counted_once_per_engine_whatever_it_starts(tmp_path: Path) -> None:
-    before = threads.promised()
+    before = threads.assigned()
     environment = {processes.NONCE: "counted", threads.THREADS: "3", "PATH": os.environ["PATH"]}
     process = await processes.spawn(
         [sys.executable, "-u", "-c", STUBBORN], directory=tmp_path, environment=environment, log=tmp_path / "log"
     )
     await lines_of(tmp_path / "log", 1)
-    own = {env[processes.NONCE]: env.get(threads.THREADS) for _, env in processes.carriers("counted")}
+    own = {env[processes.NONCE]: env.get(threads.THREADS) for _, env in processes.processes_with_nonce("counted")}
     assert own == {"counted": "3"}
-    assert threads.promised().threads >= 3
-    assert threads.promised().engines >= 1
+    assert threads.assigned().threads >= 3
+    assert threads.assigned().engines >= 1
     await processes.stop_group(process, 0.2)
-    assert not list(processes.carriers("counted"))
+    assert not list(processes.processes_with_nonce("counted"))
     assert before.threads >= 0
 
 
 async def test_only_one_worker_of_a_machine_counts_and_starts_at_a_time(temporary: Path) -> None:
     lock = temporary / f"enginehouse-{os.getuid()}" / "threads.lock"
-    async with threads.budget(5) as promised:
-        assert promised.threads >= 0
+    async with threads.budget(5) as assigned:
+        assert assigned.threads >= 0
         with lock.open("rb") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with lock.open("rb") as other:
@@ -53,8 +53,8 @@ async def test_only_one_worker_of_a_machine_counts_and_starts_at_a_time(temporar
 
 
 async def test_a_lock_that_is_kept_for_long_stops_no_engine(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with threads.budget(5), threads.budget(0.1) as promised:
-        assert promised.threads >= 0
+    async with threads.budget(5), threads.budget(0.1) as assigned:
+        assert assigned.threads >= 0
     assert "threads.lock_timed_out" in caplog.text
 
 
@@ -72,7 +72,7 @@ async def test_what_another_user_has_put_in_its_place_stops_no_engine(temporary:
         (place / "threads.lock").write_text("")
         os.chown(place / "threads.lock", 65534, 65534)
     os.chown(place, 65534, 65534, follow_symlinks=False)
-    async with threads.budget(5) as promised:
-        assert promised.threads >= 0
+    async with threads.budget(5) as assigned:
+        assert assigned.threads >= 0
     # Nothing of ours is where somebody else could get hold of it.
     assert not [path for path in temporary.rglob("*.lock") if path.stat().st_uid == os.getuid()]

@@ -15,7 +15,7 @@ from tests.replay.lab import Lab
 from tests.replay.recordings import FIRST_NODE, SECOND_NODE, exchanges, listing, needs_recordings
 
 from enginehouse.core import subjects
-from enginehouse.core.operation import OLDER_AT_WORK, STILL
+from enginehouse.core.operation import OLDER_AT_WORK, STILL_RUNNING
 from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS
 
 STALL_SECONDS = 0.3
@@ -153,7 +153,7 @@ async def test_a_cancelled_operation_is_cancelled_at_once_everywhere_and_for_goo
     again = await frontends.second.ask("POST", f"/api/operations/{operation_id}/cancel")
     assert (again.status, again.error["code"]) == (409, "already_terminal")
     rows = (await frontends.second.operation(operation_id))["nodes"]
-    assert all(STILL in row["error"] for row in rows), "a worker of LocalAI's cannot be stopped"
+    assert all(STILL_RUNNING in row["error"] for row in rows), "a worker of LocalAI's cannot be stopped"
     gate.set()
     for frontend in frontends.both:
         for name in ("worker-1", "worker-2"):

@@ -23,13 +23,14 @@ from tests.sim.trace import Violation
 from enginehouse.build_frontend import Frontend, Outside, make_frontend
 from enginehouse.core import node_api
 from enginehouse.core.errors import EnginehouseError, Unavailable
-from enginehouse.core.gallery import Gallery, GalleryEntry
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.delivery.collector import LATE_SECONDS
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.operations.targets import as_known
-from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, SilenceLimits
+from enginehouse.frontend.operations.targets import use_last_reports
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS
+from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.loop import Loop, Wakes
 from enginehouse.settings.programs import FrontendSettings
 
@@ -134,7 +135,7 @@ class SimFrontend:
             owner=str(uuid.uuid4()),
             verify=lambda *_: True,
             # Without such workers nobody is asked, and to look for them is part of a run's cost.
-            freshen=None if world.options.old_nodes else as_known,
+            freshen=None if world.options.old_nodes else use_last_reports,
         )
         made = make_frontend(settings, outside, wakes)
         loops = wakes.loops
@@ -146,7 +147,7 @@ class SimFrontend:
             Loop("late-replies", collector.late_step, LATE_SECONDS),
             Loop("write-progress", collector.write_progress_step, WRITE_SECONDS),
             Loop("health", made.nodes.step, HEALTH_SECONDS),
-            Loop("tell", board.step, PUBLISH_SECONDS),
+            Loop("publish", board.step, PUBLISH_SECONDS),
             Loop("catch-up", self._only_news(board.catch_up_step), CATCH_UP_SECONDS),
             Loop("hopeless", made.cancellation.hopeless_step, HOPELESS_SECONDS),
             Loop("load", self._while_steered(made.loader.step), LOAD_SECONDS),

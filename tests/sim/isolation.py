@@ -57,12 +57,12 @@ class Isolation:
         # be as late as the bus can be.
         has_said = EPOCH + now - LOST_AFTER_BUDGETS * PATIENCE.install_seconds - SENT_WITHIN_SECONDS
         late_seconds = 2 * world.bus_weather.late_seconds
-        has_come = EPOCH + now - world.options.lease_seconds - SENT_WITHIN_SECONDS - late_seconds
+        was_put_in_place = EPOCH + now - world.options.lease_seconds - SENT_WITHIN_SECONDS - late_seconds
         query = (
             "select node_id, subject, intent_id from lingering_commands"
             " where received_at > ? or (received_at = 0 and sent_at > ?)"
         )
-        held = select_rows(world.database.connection, query, (has_said, has_come))
+        held = select_rows(world.database.connection, query, (has_said, was_put_in_place))
         due = [
             one
             for one in every

@@ -75,7 +75,7 @@ def _back_and_forth(chance: Random) -> tuple[SimRequest, ...]:
 
 
 def _older_commands_never_arrive() -> list[Patch]:
-    return [(store_intents, "shadowed", lambda connection, node_id, subjects: {})]
+    return [(store_intents, "unanswered_generations", lambda connection, node_id, subjects: {})]
 
 
 def delete_at_once(chance: Random) -> tuple[SimRequest, ...]:
@@ -127,7 +127,7 @@ def _under_several_names(chance: Random) -> tuple[SimRequest, ...]:
 
 def _what_a_report_shows_is_done() -> list[Patch]:
     """Though the worker said that it failed, and that what is in place may not last."""
-    return [(report, "is_evidence", lambda said, intent: True), (report, "_lasts", lambda backend: True)]
+    return [(report, "may_settle", lambda said, intent: True), (report, "_lasts", lambda backend: True)]
 
 
 def _installs_and_upgrades(chance: Random) -> tuple[SimRequest, ...]:

@@ -20,7 +20,7 @@ from tests.sim.trace import Violation
 
 from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import EnginehouseError, Unavailable
-from enginehouse.core.gallery import Gallery
+from enginehouse.core.gallery_entry import Gallery
 from enginehouse.core.ids import NodeId
 from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.frontend.fleet.nodes import token_hash

@@ -25,8 +25,8 @@ from tests.fleet.databases import Server, running_server
 from enginehouse.core.errors import Invalid, Unavailable
 from enginehouse.core.model import Model
 from enginehouse.store import models, nodes
-from enginehouse.store.db import Connection, Store, StoreLimits
-from enginehouse.store.limits import COMMIT_SECONDS
+from enginehouse.store.db import Connection, Store
+from enginehouse.store.limits import COMMIT_SECONDS, StoreLimits
 
 ANSWER_SECONDS = 1.5
 LIMITS = StoreLimits(answer_seconds=ANSWER_SECONDS)

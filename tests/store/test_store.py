@@ -24,8 +24,9 @@ from enginehouse.core.progress import Progress
 from enginehouse.core.replica import Replica
 from enginehouse.core.report import Report
 from enginehouse.store import claims, db, intents, keys, leases, models, nodes, operations, replicas
-from enginehouse.store.db import Connection, Store, StoreLimits
+from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
+from enginehouse.store.limits import StoreLimits
 from enginehouse.store.schema import metadata
 from enginehouse.store.supersession import add_intent
 

@@ -143,7 +143,7 @@ async def test_the_death_of_an_engine_is_reported_within_a_second(tmp_path: Path
         assert (await worker.tell(subjects.PULL_MODEL, pull)).success
         assert (await worker.tell(subjects.INSTALL, start())).success
         await until(lambda: len(worker.report.replicas) == 1)
-        ((pid, _),) = processes.carriers(worker.report.replicas[0].nonce)
+        ((pid, _),) = processes.processes_with_nonce(worker.report.replicas[0].nonce)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: worker.report.replicas == (), limit_seconds=1.0)
 

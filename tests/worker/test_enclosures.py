@@ -160,9 +160,9 @@ async def test_engines_of_another_user_are_found_and_ended_by_their_nonce(open_p
     async with running_world(open_place, chosen=chosen) as world:
         await tried(world, python="/usr/bin/python3")
         (replica,) = world.supervisor.running()
-        assert list(processes.carriers(replica.nonce))
+        assert list(processes.processes_with_nonce(replica.nonce))
         assert processes.kill_leftovers(replica.nonce, 5.0) > 0
-        await until(lambda: not list(processes.carriers(replica.nonce)))
+        await until(lambda: not list(processes.processes_with_nonce(replica.nonce)))
 
 
 @needs_root

@@ -28,7 +28,7 @@ from enginehouse.frontend.fleet.tokens import Caller, Keys
 log = logging.getLogger(__name__)
 
 
-class Edge:
+class RouteEndpoint:
     """The ASGI endpoint of one route: authorizes the caller, calls the route, answers errors."""
 
     def __init__(self, route: ApiRoute, keys: Keys, metrics: Metrics, *, is_loopback: bool) -> None:
@@ -97,7 +97,11 @@ async def _answer(error: EnginehouseError, request_id: str, send: Send, is_start
 def build(routes: Sequence[ApiRoute], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Starlette:
     app = Starlette(
         routes=[
-            Route(route.path, endpoint=Edge(route, keys, metrics, is_loopback=is_loopback), methods=[route.method])
+            Route(
+                route.path,
+                endpoint=RouteEndpoint(route, keys, metrics, is_loopback=is_loopback),
+                methods=[route.method],
+            )
             for route in routes
         ],
         exception_handlers={404: _no_route, 405: _no_route},

@@ -8,9 +8,10 @@ from starlette.responses import Response
 from enginehouse.api.requests import json_response
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.node import Node
+from enginehouse.core.views import Upgrade
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.galleries import Galleries, Offer
-from enginehouse.frontend.operations.upgrades import Upgrade, Upgrades, drift_of
+from enginehouse.frontend.operations.upgrades import Upgrades, drift_of
 
 
 class BackendRoutes:

@@ -26,7 +26,7 @@ class ViolationLog:
         self._offset = 0
         self.counts: Counter[str] = Counter()
 
-    def look(self) -> None:
+    def count_new(self) -> None:
         """Count the new violations. Blocks for one read."""
         try:
             size = self._path.stat().st_size

@@ -1,15 +1,14 @@
 """The parts of the frontend's answers that the commands show.
 
 Unknown fields are ignored, and only fields that every frontend has always sent are required, so that commands can talk
-to a newer or older frontend. Structs of `core` are used where the frontend sends them; those of `frontend` are not,
-because importing them would import the database.
+to a newer or older frontend. Nodes, models, upgrades and plans are structs of `core.views`. Operations have a form of
+their own here, because what a command shows of one is the same for a running, an ended and a local one.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct, field
 
-from enginehouse.core.model import ModelOptions
 from enginehouse.core.operation import Excluded, RequestOptions
 
 
@@ -87,42 +86,6 @@ class ListedHolder(Struct, frozen=True, kw_only=True):
     report_age_seconds: float | None = None
 
 
-class UpgradableNode(Struct, frozen=True, kw_only=True):
-    node_id: str
-    node_name: str = ""
-    installed_version: str = ""
-    installed_digest: str = ""
-    available_version: str = ""
-    available_digest: str = ""
-    unknown: bool = False
-
-
-class UpgradableBackend(Struct, frozen=True, kw_only=True):
-    nodes: tuple[UpgradableNode, ...] = ()
-
-
-class PlannedNode(Struct, frozen=True, kw_only=True):
-    node_name: str = ""
-    node_status: str = ""
-    does: str = ""
-    backend: str = ""
-    version: str = ""
-    digest: str = ""
-    capability: str = ""
-    platform: str = ""
-    installed_version: str = ""
-    installed_digest: str = ""
-    download_bytes: int = 0
-    free_disk_bytes: int = 0
-    note: str = ""
-
-
-class ListedPlan(Struct, frozen=True, kw_only=True):
-    nodes: tuple[PlannedNode, ...] = ()
-    excluded: tuple[Excluded, ...] = ()
-    max_parallel: int = 0
-
-
 class ListedBackend(Struct, frozen=True, kw_only=True):
     name: str = field(name="Name")
     is_meta: bool = field(name="IsMeta", default=False)
@@ -149,21 +112,6 @@ class AvailableBackend(Struct, frozen=True, kw_only=True):
     @property
     def gallery_name(self) -> str:
         return self.gallery if isinstance(self.gallery, str) else self.gallery.name
-
-
-class ReplicaPlace(Struct, frozen=True, kw_only=True):
-    node_name: str = ""
-
-
-class ListedModel(Struct, frozen=True, kw_only=True):
-    name: str
-    backend: str = ""
-    description: str = ""
-    license: str = ""
-    size_bytes: int = 0
-    state: str = ""
-    options: ModelOptions = ModelOptions()
-    replicas: tuple[ReplicaPlace, ...] | None = None
 
 
 class ListedToken(Struct, frozen=True, kw_only=True):

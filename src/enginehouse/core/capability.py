@@ -123,7 +123,7 @@ def too_new(capability: str, name: str, uri: str) -> str:
     return f"it is built for CUDA {needs}, this machine has {has}" if has and needs > has else ""
 
 
-def misfit(capability: str, name: str, uri: str) -> str:
+def why_unsuitable(capability: str, name: str, uri: str) -> str:
     """Why a build named `name` at `uri` clearly cannot run on a machine; "" if nothing indicates that.
 
     Only whole words count, and a build with `cpu` in its name runs everywhere: `cpu-mlx` is not an Apple build.

@@ -12,21 +12,10 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from enginehouse.core.backend import Resolved, package_digest
-from enginehouse.core.capability import DISABLED, GENERAL, keys_for, misfit, preferred_words, too_new
+from enginehouse.core.capability import DISABLED, GENERAL, keys_for, preferred_words, too_new, why_unsuitable
 from enginehouse.core.errors import Hopeless, NotFound, Unavailable
-from enginehouse.core.gallery_entry import Gallery, GalleryEntry, GalleryState, Skipped
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 from enginehouse.core.model import Model
-
-__all__ = [
-    "Catalogue",
-    "Choice",
-    "Gallery",
-    "GalleryEntry",
-    "GalleryState",
-    "Skipped",
-    "find_model",
-    "resolve",
-]
 
 EXPECTED_SECONDS = 2.0  # an index of a thousand entries is loaded within this time
 
@@ -210,7 +199,7 @@ class _Search:
         return self._take(gallery, entry, step, "")
 
     def _misfit(self, entry: GalleryEntry) -> str:
-        reason = misfit(self._capability, entry.name, entry.uri)
+        reason = why_unsuitable(self._capability, entry.name, entry.uri)
         return reason and f"{reason} (force another capability, or {DISABLED!r}, to install it anyway)"
 
     def _take(self, gallery: Gallery, entry: GalleryEntry, step: str, meta: str) -> Choice | None:

@@ -34,7 +34,7 @@ def shows_install(backend: InstalledBackend, action: InstallBackend, intent: Int
     return not is_other and _came_since(backend, action, intent)
 
 
-def has_come(listed: Iterable[InstalledBackend], intent: Intent) -> bool:
+def was_put_in_place(listed: Iterable[InstalledBackend], intent: Intent) -> bool:
     """Whether a listing shows a build that the install's command, or an equal one, has put in place."""
     action = intent.action
     return isinstance(action, InstallBackend) and any(

@@ -73,7 +73,7 @@ class Node(Struct, frozen=True, kw_only=True):
         return self.is_target and not self.is_localai and self.health == "healthy" and not self.drained
 
 
-def lack_bus(approved: Iterable[Node], since: float) -> bool:
+def every_bus_is_away(approved: Iterable[Node], since: float) -> bool:
     """Whether every node heard from since then reports that its bus is away. LocalAI workers never report it."""
     heard = [node for node in approved if node.last_heartbeat >= since and not node.is_localai]
     return bool(heard) and all(node.bus_away for node in heard)

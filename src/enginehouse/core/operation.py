@@ -118,7 +118,7 @@ def width_of(kind: OperationKind, max_parallel: int, fleet: int) -> int:
     return max(1, int(FLEET_SHARE * fleet)) if kind == "upgrade" else 0
 
 
-STILL = "LocalAI's worker cannot cancel it and continues"
+STILL_RUNNING = "LocalAI's worker cannot cancel it and continues"
 OLDER_AT_WORK = "older_at_work"  # the reason of an intent that is sent after an older command has ended on the worker
 OLDER_MESSAGE = "LocalAI's worker is still busy with an older request for the same subject; this one is sent afterwards"
 AWAY_MESSAGE = "the node is away; this continues automatically when it returns"

@@ -59,7 +59,7 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
         return bool(self.boot_id)
 
 
-def believed(report: Report, now: float) -> Report:
+def without_future_marks(report: Report, now: float) -> Report:
     """Limit the marks to the store's current time: a mark that was not issued yet proves nothing."""
     return msgspec.structs.replace(report, mark=min(report.mark, now), boot_mark=min(report.boot_mark, now))
 
@@ -128,7 +128,7 @@ def _lasts(backend: InstalledBackend) -> bool:
     return not backend.is_unsettled
 
 
-def is_evidence(report: Report, intent: Intent) -> bool:
+def may_settle(report: Report, intent: Intent) -> bool:
     """Whether the state in a report may settle an intent.
 
     After a failure our worker's own result counts, because the state it left may look complete but not last. LocalAI

@@ -15,18 +15,18 @@ _CARD = re.compile(r"(?:^|[-_.@])(?:cuda|rocm|hip|sycl|vulkan|metal|mlx|l4t|nvid
 CARD_THREADS = 1  # an engine on a graphics card computes there
 
 
-class Promised(Struct, frozen=True):
+class AssignedThreads(Struct, frozen=True):
     """Threads and engines already assigned on a machine."""
 
     threads: int = 0
     engines: int = 0
 
 
-def share(cores: int, wanted: int, promised: Promised) -> int:
+def share(cores: int, wanted: int, assigned: AssignedThreads) -> int:
     """`wanted` is the model's setting, 0 if it has none."""
     full = min(cores, wanted or max(1, cores // 2))
-    equal = cores // (promised.engines + 1)
-    return max(1, min(full, max(cores - promised.threads, equal)))
+    equal = cores // (assigned.engines + 1)
+    return max(1, min(full, max(cores - assigned.threads, equal)))
 
 
 def is_for_card(directory: str, gpu_vendor: str) -> bool:

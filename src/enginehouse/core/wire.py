@@ -46,19 +46,25 @@ class ModelStart(Struct, frozen=True, kw_only=True):
     files: int | None = None
 
 
-class BackendInstallRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class _BackendPlacement(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What an install and an upgrade both say: which build is to be in place."""
+
     backend: str
-    model_id: str = ""
     backend_galleries: str = ""
     uri: str = ""
     name: str = ""
     alias: str = ""
     replica_index: int = 0
-    force: bool = False
     op_id: str = ""
     # Additive.
     command: Command | None = None
     resolved: Resolved | None = None
+
+
+class BackendInstallRequest(_BackendPlacement, frozen=True, omit_defaults=True, kw_only=True):
+    model_id: str = ""
+    force: bool = False
+    # Additive.
     keep: bool = False
     model: ModelStart | None = None
 
@@ -71,17 +77,8 @@ class BackendInstallReply(Struct, frozen=True, omit_defaults=True, kw_only=True)
     outcome: Outcome | None = None
 
 
-class BackendUpgradeRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    backend: str
-    backend_galleries: str = ""
-    uri: str = ""
-    name: str = ""
-    alias: str = ""
-    replica_index: int = 0
-    op_id: str = ""
-    # Additive.
-    command: Command | None = None
-    resolved: Resolved | None = None
+class BackendUpgradeRequest(_BackendPlacement, frozen=True, omit_defaults=True, kw_only=True):
+    pass
 
 
 class BackendUpgradeReply(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -20,8 +20,6 @@ from enginehouse.fetch.oci.local import LocalBlob
 from enginehouse.fetch.registry.images import ImageOrigin
 from enginehouse.fetch.registry.requests import Registries
 
-__all__ = ["LocalBlob", "Origin", "open_origin"]
-
 
 class Origin(Protocol):
     """One source of an artifact."""

@@ -14,7 +14,8 @@ from msgspec import Struct
 from enginehouse.core import gallery
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Hopeless
-from enginehouse.core.gallery import Catalogue, Choice, Gallery, GalleryEntry, GalleryState
+from enginehouse.core.gallery import Catalogue, Choice
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry, GalleryState
 from enginehouse.core.gallery_source import encode_sources
 from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model

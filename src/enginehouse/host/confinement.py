@@ -117,7 +117,7 @@ def choose(mode: Mode, user: str) -> Confinement:
                 param="engine_user",
             )
         return Confinement(reason="disabled with --engine-confinement off")
-    abi, reason = landlock.look()
+    abi, reason = landlock.detect()
     return Confinement(landlock_abi=abi, user=find_user(user) if user else None, reason=reason)
 
 

@@ -127,7 +127,7 @@ def exchange(first: Path, second: Path) -> bool:
     raise OSError(code, os.strerror(code), str(first), None, str(second))
 
 
-def change_places(first: Path, second: Path, spare: Path) -> None:
+def exchange_paths(first: Path, second: Path, spare: Path) -> None:
     """Swap two directories, atomically if the system supports it.
 
     Otherwise `second` is missing for a moment, and recovery after a crash must move `spare` back to it.
@@ -213,7 +213,7 @@ def make_usable(data: Path) -> None:
 
 
 @contextlib.contextmanager
-def naming_the_culprit(place: Path, option: str = "--data") -> Iterator[None]:
+def naming_the_file(place: Path, option: str = "--data") -> Iterator[None]:
     """Translate `OSError` into `Hopeless` that names the file in `place`, the directory set with `option`."""
     try:
         yield
@@ -241,7 +241,7 @@ class Lock:
 
         `place` is the locked directory, if it is not the directory of the file.
         """
-        with naming_the_culprit(place or path.parent, option):
+        with naming_the_file(place or path.parent, option):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

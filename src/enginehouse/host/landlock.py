@@ -42,7 +42,7 @@ _WHY_NOT = {
 _syscall = ctypes.CDLL(None, use_errno=True).syscall if sys.platform == "linux" else None
 
 
-def look() -> tuple[int, str]:
+def detect() -> tuple[int, str]:
     """Return the Landlock ABI of this kernel, or 0 and the reason."""
     if _syscall is None:
         return 0, "Landlock needs Linux"

@@ -19,7 +19,7 @@ HEAD_BYTES = 80  # time, level and name
 PLACE_BYTES, PLACE_PER_SECOND = 256 * 1024, 4 * 1024
 # In total: the growth of a file between two size checks (`host.children`) is a small part of its limit.
 ALL_BYTES, ALL_PER_SECOND = 2 * 1024 * 1024, 32 * 1024
-TELL_SECONDS = 10.0  # after this time, the count is logged with the next line of any place
+LOG_COUNT_SECONDS = 10.0  # after this time, the count is logged with the next line of any place
 LogSource = tuple[str, int]
 
 
@@ -67,7 +67,9 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
         if not (budget.has(size, now) and self._all.has(size, now)):
             self._left_out.setdefault(place, _LeftOut(_event_of(record), now)).lines += 1
             return
-        for one in [each for each, left in self._left_out.items() if each == place or now - left.since > TELL_SECONDS]:
+        for one in [
+            each for each, left in self._left_out.items() if each == place or now - left.since > LOG_COUNT_SECONDS
+        ]:
             self._report(self._left_out.pop(one))
         budget.take(size)
         self._all.take(size)

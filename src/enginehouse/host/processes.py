@@ -172,7 +172,7 @@ def start_time(pid: int) -> float | None:
         return None
 
 
-def carriers(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
+def processes_with_nonce(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
     """Yield live processes with any nonce, or with this one, and their environment: engines and descendants."""
     for process in psutil.process_iter():
         try:
@@ -292,7 +292,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 def kill_leftovers(nonce: str, limit_seconds: float) -> int:
     """Kill all processes with `nonce`, left by an earlier worker. Returns their number. Blocks."""
-    found = [psutil.Process(pid) for pid, _ in carriers(nonce)]
+    found = [psutil.Process(pid) for pid, _ in processes_with_nonce(nonce)]
     for process in found:
         # psutil compares the start time before it sends the signal.
         with contextlib.suppress(psutil.Error):

@@ -1,7 +1,7 @@
-"""Threads promised to the engines of this machine, and a lock that serialises the promises of several workers.
+"""Threads assigned to the engines of this machine, and a lock that lets one worker at a time assign them.
 
 The lock is best effort. If there is no safe directory for it, or another process holds it too long, engines start
-anyway, and two that start at the same time may be promised the same cores. The lock file is only used in a directory
+anyway, and two that start at the same time may be assigned the same cores. The lock file is only used in a directory
 of our own user, never in one that another user could have created.
 """
 
@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from enginehouse.core.threads import Promised
+from enginehouse.core.threads import AssignedThreads
 from enginehouse.host import processes
 
 log = logging.getLogger(__name__)
@@ -28,20 +28,20 @@ _LOCK = "threads.lock"
 _POLL_SECONDS = 0.02
 
 
-def promised() -> Promised:
-    """Return the threads promised to all live engines of this user, of any worker. Blocks."""
+def assigned() -> AssignedThreads:
+    """Return the threads assigned to all live engines of this user, of any worker. Blocks."""
     found: dict[str, int] = {}
-    for _, environment in processes.carriers():
+    for _, environment in processes.processes_with_nonce():
         threads = environment.get(THREADS, "")
         if threads.isdecimal() and len(threads) < 6:
             # Descendants inherit the environment of their engine, so each nonce counts once.
             found[environment[processes.NONCE]] = int(threads)
-    return Promised(sum(found.values()), len(found))
+    return AssignedThreads(sum(found.values()), len(found))
 
 
 @contextlib.asynccontextmanager
-async def budget(limit_seconds: float) -> AsyncIterator[Promised]:
-    """Yield the promised threads while holding the lock against other workers of this user.
+async def budget(limit_seconds: float) -> AsyncIterator[AssignedThreads]:
+    """Yield the assigned threads while holding the lock against other workers of this user.
 
     Continues without the lock if it cannot be taken within the limit.
     """
@@ -51,7 +51,7 @@ async def budget(limit_seconds: float) -> AsyncIterator[Promised]:
             stack.callback(os.close, descriptor)
             if not await _locked(descriptor, limit_seconds):
                 log.warning("threads.lock_timed_out seconds=%.1f", limit_seconds)
-        yield await asyncio.to_thread(promised)
+        yield await asyncio.to_thread(assigned)
 
 
 async def _locked(descriptor: int, limit_seconds: float) -> bool:

@@ -31,7 +31,7 @@ from enginehouse.store.clock import StoreClock
 from enginehouse.store.engines import POSTGRES_THREADS, SQLITE_THREADS, Holding, make_engine
 from enginehouse.store.limits import COMMIT_SECONDS, MIGRATION_SECONDS, StoreLimits
 
-__all__ = ["Connection", "Store", "StoreLimits", "now"]
+__all__ = ["Connection", "Store", "now"]  # the connection type belongs to SQLAlchemy, which only the store imports
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

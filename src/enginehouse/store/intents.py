@@ -55,7 +55,7 @@ def changing(connection: Connection, nodes: Iterable[Node], subjects: Iterable[s
     return found
 
 
-def shadowed(connection: Connection, node_id: NodeId, subjects: Iterable[str]) -> dict[str, int]:
+def unanswered_generations(connection: Connection, node_id: NodeId, subjects: Iterable[str]) -> dict[str, int]:
     """Per subject, the newest generation that was sent and given up without an answer from the worker.
 
     Its message may still arrive, and the worker refuses it only if it has seen a newer generation.

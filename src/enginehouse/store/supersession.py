@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from enginehouse.core.action import Action, InstallBackend, is_same_request, pointer_of, pointing, subject_of
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Change, Intent
-from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL
+from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL_RUNNING
 from enginehouse.store import lingering
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply, note_ended
@@ -120,7 +120,7 @@ def _add_some(
         if goes_on:
             held.add(place)
         for older in there:
-            message = f"{_SUPERSEDED}; {STILL}" if older.id in goes_on else _SUPERSEDED
+            message = f"{_SUPERSEDED}; {STILL_RUNNING}" if older.id in goes_on else _SUPERSEDED
             apply(connection, older, Change(kind="supersede", now=now, reason="superseded", message=message))
             superseded.append(older.id)
         intent = Intent(

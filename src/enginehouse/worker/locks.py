@@ -30,7 +30,7 @@ class _Lock:
         self.holders += 1
         self.is_exclusive = exclusive
 
-    def let_in(self) -> None:
+    def admit_waiting(self) -> None:
         while self.waiting and self.may_enter(self.waiting[0][1]):
             waiter, exclusive = self.waiting.popleft()
             self.enter(exclusive)
@@ -68,11 +68,11 @@ class Locks:
             else:
                 # Granted and cancelled at the same time: the next waiter gets the lock.
                 lock.holders -= 1
-            lock.let_in()
+            lock.admit_waiting()
             raise
 
     def _leave(self, name: str, lock: _Lock) -> None:
         lock.holders -= 1
-        lock.let_in()
+        lock.admit_waiting()
         if lock.is_idle and self._locks.get(name) is lock:
             del self._locks[name]

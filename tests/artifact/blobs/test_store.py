@@ -15,7 +15,7 @@ from tests.worker.world import nothing, until
 from enginehouse.artifact.blobs import partial
 from enginehouse.artifact.blobs.partial import Partial, journal_of
 from enginehouse.artifact.blobs.store import STILL_SECONDS, BlobStore
-from enginehouse.artifact.images.layers import SPARE_BYTES
+from enginehouse.artifact.images.contents import SPARE_BYTES
 from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.host import disk

@@ -17,7 +17,7 @@ from tests.fetch.real_registry import Registry
 from tests.worker.shelf import Shelf, launcher, noise, said_by, shelf, tree_of
 from tests.worker.world import nothing, until
 
-from enginehouse.artifact.images.layers import SPARE_BYTES
+from enginehouse.artifact.images.contents import SPARE_BYTES
 from enginehouse.core.errors import Unavailable
 from enginehouse.host import disk
 

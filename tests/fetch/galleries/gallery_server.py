@@ -13,7 +13,8 @@ from pathlib import Path
 
 from enginehouse.core.gallery_source import GallerySource
 from enginehouse.fetch.galleries.sources import Sources
-from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.addresses import Rules
+from enginehouse.fetch.http.client import Client
 
 ONE = b"- {name: one, uri: quay.io/a/b:1}\n"
 

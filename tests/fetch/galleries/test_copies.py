@@ -15,7 +15,8 @@ from enginehouse.core.errors import Hopeless, NotFound, Unavailable
 from enginehouse.core.gallery import resolve
 from enginehouse.core.gallery_source import GallerySource, decode_sources, encode_sources
 from enginehouse.fetch.galleries.sources import Sources, load_named
-from enginehouse.fetch.http.client import Client, Rules
+from enginehouse.fetch.http.addresses import Rules
+from enginehouse.fetch.http.client import Client
 
 TWO = b"- {name: one, uri: quay.io/a/b:2}\n- {name: two, uri: quay.io/a/b:2}\n- {name: ../bad}\n"
 HOUR = 3600.0

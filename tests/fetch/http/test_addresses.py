@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 
 from enginehouse.core.errors import Invalid
-from enginehouse.fetch.http.addresses import Border, Rules, is_public
+from enginehouse.fetch.http.addresses import ParsedRules, Rules, is_public
 
 INSIDE = [
     "http://127.0.0.1/",
@@ -98,7 +98,7 @@ NO_URL += ["http://example.com:0/", "//example.com/", "https://example.com/" + "
 def test_whatever_leads_inside_is_refused(url: str) -> None:
     """F-107."""
     with pytest.raises(Invalid) as caught:
-        Border(Rules()).check_url(url)
+        ParsedRules(Rules()).check_url(url)
     assert caught.value.code == "uri_not_allowed"
     assert "password" not in caught.value.message
 
@@ -106,7 +106,7 @@ def test_whatever_leads_inside_is_refused(url: str) -> None:
 @pytest.mark.parametrize("url", NO_URL)
 def test_what_is_no_url_is_told_so(url: str) -> None:
     with pytest.raises(Invalid) as caught:
-        Border(Rules()).check_url(url)
+        ParsedRules(Rules()).check_url(url)
     assert caught.value.code == "invalid_uri"
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_url_is_told_so(url: str) -> None:
     ],
 )
 def test_a_public_url_is_taken_apart_and_spelt_one_way(url: str, host: str, port: int, spelt: str) -> None:
-    target = Border(Rules()).check_url(url)
+    target = ParsedRules(Rules()).check_url(url)
     assert (target.host, target.port, target.url) == (host, port, spelt)
 
 
@@ -147,29 +147,29 @@ def test_a_public_url_is_taken_apart_and_spelt_one_way(url: str, host: str, port
     ],
 )
 def test_the_operators_list_opens_exactly_what_it_names(allowed: str, url: str, is_allowed: bool) -> None:
-    border = Border(Rules(allowed=(allowed,)))
+    rules = ParsedRules(Rules(allowed=(allowed,)))
     if is_allowed:
-        border.check_url(url)
+        rules.check_url(url)
         return
     with pytest.raises(Invalid) as caught:
-        border.check_url(url)
+        rules.check_url(url)
     assert caught.value.code == "uri_not_allowed"
 
 
 def test_a_listed_name_may_resolve_to_anything_and_others_only_to_public_addresses() -> None:
-    border = Border(Rules(allowed=("registry.lan", "10.0.0.0/8")))
-    border.check_address("registry.lan", 5000, ip_address("192.168.0.9"))
-    border.check_address("other.lan", 5000, ip_address("10.0.0.9"))
-    border.check_address("example.com", 443, ip_address("93.184.216.34"))
+    rules = ParsedRules(Rules(allowed=("registry.lan", "10.0.0.0/8")))
+    rules.check_address("registry.lan", 5000, ip_address("192.168.0.9"))
+    rules.check_address("other.lan", 5000, ip_address("10.0.0.9"))
+    rules.check_address("example.com", 443, ip_address("93.184.216.34"))
     for address in ("192.168.0.9", "127.0.0.1", "::1", "::ffff:10.0.0.9", "fe80::1"):
         with pytest.raises(Invalid):
-            border.check_address("example.com", 443, ip_address(address))
+            rules.check_address("example.com", 443, ip_address(address))
 
 
 @pytest.mark.parametrize("entry", ["", "a b", "ftp://x", "10.0.0.0/99", "x/y", "host:port", "user@host", "https://x"])
 def test_a_list_that_cannot_be_read_is_refused_at_once(entry: str) -> None:
     with pytest.raises(Invalid) as caught:
-        Border(Rules(allowed=(entry,)))
+        ParsedRules(Rules(allowed=(entry,)))
     assert caught.value.code == "invalid_uri"
 
 
@@ -195,7 +195,7 @@ def test_a_list_that_cannot_be_read_is_refused_at_once(entry: str) -> None:
 def test_a_registry_is_spoken_to_in_plain_only_where_that_is_said(
     allowed: tuple[str, ...], registry: str, scheme: str
 ) -> None:
-    assert Border(Rules(allowed=allowed)).scheme_of_registry(registry) == scheme
+    assert ParsedRules(Rules(allowed=allowed)).scheme_of_registry(registry) == scheme
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700::1", "64:ff9b::101:101", "223.255.255.254"])

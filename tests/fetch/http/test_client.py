@@ -17,7 +17,8 @@ from tests.fetch.images import run
 from tests.fetch.pulling import LOOPBACK, STALL_SECONDS
 
 from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Invalid, NotFound, TooLarge, Upstream
-from enginehouse.fetch.http.client import Client, OutboundRequest, Rules
+from enginehouse.fetch.http.addresses import Rules
+from enginehouse.fetch.http.client import Client, OutboundRequest
 
 
 @asynccontextmanager
@@ -276,7 +277,7 @@ async def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -
 
 def test_from_https_nobody_is_led_to_plain_http() -> None:
     client = Client(LOOPBACK)
-    secure = client.border.check_url("https://example.com/a")
+    secure = client.rules.check_url("https://example.com/a")
     assert client.follow(secure, "/b").url == "https://example.com/b"
     with pytest.raises(Invalid) as caught:
         client.follow(secure, "http://example.com/b")

@@ -14,9 +14,10 @@ from tests.fetch.real_registry import PASSWORD, USER, Registry, basic, running_r
 
 from enginehouse.core.errors import Denied, Invalid, Upstream
 from enginehouse.core.reference import parse_image
-from enginehouse.fetch.http.client import Client, Document, OutboundRequest
+from enginehouse.fetch.http.answers import Document
+from enginehouse.fetch.http.client import Client, OutboundRequest
 from enginehouse.fetch.origins import open_origin
-from enginehouse.fetch.registry.auth import Challenge, Door, may_know, parse_challenge
+from enginehouse.fetch.registry.auth import Challenge, RegistryAuthorization, may_know, parse_challenge
 from enginehouse.fetch.registry.credentials import Credentials
 from enginehouse.fetch.registry.requests import Registries
 
@@ -140,10 +141,12 @@ async def test_a_secure_registry_does_not_send_us_to_a_plain_token_server() -> N
     async def ask(request: OutboundRequest, limit_bytes: int) -> Document:
         raise AssertionError(f"asked {request.url}")
 
-    door = Door("https://registry.example.com", Credentials({}, {"registry.example.com": "me:secret"}))
+    authorization = RegistryAuthorization(
+        "https://registry.example.com", Credentials({}, {"registry.example.com": "me:secret"})
+    )
     image = parse_image("registry.example.com/a/b")
     with pytest.raises(Invalid) as caught:
-        await door.unlock(image, 'Bearer realm="http://registry.example.com/token"', "", ask)
+        await authorization.unlock(image, 'Bearer realm="http://registry.example.com/token"', "", ask)
     assert caught.value.code == "uri_not_allowed"
 
 

@@ -68,7 +68,7 @@ async def test_a_server_that_was_away_or_is_new_is_told_again(world: World, serv
         await server.credentials.step()
     server.is_away = False
     await server.credentials.step()
-    server.credentials.forget_told()
+    server.credentials.send_again()
     await server.credentials.step()
     assert server.told == [{"U1": 4601}, {"U1": 4601}]
 

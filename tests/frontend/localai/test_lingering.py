@@ -11,7 +11,7 @@ from tests.frontend.world import LEASE_SECONDS, PATIENCE, World
 from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
-from enginehouse.core.operation import OLDER_AT_WORK, STILL
+from enginehouse.core.operation import OLDER_AT_WORK, STILL_RUNNING
 from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS
 from enginehouse.frontend.watching.views import NodeRow, OperationView, render_time
 from enginehouse.ports import Message
@@ -113,10 +113,10 @@ async def test_a_delete_waits_for_an_older_install_that_goes_on(world: World) ->
     await answer_polls(world, listed())
     waiting = await world.intent(delete)
     assert (waiting.state, waiting.reason) == ("accepted", OLDER_AT_WORK), "absence proves nothing yet"
-    assert STILL in (await world.intent_now(older)).message
+    assert STILL_RUNNING in (await world.intent_now(older)).message
     await says(world, older, b'{"success":true,"address":"h:1"}')
     ended = await world.intent_now(older)
-    assert (ended.state, STILL in ended.message, "it succeeded" in ended.message) == ("superseded", False, True)
+    assert (ended.state, STILL_RUNNING in ended.message, "it succeeded" in ended.message) == ("superseded", False, True)
     assert len(await sent(world, subjects.DELETE)) == 1
     await answer_polls(world, listed())
     assert (await world.intent(delete)).state == "succeeded"
@@ -167,7 +167,7 @@ async def test_cancel_says_that_the_worker_goes_on_and_follows_it_to_its_end(wor
     intent = await world.intent(view)
     await world.cancellation.cancel(view.jobID, None, "me")
     row = await row_of(world, view)
-    assert (row.status, row.error) == ("cancelled", f"cancelled by me; {STILL}")
+    assert (row.status, row.error) == ("cancelled", f"cancelled by me; {STILL_RUNNING}")
     again = await world.install(name="other")
     assert await sent(world, subjects.INSTALL) == []
     await says(world, intent, b'{"success":true,"address":"h:1"}')
@@ -220,7 +220,7 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
         delete = await world.request("delete", name="other")
     assert len(await sent(world, subjects.DELETE)) == 1
     assert (await world.intent(delete)).state == "running"
-    assert STILL not in (await world.intent_now(older)).message or end == "removal"
+    assert STILL_RUNNING not in (await world.intent_now(older)).message or end == "removal"
 
 
 async def test_a_worker_that_was_frozen_may_begin_when_it_wakes_however_late_that_is(world: World) -> None:

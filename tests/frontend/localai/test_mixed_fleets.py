@@ -12,7 +12,7 @@ from tests.frontend.world import World, registration
 
 from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.backend import InstalledBackend
-from enginehouse.core.gallery import Gallery, GalleryEntry
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.operation import BackendRequest
 from enginehouse.frontend.acceptance import Requester

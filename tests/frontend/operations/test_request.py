@@ -315,11 +315,11 @@ async def test_of_two_questions_under_way_the_later_one_counts() -> None:
     versions = Versions(ask, time)
     build = Resolved(directory="image", uri=IMAGE, digest="", platform="linux/amd64")
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-        first = group.create_task(versions.look([build]))
+        first = group.create_task(versions.resolve([build]))
         await is_asked.wait()
         is_asked.clear()
         time.passed += 1
-        second = group.create_task(versions.look([build]))
+        second = group.create_task(versions.resolve([build]))
         await is_asked.wait()
         answers[1].set_result("sha256:new")
         await second

@@ -283,7 +283,7 @@ async def test_a_replica_on_a_node_that_is_offline_is_not_ready(world: World) ->
     await world.set_health(node.id, "offline")
     assert isinstance(await world.loader.request("tiny", None, "someone"), str)
     [view] = await world.models.every()
-    assert (view.state, view.replicas) == ("loading", [])
+    assert (view.state, view.replicas) == ("loading", ())
 
 
 async def test_watchers_are_told_when_a_model_comes_and_goes(world: World) -> None:

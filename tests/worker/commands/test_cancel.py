@@ -146,7 +146,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(world: World) -> None
         world.actions.cancel(IntentId("start"))
         await until(task.done)
     assert task.result().code == "cancelled"
-    await until(lambda: not list(processes.carriers(current.nonce)))
+    await until(lambda: not list(processes.processes_with_nonce(current.nonce)))
     assert world.supervisor.find("tiny-chat#0") is None
 
 

@@ -49,7 +49,7 @@ def wait_for_input(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
 def pid_of(world: World) -> int:
     (nonce,) = {replica.nonce for replica in world.supervisor.running()}
-    pids = [pid for pid, _ in processes.carriers(nonce)]
+    pids = [pid for pid, _ in processes.processes_with_nonce(nonce)]
     assert len(pids) == 1
     return pids[0]
 
@@ -194,7 +194,7 @@ async def test_a_port_that_is_taken_in_the_last_moment_is_left_for_the_next(
 
 
 def threads_of(nonce: str) -> str:
-    return next(environment[threads.THREADS] for _, environment in processes.carriers(nonce))
+    return next(environment[threads.THREADS] for _, environment in processes.processes_with_nonce(nonce))
 
 
 async def test_an_engine_starts_with_a_smaller_share_where_all_cores_are_promised(
@@ -203,7 +203,7 @@ async def test_an_engine_starts_with_a_smaller_share_where_all_cores_are_promise
     environment = {**os.environ, processes.NONCE: "somebody-else", threads.THREADS: "5000"}
     other = wait_for_input(environment)
     try:
-        await until(lambda: any(pid == other.pid for pid, _ in processes.carriers("somebody-else")))
+        await until(lambda: any(pid == other.pid for pid, _ in processes.processes_with_nonce("somebody-else")))
         async with running_world(tmp_path, thread_budget=2) as world:
             link_tree(installed_tree, world.place.backends / "xllamacpp")
             await world.models.pull(tiny_chat(), 1, silent)
@@ -277,14 +277,14 @@ async def test_killing_the_worker_kills_its_engine(world: World) -> None:
     finally:
         other.kill()
         other.communicate()
-    await until(lambda: not list(processes.carriers(nonce)), limit_seconds=5.0)
+    await until(lambda: not list(processes.processes_with_nonce(nonce)), limit_seconds=5.0)
 
 
 async def test_what_a_killed_worker_left_is_killed_by_its_nonce_at_the_next_start(tmp_path: Path) -> None:
     environment = {**os.environ, processes.NONCE: "left-by-a-worker"}
     left, stranger = wait_for_input(environment), wait_for_input(os.environ)
     try:
-        await until(lambda: any(True for _ in processes.carriers("left-by-a-worker")))
+        await until(lambda: any(True for _ in processes.processes_with_nonce("left-by-a-worker")))
         (tmp_path / "processes").mkdir()
         # The record names the pid of a stranger, as after a reboot: the nonce decides.
         record = f'{{"nonce":"left-by-a-worker","process_key":"m#0","directory":"d","pid":{stranger.pid},"started":1}}'

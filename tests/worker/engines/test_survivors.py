@@ -131,7 +131,7 @@ async def test_a_worker_leaves_all_the_same_and_the_next_one_ends_what_was_left(
             request = StartRequest(model=tiny_chat(), slot=0, directory="xllamacpp", key=KEY)
             nonce = (await world.supervisor.start(request)).nonce
             monkeypatch.setattr(processes, "stop_group", refuse)
-        assert list(processes.carriers(nonce))
+        assert list(processes.processes_with_nonce(nonce))
         monkeypatch.undo()
         async with running_world(tmp_path):
-            assert not list(processes.carriers(nonce))
+            assert not list(processes.processes_with_nonce(nonce))

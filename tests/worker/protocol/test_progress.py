@@ -10,9 +10,9 @@ from tests.worker.world import until
 from enginehouse.core import subjects, wire
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.progress import Progress
-from enginehouse.worker.protocol.progress import Told, publishing
+from enginehouse.worker.protocol.progress import ReportedCommand, publishing
 
-TOLD = Told(node_id=NodeId("n"), op_id="op", about="llama-cpp", intent=IntentId("i"), attempt=2)
+TOLD = ReportedCommand(node_id=NodeId("n"), op_id="op", about="llama-cpp", intent=IntentId("i"), attempt=2)
 
 
 def events(bus: MemoryBus) -> list[Progress]:
@@ -63,6 +63,6 @@ async def test_numbers_never_fall() -> None:
 
 async def test_without_an_operation_nothing_is_sent() -> None:
     bus = MemoryBus()
-    async with publishing(bus, Told(node_id=NodeId("n"), op_id="", about="x")) as publisher:
+    async with publishing(bus, ReportedCommand(node_id=NodeId("n"), op_id="", about="x")) as publisher:
         publisher.report("downloading", "a", 50, 100)
     assert bus.said == []

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from enginehouse.artifact.images.contents import SPARE_BYTES, Contents, Entries
+from enginehouse.artifact.images.colliding_names import CollidingNames, folds_case
+from enginehouse.artifact.images.contents import Contents, Entries
 from enginehouse.artifact.images.handles import DIRECTORY, Handles
 from enginehouse.artifact.images.links import Links
 from enginehouse.artifact.images.sharing import FileRecord, Sharing
-from enginehouse.artifact.images.twins import Twins, folds_case
 from enginehouse.core.archive import (
     ArchiveLimits,
     EntryKind,
@@ -34,8 +34,6 @@ from enginehouse.core.archive import (
 )
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.name import shown
-
-__all__ = ["SPARE_BYTES", "Entries", "Unpacker", "cancelled"]
 
 _LISTED = 5  # at most this many files are listed with dropped attributes
 
@@ -73,7 +71,7 @@ class Unpacker:
         self._contents = Contents(sharing, self._handles.root)
         self._directories: dict[str, tuple[int, int]] = {}
         self._links = Links()
-        self._twins = Twins(is_needed=folds_case(self._handles.root))
+        self._colliding_names = CollidingNames(is_needed=folds_case(self._handles.root))
         self._in_layer: dict[str, EntryKind] = {}
         self._hidden: set[str] = set()
         self._is_first = True
@@ -131,7 +129,7 @@ class Unpacker:
             if real != parent:
                 entry = replace(entry, path=check_path(f"{real}/{name}" if real else name))
                 parent = real
-        self._twins.add(entry.path)
+        self._colliding_names.add(entry.path)
         directory = self._handles.get(parent)
         self._make_way(entry, directory, name)
         self.dropped.add(entry)
@@ -191,7 +189,7 @@ class Unpacker:
             raise unsafe(f"{shown(entry.path)} is a hard link to {shown(target)}, which does not exist") from None
         if stat.S_ISLNK(status.st_mode):
             # A relative link may have another target when it is read from this directory.
-            said = self._links.said_by(source)
+            said = self._links.target_of_link(source)
             if self._links.add(entry.path, said) != os.readlink(inner, dir_fd=above):
                 self._make_symlink(replace(entry, target=said), directory, name)
                 return
@@ -220,7 +218,7 @@ class Unpacker:
         if path in self._hidden:
             return  # anything here now is of this layer, and repeated scans would take quadratic time
         self._hidden.add(path)
-        if self._twins.is_another(path):
+        if self._colliding_names.is_another(path):
             return
         try:
             directory = self._handles.get(parent, make=False)
@@ -235,7 +233,7 @@ class Unpacker:
                 self._hide(path, child)
 
     def _remove(self, path: str, directory: int, name: str, *, is_directory: bool) -> None:
-        self._twins.discard(path)
+        self._colliding_names.discard(path)
         if not is_directory:
             os.unlink(name, dir_fd=directory)
             self.records.pop(path, None)

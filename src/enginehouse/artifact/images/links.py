@@ -53,7 +53,7 @@ class Links:
         if self._targets.pop(path, None) is not None:
             self._absolute.pop(path, None)
 
-    def said_by(self, path: str) -> str:
+    def target_of_link(self, path: str) -> str:
         """The target as the image states it."""
         return self._absolute.get(path) or self._targets[path]
 

@@ -166,12 +166,12 @@ def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follo
 
 def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
     """Request every upgrade before following the first, so that Ctrl-C while following leaves none out."""
-    from enginehouse.cli.answers import UpgradableBackend
     from enginehouse.cli.client.connect import connect, read
     from enginehouse.cli.commands.ops import finish
+    from enginehouse.core.views import Upgrade
 
     frontend = connect()
-    found = read(frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, UpgradableBackend])
+    found = read(frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, Upgrade])
     if not found:
         output.remark("everything is up to date")
         return 0
@@ -195,8 +195,8 @@ def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
 @click.option("--cached", is_flag=True, help="Show the last check; do not ask the registries now.")
 def upgrades(cached: bool) -> None:
     """List available upgrades, one line per backend and node."""
-    from enginehouse.cli.answers import UpgradableBackend
     from enginehouse.cli.client.connect import connect, read
+    from enginehouse.core.views import Upgrade
 
     frontend = connect()
     answer = (
@@ -216,7 +216,7 @@ def upgrades(cached: bool) -> None:
                 (node.available_version, node.available_digest),
             ),
         )
-        for name, upgrade in read(answer, dict[str, UpgradableBackend]).items()
+        for name, upgrade in read(answer, dict[str, Upgrade]).items()
         for node in upgrade.nodes
     ]
     output.emit_table(("NAME", "NODE", "INSTALLED", "AVAILABLE"), rows, "everything is up to date")

@@ -18,7 +18,8 @@ from enginehouse.cli.options.shared import NO_SERVER, command, group, wants_json
 from enginehouse.cli.terminal import output
 
 if TYPE_CHECKING:
-    from enginehouse.core.gallery import Catalogue, Choice, Gallery, GalleryEntry
+    from enginehouse.core.gallery import Catalogue, Choice
+    from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 
 Machine = tuple[str, str, str]  # capability, why, platform
 

@@ -18,6 +18,7 @@ from enginehouse.cli.terminal import output
 if TYPE_CHECKING:
     from enginehouse.core.backend import Resolved
     from enginehouse.worker.backends.listing import LocalBackend
+    from enginehouse.worker.local import Local
 
 
 @group(
@@ -88,7 +89,7 @@ def rollback(name: str, **flags: Any) -> None:
     """Restore the previous version of NAME; run it again to undo that."""
     from enginehouse.cli.commands import local_work as working
 
-    async def work(local: working.Local) -> None:
+    async def work(local: Local) -> None:
         metadata = await local.roll_back(name)
         emit(metadata, f"{name} is back at {metadata.version or metadata.digest[:19] or 'the previous version'}")
 
@@ -102,7 +103,7 @@ def delete(name: str, **flags: Any) -> None:
     """Delete NAME, its previous version and the meta names that point to it."""
     from enginehouse.cli.commands import local_work as working
 
-    async def work(local: working.Local) -> None:
+    async def work(local: Local) -> None:
         directory = await local.delete(name)
         emit({"deleted": directory}, f"deleted {directory}")
 
@@ -119,7 +120,7 @@ def list_backends(**flags: Any) -> None:
 
     settings = sources.local_settings(flags)
     # Listing takes no lock, so it works beside a running worker.
-    with disk.naming_the_culprit(settings.backends, "--backends-path"):
+    with disk.naming_the_file(settings.backends, "--backends-path"):
         backends = listing.list_backends(Trees(settings.backends, settings.backends_system_path))
     if wants_json():
         output.emit_json(backends)
@@ -144,7 +145,7 @@ def collect(cap: str | None, **flags: Any) -> None:
     except Invalid as error:
         raise Invalid(f"cannot use {cap!r} as --cap: {error.message}", code="invalid_setting") from None
 
-    async def work(local: working.Local) -> None:
+    async def work(local: Local) -> None:
         result = await local.collect(limit)
         if wants_json():
             output.emit_json(result)

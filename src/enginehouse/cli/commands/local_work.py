@@ -35,8 +35,6 @@ from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.plan import InstallPlan
 from enginehouse.worker.local import Local, resolved_from
 
-__all__ = ["Local", "chosen", "install", "plan", "run", "upgrade"]
-
 T = TypeVar("T")
 
 

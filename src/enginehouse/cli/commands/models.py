@@ -23,8 +23,8 @@ def entry() -> None:
 @command("list", examples=("enginehouse models list",))
 def list_models() -> None:
     """List models, with their state and nodes."""
-    from enginehouse.cli.answers import ListedModel
     from enginehouse.cli.client.connect import connect, read
+    from enginehouse.core.views import ModelView
 
     answer = connect().get("/api/models")
     if wants_json():
@@ -34,13 +34,13 @@ def list_models() -> None:
         (
             model.name,
             model.state,
-            ", ".join(dict.fromkeys(replica.node_name for replica in model.replicas or ())),
+            ", ".join(dict.fromkeys(replica.node_name for replica in model.replicas)),
             model.backend,
             output.size(model.size_bytes),
             model.license,
             model.description,
         )
-        for model in read(answer, tuple[ListedModel, ...])
+        for model in read(answer, tuple[ModelView, ...])
     ]
     columns = ("NAME", "STATE", "NODES", "BACKEND", "SIZE", "LICENSE", "DESCRIPTION")
     output.emit_table(columns, rows, "no models")

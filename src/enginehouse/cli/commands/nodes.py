@@ -30,7 +30,7 @@ def entry() -> None:
 def list_nodes() -> None:
     """List nodes, with their state, backends and models."""
     from enginehouse.cli.client.connect import connect, read
-    from enginehouse.core.node_view import NodeView
+    from enginehouse.core.views import NodeView
 
     answer = connect().get("/api/nodes")
     if wants_json():
@@ -61,7 +61,7 @@ def list_nodes() -> None:
 def show(node: str) -> None:
     """Show all about NODE (a name or id)."""
     from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.core.node_view import NodeView
+    from enginehouse.core.views import NodeView
 
     answer = connect().get(f"/api/nodes/{segment(check_name(node, 'node'))}")
     if wants_json():
@@ -103,7 +103,7 @@ def show(node: str) -> None:
 def approve(node: str, no_wait: bool) -> None:
     """Approve a pending NODE (a name or id) and wait a few seconds until it has joined."""
     from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.core.node_view import NodeView
+    from enginehouse.core.views import NodeView
 
     frontend = connect()
     answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")

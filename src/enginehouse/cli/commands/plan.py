@@ -66,20 +66,20 @@ def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **
 
 
 def _plan_fleet(request: dict[str, object]) -> None:
-    from enginehouse.cli.answers import ListedPlan
     from enginehouse.cli.client.connect import connect, read
+    from enginehouse.core.views import FleetPlan
 
     answer = connect().post("/api/operations/plan", request, timeout_seconds=CHECK_SECONDS)
     if wants_json():
         output.emit_json(answer)
         return
-    plan = read(answer, ListedPlan)
+    plan = read(answer, FleetPlan)
     rows = [
         (
             row.node_name,
             row.does,
-            row.backend,
-            *versions((row.installed_version, row.installed_digest), (row.version, row.digest)),
+            row.backend or "",
+            *versions((row.installed_version or "", row.installed_digest or ""), (row.version or "", row.digest or "")),
             output.size(row.download_bytes) if row.download_bytes else "",
             output.size(row.free_disk_bytes) if row.free_disk_bytes else "",
             row.node_status,
@@ -93,7 +93,7 @@ def _plan_fleet(request: dict[str, object]) -> None:
     output.emit_table(columns[:shown], [row[:shown] for row in rows], "nothing to do on any node")
     notes: dict[str, list[str]] = {}
     for row in plan.nodes:
-        notes.setdefault(row.note, []).append(row.node_name)
+        notes.setdefault(row.note or "", []).append(row.node_name)
     for note, names in notes.items():
         if note:
             output.remark(f"{', '.join(names)}: {note}")

@@ -69,10 +69,10 @@ def _make_ready(frontend: FrontendApi, name: str, node: str | None) -> str:
 
     A user token may not request a load; then the first question loads the model.
     """
-    from enginehouse.cli.answers import ListedModel
     from enginehouse.cli.client.connect import read
     from enginehouse.cli.client.follow import follow
     from enginehouse.cli.commands.models import is_ready, request_load
+    from enginehouse.core.views import ModelView
 
     try:
         answer = request_load(frontend, name, node)
@@ -81,7 +81,7 @@ def _make_ready(frontend: FrontendApi, name: str, node: str | None) -> str:
             raise
         return ""
     # Requested while the model loads, so that it costs no time.
-    models = read(frontend.get("/api/models"), tuple[ListedModel, ...])
+    models = read(frontend.get("/api/models"), tuple[ModelView, ...])
     if not is_ready(answer):
         _check_loaded(follow(frontend, answer, outcome_to="stderr"), name)
     return next((model.options.system_prompt for model in models if model.name == name), "")

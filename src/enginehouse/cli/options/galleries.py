@@ -13,7 +13,7 @@ import click
 from enginehouse.cli.options.shared import given, setting
 
 if TYPE_CHECKING:
-    from enginehouse.core.gallery import Gallery, GalleryState
+    from enginehouse.core.gallery_entry import Gallery, GalleryState
     from enginehouse.core.gallery_source import GallerySource
     from enginehouse.settings.programs import LocalSettings
 
@@ -67,7 +67,8 @@ def load_galleries(
 
     from enginehouse.cli.terminal.output import age, remark
     from enginehouse.fetch.galleries.sources import Sources, load_builtin
-    from enginehouse.fetch.http.client import Client, Rules
+    from enginehouse.fetch.http.addresses import Rules
+    from enginehouse.fetch.http.client import Client
     from enginehouse.settings.programs import LocalSettings, load
 
     settings = load(LocalSettings, {**flags, "data": given().data}, os.environ)

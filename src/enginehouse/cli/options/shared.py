@@ -25,7 +25,6 @@ JOIN_TOKEN = "The join token; @FILE reads a file, - stdin (ENGINEHOUSE_TOKEN)."
 MAX_TOKEN = 4096  # characters; a longer first line is not a token
 _MAX_DESCRIPTION = 1000  # characters; longer than any description
 _KEY = "enginehouse.given"
-_SHARED = frozenset({"data", "url", "token", "json"})
 
 
 class Given(NamedTuple):

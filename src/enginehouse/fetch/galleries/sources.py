@@ -20,8 +20,6 @@ from enginehouse.fetch.galleries.copies import Copy
 from enginehouse.fetch.galleries.documents import parse_backends, parse_models
 from enginehouse.fetch.http.client import Client
 
-__all__ = ["Sources", "builtin_directory", "load_builtin", "load_named", "parse_backends", "parse_models"]
-
 
 def builtin_directory() -> Traversable:
     """The directory of the package's gallery, launchers and model."""

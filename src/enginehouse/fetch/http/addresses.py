@@ -78,7 +78,7 @@ class _Listed(Struct, frozen=True):
     is_plain: bool
 
 
-class Border:
+class ParsedRules:
     """The parsed rules. An entry that cannot be parsed is refused here, not at the first request."""
 
     def __init__(self, rules: Rules) -> None:

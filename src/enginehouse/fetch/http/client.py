@@ -23,10 +23,8 @@ from yarl import URL
 from enginehouse import __version__
 from enginehouse.core.errors import Hopeless, Invalid, TooLarge, Upstream
 from enginehouse.core.reference import shown_uri
-from enginehouse.fetch.http.addresses import Border, CheckedTarget, Rules
+from enginehouse.fetch.http.addresses import CheckedTarget, ParsedRules, Rules
 from enginehouse.fetch.http.answers import Document, failure
-
-__all__ = ["Client", "Document", "OutboundRequest", "OutboundResponse", "Rules"]
 
 MAX_REDIRECTS = 5
 STALL_SECONDS = 60.0
@@ -92,7 +90,7 @@ class Client:
     """Owns the connections and must be closed. `stall_seconds` limits the time without a received byte."""
 
     def __init__(self, rules: Rules, *, user_agent: str = USER_AGENT, stall_seconds: float = STALL_SECONDS) -> None:
-        self.border = Border(rules)
+        self.rules = ParsedRules(rules)
         self._user_agent = user_agent
         self._stall_seconds = stall_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -132,7 +130,7 @@ class Client:
     @asynccontextmanager
     async def open(self, request: OutboundRequest) -> AsyncIterator[OutboundResponse]:
         """Follow redirects and return the response, body unread. Leaving the context early closes the connection."""
-        target = self.border.check_url(request.url)
+        target = self.rules.check_url(request.url)
         headers = {"user-agent": self._user_agent, "accept-encoding": "identity"}
         headers |= {name.lower(): value for name, value in request.headers.items()}
         for _ in range(MAX_REDIRECTS + 1):
@@ -159,7 +157,7 @@ class Client:
             await self._session.close()
 
     def follow(self, target: CheckedTarget, location: str) -> CheckedTarget:
-        following = self.border.check_url(urljoin(target.url, location).partition("#")[0])
+        following = self.rules.check_url(urljoin(target.url, location).partition("#")[0])
         if target.scheme == "https" and following.scheme != "https":
             raise Invalid(
                 f"cannot follow {shown_uri(target.url)} to {shown_uri(following.url)}: it redirects to http",
@@ -192,7 +190,7 @@ class Client:
                 # No pool limit: callers limit their connections themselves, and a wait for the pool would have no
                 # timeout.
                 connector=aiohttp.TCPConnector(
-                    limit=0, use_dns_cache=False, keepalive_timeout=30.0, resolver=_CheckedResolver(self.border)
+                    limit=0, use_dns_cache=False, keepalive_timeout=30.0, resolver=_CheckedResolver(self.rules)
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall_seconds),
@@ -206,8 +204,8 @@ class Client:
 class _CheckedResolver(AbstractResolver):
     """Resolves once per connection. One address that is not allowed makes the whole host refused."""
 
-    def __init__(self, border: Border) -> None:
-        self._border = border
+    def __init__(self, rules: ParsedRules) -> None:
+        self._rules = rules
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -221,7 +219,7 @@ class _CheckedResolver(AbstractResolver):
         results: list[ResolveResult] = []
         for kind, _, protocol, _, address in found:
             text = str(address[0])
-            self._border.check_address(host, port, ip_address(text))
+            self._rules.check_address(host, port, ip_address(text))
             results.append(
                 ResolveResult(
                     hostname=host,

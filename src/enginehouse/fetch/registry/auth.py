@@ -51,7 +51,7 @@ class _Kept(Struct, frozen=True):
     until: float
 
 
-class Door:
+class RegistryAuthorization:
     """The Authorization headers of one registry, cached. `url` is the URL of the registry, with scheme and port."""
 
     def __init__(self, url: str, credentials: Credentials) -> None:

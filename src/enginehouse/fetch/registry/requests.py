@@ -1,8 +1,8 @@
 """Requests to registries: authenticated on demand, retried on temporary errors.
 
-`Registries` keeps the tokens of each registry (its `Door`) for the life of the program; a `Registry` is the view of one
-image on it. Documents are retried with exponential backoff. Blobs are not: their reader resumes at the byte it has
-reached. Credentials are sent to the registry's own URLs only, never to a redirect target.
+`Registries` keeps the tokens of each registry (`RegistryAuthorization`) while the program runs; a `Registry` is the
+view of one image on it. Documents are retried with exponential backoff. Blobs are not: their reader resumes at the byte
+it has reached. Credentials are sent to the registry's own URLs only, never to a redirect target.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 
 from enginehouse.core.errors import Hopeless, NotFound, TooLarge, Upstream, can_heal
 from enginehouse.core.reference import ImageReference
-from enginehouse.fetch.http.addresses import Border, Rules
+from enginehouse.fetch.http.addresses import ParsedRules, Rules
 from enginehouse.fetch.http.answers import Document, failure
 from enginehouse.fetch.http.client import Client, OutboundRequest, OutboundResponse
 from enginehouse.fetch.http.retries import RetryPolicy
-from enginehouse.fetch.registry.auth import Door, refused
+from enginehouse.fetch.registry.auth import RegistryAuthorization, refused
 from enginehouse.fetch.registry.credentials import Credentials
 
 
@@ -32,23 +32,30 @@ class Registries:
         patience: RetryPolicy | None = None,
     ) -> None:
         self.patience = patience or RetryPolicy()
-        self._border = Border(rules)
+        self._rules = ParsedRules(rules)
         self._credentials = Credentials(environment or {}, credentials or {})
-        self._doors: dict[str, Door] = {}
+        self._authorizations: dict[str, RegistryAuthorization] = {}
 
     def open(self, reference: ImageReference, client: Client) -> Registry:
-        url = f"{self._border.scheme_of_registry(reference.registry)}://{reference.registry}"
-        door = self._doors.setdefault(url, Door(url, self._credentials))
-        return Registry(reference, url, door, client, self.patience)
+        url = f"{self._rules.scheme_of_registry(reference.registry)}://{reference.registry}"
+        authorization = self._authorizations.setdefault(url, RegistryAuthorization(url, self._credentials))
+        return Registry(reference, url, authorization, client, self.patience)
 
 
 class Registry:
     """The registry of one image."""
 
-    def __init__(self, reference: ImageReference, url: str, door: Door, client: Client, patience: RetryPolicy) -> None:
+    def __init__(
+        self,
+        reference: ImageReference,
+        url: str,
+        authorization: RegistryAuthorization,
+        client: Client,
+        patience: RetryPolicy,
+    ) -> None:
         self.reference = reference
         self._url = f"{url}/v2/{reference.repository}"
-        self._door = door
+        self._authorization = authorization
         self._client = client
         self._patience = patience
 
@@ -58,7 +65,7 @@ class Registry:
     async def document(self, path: str, *, accept: str, limit_bytes: int) -> Document:
         """Get a manifest or a small blob. `NotFound` names the image, because there is no fallback to another one."""
         request = OutboundRequest(url=self.url(path), headers={"accept": accept} if accept else {})
-        used = self._door.header(self.reference)
+        used = self._authorization.header(self.reference)
         answer = await self._patience.retried(lambda: self._exchange(self._signed(request), limit_bytes))
         if answer.status == 401 and self._is_own(answer.url):
             await self._unlock(answer.headers, used)
@@ -79,7 +86,7 @@ class Registry:
     @asynccontextmanager
     async def open(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[OutboundResponse]:
         """Open a blob at the registry or at a former redirect target. Only the registry's own URL is authenticated."""
-        request, used = OutboundRequest(url=url, headers=headers), self._door.header(self.reference)
+        request, used = OutboundRequest(url=url, headers=headers), self._authorization.header(self.reference)
         async with self._client.open(self._signed(request)) as response:
             # Challenges of a redirect target are not answered: credentials are for the registry only.
             if response.status != 401 or not self._is_own(response.url):
@@ -93,7 +100,7 @@ class Registry:
             yield response
 
     async def _unlock(self, headers: Mapping[str, str], used: str) -> None:
-        await self._door.unlock(self.reference, headers.get("www-authenticate", ""), used, self._ask_for_token)
+        await self._authorization.unlock(self.reference, headers.get("www-authenticate", ""), used, self._ask_for_token)
 
     async def _ask_for_token(self, request: OutboundRequest, limit_bytes: int) -> Document:
         return await self._patience.retried(lambda: self._exchange(request, limit_bytes))
@@ -116,7 +123,7 @@ class Registry:
         return url.startswith(self._url + "/")
 
     def _signed(self, request: OutboundRequest) -> OutboundRequest:
-        header = self._door.header(self.reference) if self._is_own(request.url) else ""
+        header = self._authorization.header(self.reference) if self._is_own(request.url) else ""
         return (
             OutboundRequest(url=request.url, headers={**request.headers, "authorization": header})
             if header

@@ -30,9 +30,9 @@ from enginehouse.core.operation import wait_for_node
 from enginehouse.core.progress import Progress
 from enginehouse.core.progress import bounded as bounded_progress
 from enginehouse.core.report import Report
-from enginehouse.frontend.delivery.late_replies import Overheard, Reply
+from enginehouse.frontend.delivery.late_replies import LateReplies, Reply
 from enginehouse.frontend.delivery.replica_rows import follow, forget_gone_replicas
-from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
+from enginehouse.frontend.fleet.nodes import Nodes, note_no_subscriber
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus, Clock, Message
 from enginehouse.store import db, intents, nodes, operations, supersession
@@ -56,7 +56,7 @@ class _Settled(Struct):
     """The effects of a batch of replies."""
 
     intents: list[Intent]
-    deaf: set[NodeId]  # nodes without a subscriber
+    unreachable: set[NodeId]  # nodes without a subscriber
     forced: list[Intent]  # upgrades to send again as forced installs: their workers do not know upgrades
     others: list[tuple[Reply, float]]  # intents of another owner, and the rest of its lease in seconds
     over: list[Intent]  # ended earlier; now their lingering commands ended too
@@ -79,9 +79,9 @@ class LingeringCommands(Protocol):
 
     def note_restart(self, connection: Connection, node_id: NodeId, now: float) -> list[Intent]: ...
 
-    def note_shown(self, connection: Connection, before: Intent, report: Report) -> None: ...
+    def note_settled_by_listing(self, connection: Connection, before: Intent, report: Report) -> None: ...
 
-    def shadows(self, connection: Connection, node_id: NodeId) -> dict[str, set[IntentId]]: ...
+    def continuing_commands(self, connection: Connection, node_id: NodeId) -> dict[str, set[IntentId]]: ...
 
 
 class Collector:
@@ -96,7 +96,7 @@ class Collector:
         self._owner = owner
         self._replies: asyncio.Queue[Reply] = asyncio.Queue(QUEUE_LENGTH)
         self._batch: list[Reply] = []
-        self._overheard = Overheard(clock)
+        self._late_replies = LateReplies(clock)
         self._unwritten: dict[IntentId, Progress] = {}
         # Messages about one node sent with the credential of another, by kind.
         self.violations: Counter[str] = Counter()
@@ -178,17 +178,17 @@ class Collector:
             self._batch = batch  # retried by the next step
             raise
         for reply, seconds in done.others:
-            self._overheard.keep(reply, seconds)
+            self._late_replies.keep(reply, seconds)
         if done.forced and self._send_forced is not None:
             await self._send_forced(done.forced)
         self._on_ended([*done.intents, *done.over])
-        await self._nodes.tell(done.deaf)
-        await self.tell(done.intents, wake=bool(done.over))
+        await self._nodes.publish_changed(done.unreachable)
+        await self.publish_settled(done.intents, wake=bool(done.over))
         await self._board.intents_changed(done.over)
 
     async def late_step(self) -> None:
         """Queue again the replies that their owner may not have received."""
-        for reply in self._overheard.take_due():
+        for reply in self._late_replies.take_due():
             with contextlib.suppress(asyncio.QueueFull):
                 self._replies.put_nowait(reply)
 
@@ -221,8 +221,8 @@ class Collector:
                 continue
             if reply.outcome is None:
                 # In the same transaction as the wait: otherwise the dispatcher sees a due intent on a healthy node.
-                if note_deaf(connection, intent.node_id, now):
-                    done.deaf.add(intent.node_id)
+                if note_no_subscriber(connection, intent.node_id, now):
+                    done.unreachable.add(intent.node_id)
                 change = wait_for_node(now)
             else:
                 outcome = self._believed(connection, intent, reply.outcome)
@@ -257,7 +257,7 @@ class Collector:
         done = await self._store.transaction(lambda connection: self._take_report(connection, node_id, report))
         if done.changed:
             await self._board.node_changed(node_id)
-        await self.tell(done.intents, wake=done.changed)
+        await self.publish_settled(done.intents, wake=done.changed)
         return done.ended
 
     async def restarted(self, node_id: NodeId) -> None:
@@ -274,7 +274,7 @@ class Collector:
                     settled += _applied(connection, intent, again)
             return settled
 
-        await self.tell(await self._store.transaction(work))
+        await self.publish_settled(await self._store.transaction(work))
 
     def _take_report(self, connection: Connection, node_id: NodeId, report: Report) -> Reported:
         node = nodes.get(connection, node_id)
@@ -282,18 +282,18 @@ class Collector:
         if node is None or not node.approved or _is_older(report, node.report):
             return Reported([])
         now = db.now(connection)
-        report = reports.believed(report, now)
+        report = reports.without_future_marks(report, now)
         settled: list[Intent] = []
         open_ones = operations.open_on(connection, node_id)
         # An observed state proves nothing while an older command for the same subject runs or may still arrive. The
         # effect of the newer command must be seen first.
         about = {intent.subject for intent in open_ones}
-        shadowed = intents.shadowed(connection, node_id, about)
-        at_work = {} if report.is_whole else self._lingering.shadows(connection, node_id)
+        unanswered_generations = intents.unanswered_generations(connection, node_id, about)
+        at_work = {} if report.is_whole else self._lingering.continuing_commands(connection, node_id)
         # A listing from before the end of such a command does not show its effect.
         just_over = set() if report.is_whole else intents.ended_since(connection, node_id, about, report.mark)
         for intent in open_ones:
-            is_shadowed = shadowed.get(intent.subject, 0) > 0 and report.is_whole
+            is_shadowed = unanswered_generations.get(intent.subject, 0) > 0 and report.is_whole
             is_shadowed = is_shadowed or bool(at_work.get(intent.subject, set()) - {intent.id})
             is_shadowed = is_shadowed or intent.subject in just_over
             change = self._evidence(report, intent, now, is_shadowed=is_shadowed)
@@ -306,7 +306,7 @@ class Collector:
             if change is not None:
                 settled += _applied(connection, intent, change)
                 if not report.is_whole and change.kind == "succeed":
-                    self._lingering.note_shown(connection, intent, report)
+                    self._lingering.note_settled_by_listing(connection, intent, report)
         gone = forget_gone_replicas(connection, node_id, report)
         changed = gone or _shown(report) != _shown(node.report)
         nodes.set_report(connection, node_id, report, now if changed else None)
@@ -323,7 +323,7 @@ class Collector:
             return intents_core.after_outcome(intent, intents_core.bounded(result), now, self._clock.random())
         if intent.id in report.running or report.mark < intent.created_at:
             return None
-        shown = reports.shows(report, intent) if reports.is_evidence(report, intent) else None
+        shown = reports.shows(report, intent) if reports.may_settle(report, intent) else None
         if shown is not None and (not is_shadowed or reports.has_applied(report, intent)):
             return Change(kind="succeed", now=now, outcome=shown)
         if intent.state == "running" and reports.lost(report, intent):
@@ -333,7 +333,7 @@ class Collector:
 
     # Publishing --------------------------------------------------------------------------------
 
-    async def tell(self, settled: Sequence[Intent], *, wake: bool = False) -> None:
+    async def publish_settled(self, settled: Sequence[Intent], *, wake: bool = False) -> None:
         for intent in settled:
             self._unwritten.pop(intent.id, None)
             log.info(

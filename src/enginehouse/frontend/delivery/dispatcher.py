@@ -92,7 +92,7 @@ class Dispatcher:
         if unsent:
             await self._store.transaction(lambda connection: _give_back(connection, unsent))
 
-    async def recall(self, intents: Iterable[Intent]) -> None:
+    async def send_cancels(self, intents: Iterable[Intent]) -> None:
         """Tell workers to stop cancelled intents. A worker that misses the message gets it with the next heartbeat."""
         for intent in intents:
             sent = encode_cancel(intent)

@@ -25,7 +25,7 @@ class Reply(Struct, frozen=True):
     outcome: Outcome | None
 
 
-class Overheard:
+class LateReplies:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._kept: list[tuple[float, Reply]] = []

@@ -6,7 +6,7 @@ to look it up in, or a URI with a name.
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from msgspec import Struct
 
@@ -36,13 +36,12 @@ def encode_command(intent: Intent, operation_id: OperationId) -> Sent:
     command = command_of(intent)
     action = intent.action
     match action:
+        case InstallBackend() if action.upgrade:
+            verb = subjects.UPGRADE
+            message: Struct = wire.BackendUpgradeRequest(**_placement(action, operation_id, command))
         case InstallBackend():
-            verb = subjects.UPGRADE if action.upgrade else subjects.INSTALL
-            message: Struct = (
-                _upgrade(action, operation_id, command)
-                if action.upgrade
-                else (_install(action, operation_id, command, force=action.force))
-            )
+            verb = subjects.INSTALL
+            message = _install(action, operation_id, command, force=action.force)
         case RemoveBackend():
             verb = subjects.DELETE
             # The directory, which means the same on every worker; the pointer's name only if the worker would
@@ -105,30 +104,18 @@ def command_of(intent: Intent) -> wire.Command:
 def _install(
     action: InstallBackend, operation_id: OperationId, command: wire.Command, *, force: bool
 ) -> wire.BackendInstallRequest:
-    resolved = action.resolved
-    return wire.BackendInstallRequest(
-        backend=action.backend,
-        backend_galleries=action.galleries,
-        uri=resolved.uri if action.is_external else "",
-        name=resolved.directory if action.is_external else "",
-        alias=resolved.alias if action.is_external else "",
-        force=force,
-        op_id=operation_id,
-        command=command,
-        resolved=resolved,
-        keep=action.keep,
-    )
+    return wire.BackendInstallRequest(**_placement(action, operation_id, command), force=force, keep=action.keep)
 
 
-def _upgrade(action: InstallBackend, operation_id: OperationId, command: wire.Command) -> wire.BackendUpgradeRequest:
-    resolved = action.resolved
-    return wire.BackendUpgradeRequest(
-        backend=action.backend,
-        backend_galleries=action.galleries,
-        uri=resolved.uri if action.is_external else "",
-        name=resolved.directory if action.is_external else "",
-        alias=resolved.alias if action.is_external else "",
-        op_id=operation_id,
-        command=command,
-        resolved=resolved,
-    )
+def _placement(action: InstallBackend, operation_id: OperationId, command: wire.Command) -> dict[str, Any]:
+    """The fields that an install and an upgrade share."""
+    build = action.resolved
+    external = {"uri": build.uri, "name": build.directory, "alias": build.alias} if action.is_external else {}
+    return {
+        "backend": action.backend,
+        "backend_galleries": action.galleries,
+        "op_id": operation_id,
+        "command": command,
+        "resolved": build,
+        **external,
+    }

@@ -83,7 +83,7 @@ class BusCredentials:
         first, last = (share * self._life_seconds for share in REFRESHED)
         return newest is not None and first <= now - newest <= last
 
-    def forget_told(self) -> None:
+    def send_again(self) -> None:
         """Send the whole list again with the next step, because the server may be a new one."""
         self._is_told = False
 

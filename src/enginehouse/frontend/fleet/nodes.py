@@ -84,7 +84,7 @@ def find_node(connection: Connection, name_or_id: str, *, pending: bool = False)
     return named[0]
 
 
-def note_deaf(connection: Connection, node_id: NodeId, now: float) -> bool:
+def note_no_subscriber(connection: Connection, node_id: NodeId, now: float) -> bool:
     """Set a node to unhealthy because its subjects have no subscriber. Returns whether that is a change."""
     return nodes.set_health(connection, node_id, "unhealthy", now)
 
@@ -278,7 +278,7 @@ class Nodes:
             return msgspec.structs.replace(node, approved=True, waits_for=""), now
 
         node, now = await self._store.transaction(work)
-        await self.tell([node.id])
+        await self.publish_changed([node.id])
         return node, now
 
     async def resume(self, name_or_id: str) -> Node:
@@ -290,7 +290,7 @@ class Nodes:
             return msgspec.structs.replace(node, drained=False)
 
         node = await self._store.transaction(work)
-        await self.tell([node.id])
+        await self.publish_changed([node.id])
         return node
 
     async def rotate_token(self, node_id: NodeId, shown: str) -> str:
@@ -328,7 +328,7 @@ class Nodes:
 
         now, is_news = await self._store.transaction(work)
         if is_news:
-            await self.tell([node_id])
+            await self.publish_changed([node_id])
         return now
 
     async def set_health(self, node_id: NodeId, health: Health) -> None:
@@ -340,9 +340,9 @@ class Nodes:
             return nodes.set_health(connection, node_id, health, db.now(connection))
 
         if await self._store.transaction(work):
-            await self.tell([node_id])
+            await self.publish_changed([node_id])
 
-    async def tell(self, node_ids: Iterable[NodeId]) -> None:
+    async def publish_changed(self, node_ids: Iterable[NodeId]) -> None:
         """Publish changed nodes, and wake the loops that depend on them."""
         for node_id in node_ids:
             await self._board.node_changed(node_id)
@@ -361,7 +361,7 @@ class Nodes:
             now = db.now(connection)
             approved = [node for node in nodes.every(connection) if node.approved]
             judged = self._judged(approved, now)
-            self.is_bus_away = node_core.lack_bus(approved, now - self._stale_seconds)
+            self.is_bus_away = node_core.every_bus_is_away(approved, now - self._stale_seconds)
             return [node_id for node_id, health in judged.items() if nodes.set_health(connection, node_id, health, now)]
 
         changed = await self._store.transaction(work)

@@ -40,7 +40,7 @@ class Question(Struct):
     ended: asyncio.Event  # both answers arrived, or the node has no subscriber
     replicas: tuple[RunningReplica, ...] | None = None
     backends: tuple[InstalledBackend, ...] | None = None
-    is_deaf: bool = False  # the node has no subscriber
+    is_unreachable: bool = False  # the node has no subscriber
 
     @property
     def is_answered(self) -> bool:
@@ -52,7 +52,7 @@ class Reports(Protocol):
 
     async def report(self, node_id: NodeId, report: Report) -> tuple[IntentId, ...]: ...
 
-    async def tell(self, settled: Sequence[Intent]) -> None: ...
+    async def publish_settled(self, settled: Sequence[Intent]) -> None: ...
 
     def silence_of(self, intent: Intent) -> float | None: ...
 
@@ -161,7 +161,7 @@ class Listings:
                 return  # an answer to an older question
             if answer.verb == subjects.token(subjects.LIST):
                 if message.no_responders:
-                    question.is_deaf = True
+                    question.is_unreachable = True
                 else:
                     listed = wire.decode(message.payload, wire.BackendListReply, "a listing")
                     if not listed.error:
@@ -175,7 +175,7 @@ class Listings:
         except Malformed as error:
             log.warning("poll.dropped subject=%s error=%s", message.subject, error)
             return
-        if question.is_answered or question.is_deaf:
+        if question.is_answered or question.is_unreachable:
             question.ended.set()
             self._on_end()
 

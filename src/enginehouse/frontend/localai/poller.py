@@ -16,8 +16,8 @@ from enginehouse.core.action import UnknownAction
 from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Change, Intent
 from enginehouse.core.operation import wait_for_node
-from enginehouse.frontend.fleet.nodes import Nodes, note_deaf
-from enginehouse.frontend.localai.lingering import UNHEARD, note_over
+from enginehouse.frontend.fleet.nodes import Nodes, note_no_subscriber
+from enginehouse.frontend.localai.lingering import RESULT_UNKNOWN, note_commands_ended
 from enginehouse.frontend.localai.listings import Listings, Question, Reports
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.ports import Bus
@@ -27,7 +27,7 @@ from enginehouse.store.db import Connection, Store
 log = logging.getLogger(__name__)
 
 IDLE_ROUNDS = 6  # a node without open intents is polled every so many rounds
-DEAF_ROUNDS = 2  # without a subscriber until a worker is away: a connection may be lost for a moment
+UNREACHABLE_ROUNDS = 2  # without a subscriber until a worker is away: a connection may be lost for a moment
 # A frontend that died may not have sent a command it claimed, and a silent worker cannot tell. Sending it again is
 # harmless: these workers run one command at a time per backend and skip what is installed.
 LOST_AFTER_BUDGETS = 2.0
@@ -67,7 +67,7 @@ class Poller:
         self._polled: set[NodeId] = set()
         self._soon: set[NodeId] = set()
         self._questions: dict[NodeId, Question] = {}
-        self._deaf: dict[NodeId, int] = {}
+        self._unreachable: dict[NodeId, int] = {}
         self._answered: dict[NodeId, float] = {}  # per node, the time of the last poll that was answered
         self._wake: Callable[[], None] = lambda: None
 
@@ -95,7 +95,7 @@ class Poller:
         planned = await self._store.transaction(self._plan_round)
         self._busy = planned.busy
         if planned.changed:
-            await self._reports.tell(planned.changed)
+            await self._reports.publish_settled(planned.changed)
         await self._ask(planned.asked, planned.at)
 
     async def answers_step(self) -> None:
@@ -106,11 +106,11 @@ class Poller:
                 del self._questions[question.node_id]
             self._listings.drop([question])
             if question.is_answered:
-                self._deaf.pop(question.node_id, None)
+                self._unreachable.pop(question.node_id, None)
                 self._answered[question.node_id] = question.asked_at
                 await self._listings.keep(question)
             else:
-                await self._note_deaf(question.node_id)
+                await self._note_unreachable(question.node_id)
         if self._soon and self._listings.is_connected:
             soon, self._soon = sorted(self._soon), set()
             await self._ask(soon, await self._store.transaction(db.now))
@@ -120,24 +120,24 @@ class Poller:
             self._listings.drop([one for one in [self._questions.get(question.node_id)] if one is not None])
             self._questions[question.node_id] = question
 
-    async def _note_deaf(self, node_id: NodeId) -> None:
+    async def _note_unreachable(self, node_id: NodeId) -> None:
         """Count a poll without a subscriber. After the second one the node is away, and its running intents wait."""
-        self._deaf[node_id] = self._deaf.get(node_id, 0) + 1
-        if self._deaf[node_id] < DEAF_ROUNDS:
+        self._unreachable[node_id] = self._unreachable.get(node_id, 0) + 1
+        if self._unreachable[node_id] < UNREACHABLE_ROUNDS:
             return
-        del self._deaf[node_id]
+        del self._unreachable[node_id]
 
         def work(connection: Connection) -> tuple[bool, list[Intent]]:
             now = db.now(connection)
             ids = [one.id for one in operations.open_on(connection, node_id)]
             locked = operations.lock_intents(connection, ids).values()
             running = [one for one in locked if one.state == "running" and not isinstance(one.action, UnknownAction)]
-            return note_deaf(connection, node_id, now), claims.park(connection, running, wait_for_node(now))
+            return note_no_subscriber(connection, node_id, now), claims.park(connection, running, wait_for_node(now))
 
         is_news, parked = await self._store.transaction(work)
         if is_news:
-            await self._nodes.tell({node_id})
-        await self._reports.tell(parked)
+            await self._nodes.publish_changed({node_id})
+        await self._reports.publish_settled(parked)
 
     def _plan_round(self, connection: Connection) -> _Round:
         now = db.now(connection)
@@ -156,7 +156,7 @@ class Poller:
             if open_ones or node.id in held:
                 planned.busy.add(node.id)
             # Also once after its last intent ended: the reply does not say what is installed now.
-            is_due = node.id in planned.busy | self._busy or node.id in self._deaf
+            is_due = node.id in planned.busy | self._busy or node.id in self._unreachable
             if is_due or self._round % IDLE_ROUNDS == 1:
                 planned.asked.append(node.id)
             for intent in open_ones:
@@ -177,7 +177,7 @@ class Poller:
         came = [one for one in held if self._answered.get(one.node_id, 0.0) > one.sent_at + self._lease_seconds]
         lingering.note_received(connection, [one.intent_id for one in came if not one.received_at], now)
         silent = [one.intent_id for one in held if one.received_at and now - one.received_at > limit]
-        return note_over(connection, dict.fromkeys(silent, UNHEARD), now)
+        return note_commands_ended(connection, dict.fromkeys(silent, RESULT_UNKNOWN), now)
 
     def _may_be_lost(self, intent: Intent, now: float) -> bool:
         """Whether the command may have been lost.

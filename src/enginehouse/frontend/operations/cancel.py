@@ -13,7 +13,7 @@ from enginehouse.core.action import InstallBackend, RemoveBackend, UnknownAction
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import NODE_REMOVED, Change, Intent
-from enginehouse.core.operation import STILL, Operation, width_of
+from enginehouse.core.operation import STILL_RUNNING, Operation, width_of
 from enginehouse.frontend.acceptance import (
     Acceptance,
     OperationDetails,
@@ -48,16 +48,16 @@ KEPT_OPERATIONS = 1000
 _PRUNED_AT_ONCE = 500  # keeps each transaction short
 _RETRIED = ("failed", "cancelled")
 
-Recall = Callable[[Iterable[Intent]], Awaitable[None]]
+SendCancels = Callable[[Iterable[Intent]], Awaitable[None]]
 
 
 class Cancellation:
-    """`recall` tells workers to stop cancelled intents; it is the dispatcher's method."""
+    """`send_cancels` tells workers to stop cancelled intents; it is the dispatcher's method."""
 
     def __init__(
         self,
         acceptance: Acceptance,
-        recall: Recall,
+        send_cancels: SendCancels,
         targets: Targets,
         versions: Versions,
         *,
@@ -70,7 +70,7 @@ class Cancellation:
         self._store = acceptance.store
         self._board = acceptance.board
         self._wake = acceptance.wake
-        self._recall = recall
+        self._send_cancels = send_cancels
         self._owner = owner
         self._lease_seconds = lease_seconds
 
@@ -92,7 +92,7 @@ class Cancellation:
             return [intent for intent in ended if intent is not None and intent.id in running]
 
         stopped = await self._store.transaction(work)
-        await self._recall(stopped)
+        await self._send_cancels(stopped)
         self._wake()
         await self._board.operations_changed([operation_id])
         log.info("operation.cancelled operation=%s node=%s by=%s", operation_id, node or "-", author)
@@ -104,7 +104,7 @@ class Cancellation:
         """
         first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
         builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
-        await self._versions.look([without_pin(build) for build in builds])
+        await self._versions.resolve([without_pin(build) for build in builds])
 
         def work(connection: Connection) -> OperationId:
             before, again = _retried(connection, operation_id, node)
@@ -227,7 +227,7 @@ def _note_lingering(connection: Connection, before: Iterable[Intent], cancelled:
     continuing = lingering.add(connection, [one for one in before if one.id in after])
     for intent_id in continuing | lingering.among(connection, after):
         one = after[intent_id]
-        operations.remark(connection, one, f"{one.message}; {STILL}", one.updated_at)
+        operations.remark(connection, one, f"{one.message}; {STILL_RUNNING}", one.updated_at)
 
 
 def _left_behind(connection: Connection, operation_id: OperationId, again: Collection[IntentId]) -> bool:

@@ -6,51 +6,23 @@ nothing but the listings of LocalAI's workers, which are polled first because th
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET
 
 from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend
-from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
-from enginehouse.core.operation import BackendRequest, Excluded, width_of
+from enginehouse.core.operation import BackendRequest, width_of
+from enginehouse.core.views import FleetPlan, NodePlan
 from enginehouse.frontend.operations.checks import check_backend_request
-from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
+from enginehouse.frontend.operations.targets import Freshen, Targets, use_last_reports
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store.db import Store
 
 UNKNOWN_NOTE = "its worker records no digest, so the installed version is unknown; an upgrade downloads it again"
 
 
-class NodePlan(Struct, kw_only=True):
-    node_id: NodeId
-    node_name: str
-    node_status: str
-    does: str  # install, upgrade, reinstall, delete, nothing
-    backend: str | UnsetType = UNSET  # the build chosen for this machine
-    version: str | UnsetType = UNSET
-    digest: str | UnsetType = UNSET
-    uri: str | UnsetType = UNSET
-    source: str | UnsetType = UNSET
-    capability: str
-    platform: str
-    installed_version: str | UnsetType = UNSET
-    installed_digest: str | UnsetType = UNSET
-    download_bytes: int | UnsetType = UNSET  # an upper bound: a worker reuses what it has
-    free_disk_bytes: int | UnsetType = UNSET
-    note: str | UnsetType = UNSET
-
-
-class FleetPlan(Struct, kw_only=True):
-    kind: str
-    name: str
-    nodes: list[NodePlan]
-    excluded: list[Excluded]
-    max_parallel: int  # 0 means all at once
-    download_bytes: int
-
-
 class Planner:
-    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = as_known) -> None:
+    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = use_last_reports) -> None:
         self._store = store
         self._targets = targets
         self._versions = versions

@@ -27,7 +27,7 @@ from enginehouse.frontend.acceptance import (
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.operations.cancel import cancel_all
 from enginehouse.frontend.operations.checks import check_backend_request
-from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
+from enginehouse.frontend.operations.targets import Freshen, Targets, use_last_reports
 from enginehouse.store import db, models, nodes, operations, replicas
 from enginehouse.store.db import Connection
 
@@ -35,7 +35,7 @@ DRAIN_SECONDS = 30.0  # for running answers on a node that is drained; the same 
 
 
 class Requests:
-    def __init__(self, acceptance: Acceptance, targets: Targets, freshen: Freshen = as_known) -> None:
+    def __init__(self, acceptance: Acceptance, targets: Targets, freshen: Freshen = use_last_reports) -> None:
         self._acceptance = acceptance
         self._store = acceptance.store
         self._board = acceptance.board

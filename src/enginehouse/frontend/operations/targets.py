@@ -40,7 +40,7 @@ UNKNOWN = "unknown"  # the code of a node that is left out because its state is 
 UNKNOWN_REASON = "its worker did not answer which backends it has; retry when it answers"
 
 
-async def as_known(_nodes: Collection[str] | None) -> Unknown:
+async def use_last_reports(_nodes: Collection[str] | None) -> Unknown:
     """Use the last reports: for a cluster without workers that have to be polled."""
     return ()
 
@@ -135,7 +135,7 @@ class Targets:
         unknown = await freshen(request.nodes)
         if request.kind != "delete":
             builds = await store.transaction(lambda connection: self._builds_in_question(connection, request))
-            await self._versions.look(builds, insist=request.insists)
+            await self._versions.resolve(builds, insist=request.insists)
         return unknown
 
     def _builds_in_question(self, connection: Connection, request: BackendRequest) -> list[Resolved]:

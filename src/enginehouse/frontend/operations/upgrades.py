@@ -11,55 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from enginehouse.core.backend import InstalledBackend, Resolved, is_version
 from enginehouse.core.errors import EnginehouseError
-from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
-from enginehouse.frontend.operations.targets import Freshen, Targets, as_known
+from enginehouse.core.views import Drift, NodeUpgrade, Upgrade
+from enginehouse.frontend.operations.targets import Freshen, Targets, use_last_reports
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import nodes
 from enginehouse.store.db import Store
 
 FIRST_SECONDS = 10.0  # after a start; the same as in LocalAI
 CHECK_SECONDS = 6 * 3600.0  # a check queries a registry for every installed build
-
-
-class Drift(Struct, frozen=True, kw_only=True):
-    node_id: NodeId
-    node_name: str
-    version: str | UnsetType = UNSET
-    digest: str | UnsetType = UNSET
-    unknown: bool | UnsetType = UNSET  # no digest is recorded, so it may be the same version
-
-
-class NodeUpgrade(Struct, frozen=True, kw_only=True):
-    node_id: NodeId
-    node_name: str
-    installed_version: str
-    installed_digest: str
-    available_version: str
-    available_digest: str
-    unknown: bool | UnsetType = UNSET  # no digest is recorded, so it may be the same version
-
-
-class Upgrade(Struct, frozen=True, kw_only=True):
-    """An available upgrade: LocalAI's keys, then the nodes."""
-
-    backend_name: str
-    installed_version: str
-    available_version: str
-    installed_digest: str | UnsetType = UNSET
-    available_digest: str | UnsetType = UNSET
-    node_drift: list[Drift] | UnsetType = UNSET
-    # Additional.
-    nodes: list[NodeUpgrade]
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether some node is known to have another version."""
-        return any(node.unknown is not True for node in self.nodes)
 
 
 class _Installed(Struct, frozen=True):
@@ -69,7 +33,7 @@ class _Installed(Struct, frozen=True):
 
 
 class Upgrades:
-    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = as_known) -> None:
+    def __init__(self, store: Store, targets: Targets, versions: Versions, freshen: Freshen = use_last_reports) -> None:
         self._store = store
         self._targets = targets
         self._versions = versions
@@ -83,7 +47,7 @@ class Upgrades:
         """Poll workers and query registries, then return the upgrades."""
         await self._freshen(None)
         installed = await self._installed()
-        await self._versions.look([one.build for one in installed if one.build is not None])
+        await self._versions.resolve([one.build for one in installed if one.build is not None])
         return self._upgrades(installed)
 
     async def known(self) -> dict[str, Upgrade]:

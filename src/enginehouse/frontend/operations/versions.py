@@ -47,7 +47,7 @@ class Versions:
         self._clock = clock
         self._known: dict[tuple[str, str], KnownVersion] = {}
 
-    async def look(self, builds: Iterable[Resolved], *, insist: bool = True) -> None:
+    async def resolve(self, builds: Iterable[Resolved], *, insist: bool = True) -> None:
         """Resolve the versions of these builds, all at once; on return each has an answer or a failure. Without
         `insist`, builds whose query failed a moment ago are skipped.
         """

@@ -7,33 +7,14 @@ it: a load, a worker that lost a process, a node that went away, another fronten
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
 
-from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model
 from enginehouse.core.replica import Replica
+from enginehouse.core.views import ModelView, ReplicaView
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.watching.events import Events
 from enginehouse.store import models, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store
-
-
-class ReplicaView(Struct, frozen=True):
-    node_id: NodeId
-    node_name: str
-    slot: int
-
-
-class ModelView(Struct, frozen=True, kw_only=True):
-    name: str
-    backend: str
-    description: str
-    license: str
-    size_bytes: int
-    state: str  # available (in a gallery), added (served, not running), loading, loaded
-    options: dict[str, object]
-    replicas: list[ReplicaView]
-    created_at: float
 
 
 def reachable(connection: Connection, model: str | None = None) -> list[Replica]:
@@ -88,7 +69,6 @@ class ModelViews:
 
 
 def _view(model: Model, state: str, running: list[ReplicaView], created_at: float) -> ModelView:
-    options = model.options
     return ModelView(
         name=model.name,
         backend=model.backend,
@@ -96,7 +76,7 @@ def _view(model: Model, state: str, running: list[ReplicaView], created_at: floa
         license=model.license,
         size_bytes=model.size_bytes,
         state=state,
-        options={field: getattr(options, field) for field in options.__struct_fields__ if getattr(options, field)},
-        replicas=running,
+        options=model.options,
+        replicas=tuple(running),
         created_at=created_at,
     )

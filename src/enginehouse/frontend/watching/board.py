@@ -20,9 +20,9 @@ from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
-from enginehouse.core.node_view import NodeView
 from enginehouse.core.operation import Operation, absence_of, status_of, unknown_operation
 from enginehouse.core.progress import Progress, continued, is_newer
+from enginehouse.core.views import NodeView
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.views import (
     Moment,
@@ -36,11 +36,9 @@ from enginehouse.ports import Clock
 from enginehouse.store import db, history, nodes, operations
 from enginehouse.store.db import Connection, Store
 
-__all__ = ["Board", "SilenceLimits"]
-
 PUBLISH_SECONDS = 0.2  # between two updates of progress per operation; faster updates cannot be read
 SLOWEST_SECONDS = 0.8  # the same with very many watchers, so that none is more than a second behind
-TOLD_PER_SECOND = 50_000  # updates of progress, operations times watchers
+PUBLISHED_PER_SECOND = 50_000  # updates of progress, operations times watchers
 CATCH_UP_SECONDS = 1.0  # the longest delay of a change by another frontend
 _OVERLAP_SECONDS = 5.0  # a change is dated at the start of its transaction and visible after its end
 _MAX_TOLD = 20_000  # operations whose published revision is kept; far more than change within the overlap
@@ -265,7 +263,7 @@ class Board:
             return
         taken, self._dirty = self._dirty, set()
         # Less often with many operations and watchers, so that publishing never takes all of this frontend's time.
-        rest = len(taken) * self._events.watchers / TOLD_PER_SECOND
+        rest = len(taken) * self._events.watchers / PUBLISHED_PER_SECOND
         self._rests_until = now + (min(SLOWEST_SECONDS, rest) if rest > PUBLISH_SECONDS else 0.0)
         for count, operation_id in enumerate(taken, start=1):
             snapshot = self._open.get(operation_id)

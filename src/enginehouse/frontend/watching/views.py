@@ -16,9 +16,9 @@ from enginehouse.core import operation as operations
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
 from enginehouse.core.node import Node
-from enginehouse.core.node_view import NodeView
 from enginehouse.core.operation import Excluded, Operation, RequestOptions
 from enginehouse.core.progress import Progress, format_bytes, is_newer
+from enginehouse.core.views import NodeView
 
 # LocalAI's words; other kinds use their own name.
 _TASK_TYPES = {"install": "Installation", "upgrade": "Upgrade", "delete": "deletion", "load": "staging"}

@@ -19,7 +19,7 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def look(path: Path) -> Found:
+def inspect(path: Path) -> Found:
     metadata: bytes | None
     try:
         metadata = (path / METADATA_FILE).read_bytes()

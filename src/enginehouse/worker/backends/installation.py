@@ -55,7 +55,7 @@ class Installation(Struct, frozen=True, kw_only=True):
 def lock_backends(backends: Path, doing: str) -> disk.Lock:
     """Lock a backends directory; raises while another process holds the lock."""
     private = Trees(backends).private
-    with disk.naming_the_culprit(backends, "--backends-path"):
+    with disk.naming_the_file(backends, "--backends-path"):
         backends.mkdir(parents=True, exist_ok=True)
         private.mkdir(mode=0o750, exist_ok=True)
     return disk.Lock(private / "lock_backends", doing, option="--backends-path", place=backends)

@@ -17,8 +17,9 @@ from msgspec import Struct
 
 from enginehouse.artifact.blobs.store import DEFAULT_CAP_BYTES, BlobStore, Collected
 from enginehouse.artifact.images.build import Builder, Built
+from enginehouse.artifact.images.contents import SPARE_BYTES
 from enginehouse.artifact.images.directories import DirectoryEntries
-from enginehouse.artifact.images.layers import SPARE_BYTES, Unpacker
+from enginehouse.artifact.images.layers import Unpacker
 from enginehouse.artifact.images.sharing import FileRecord, How, Manifests, Sharing
 from enginehouse.artifact.origins import Suppliers
 from enginehouse.core.archive import ArchiveLimits

@@ -21,7 +21,7 @@ from enginehouse.core.installation import (
     pointer_for,
 )
 from enginehouse.host import disk
-from enginehouse.worker.backends.inspection import look, now
+from enginehouse.worker.backends.inspection import inspect, now
 
 
 class Pointers:
@@ -38,7 +38,7 @@ class Pointers:
 
     def known(self, name: str) -> Metadata | None:
         """The metadata of a meta name; None if it does not exist or cannot be read."""
-        found = look(self._path_of(name))
+        found = inspect(self._path_of(name))
         return decode_metadata(found.metadata) if found.metadata else None
 
     def point(self, resolved: Resolved) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from enginehouse.core.errors import NotFound
 from enginehouse.core.installation import BACKUPS, RUN_FILE, Metadata, target_of
 from enginehouse.host import disk
-from enginehouse.worker.backends.inspection import check_removable, directories, inode, look
+from enginehouse.worker.backends.inspection import check_removable, directories, inode, inspect
 from enginehouse.worker.backends.trees import Trees
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Swap:
         if not os.path.lexists(current):
             staging.rename(current)
         else:
-            disk.change_places(staging, current, spare=old)
+            disk.exchange_paths(staging, current, spare=old)
             staging.rename(old)
         disk.sync_directory(self._trees.backends)
 
@@ -74,7 +74,7 @@ class Swap:
     def retire(self, directory: str) -> None:
         """Make the replaced tree the previous version; one that cannot be started is removed."""
         old, previous = self._trees.replaced_of(directory), self._trees.previous_of(directory)
-        if look(old).has_run_file:
+        if inspect(old).has_run_file:
             disk.remove_tree(previous)
             old.rename(previous)
             disk.sync_directory(previous.parent)
@@ -91,7 +91,7 @@ class Swap:
         if not os.path.lexists(current):
             previous.rename(current)
         else:
-            disk.change_places(previous, current, spare=self._trees.replaced_of(directory))
+            disk.exchange_paths(previous, current, spare=self._trees.replaced_of(directory))
         disk.sync_directory(self._trees.backends)
         disk.sync_directory(previous.parent)
         return metadata
@@ -192,7 +192,7 @@ class Swap:
             if record.pointer_before is None:
                 self._trees.pointers.take_back(record)  # first: a dangling meta name is worse than none
             if os.path.lexists(old):
-                disk.change_places(old, current, spare=staging)
+                disk.exchange_paths(old, current, spare=staging)
             else:
                 current.rename(staging)
             disk.sync_directory(self._trees.backends)
@@ -225,7 +225,7 @@ class Swap:
 
     def _put_back(self, path: Path, target: Path) -> None:
         """Restore a replaced tree if its replacement is not in place."""
-        if look(path).has_run_file and not (target / RUN_FILE).is_file():
+        if inspect(path).has_run_file and not (target / RUN_FILE).is_file():
             disk.remove_tree(target)
             path.rename(target)
 

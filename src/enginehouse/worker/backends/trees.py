@@ -27,7 +27,7 @@ from enginehouse.core.installation import (
     target_of,
 )
 from enginehouse.host import disk
-from enginehouse.worker.backends.inspection import directories, inode, look
+from enginehouse.worker.backends.inspection import directories, inode, inspect
 from enginehouse.worker.backends.pointers import Pointers, pointer_to
 
 
@@ -60,14 +60,14 @@ class Trees:
 
     def list_installed(self) -> tuple[InstalledBackend, ...]:
         """List the installed and system backends; an unreadable directory does not affect the others."""
-        system = [look(path) for path in directories(self._system)] if self._system is not None else []
+        system = [inspect(path) for path in directories(self._system)] if self._system is not None else []
         return listing([self._found(path) for path in self._installed()], system)
 
     def _found(self, path: Path) -> Found:
         # The inode is read before the record, because a tree is recorded before it is swapped in.
         number = inode(path)
         is_unsettled = number is not None and number == self._unsynced(path.name)
-        return msgspec.structs.replace(look(path), is_unsettled=is_unsettled)
+        return msgspec.structs.replace(inspect(path), is_unsettled=is_unsettled)
 
     def every_tree(self) -> list[Path]:
         """All complete versions: first the installed ones, then the previous ones."""
@@ -85,11 +85,11 @@ class Trees:
 
     def metadata_of(self, directory: str) -> Metadata | None:
         """The metadata of a backend that can be started; None if there is none."""
-        found = look(self.path_of(directory))
+        found = inspect(self.path_of(directory))
         return decode_metadata(found.metadata) if found.metadata and found.has_run_file else None
 
     def previous_metadata(self, directory: str) -> Metadata | None:
-        found = look(self.previous_of(directory))
+        found = inspect(self.previous_of(directory))
         return (decode_metadata(found.metadata or b"{}") or Metadata()) if found.has_run_file else None
 
     def note(self, directory: str, metadata: Metadata) -> None:
@@ -99,7 +99,7 @@ class Trees:
     def forget_generations(self) -> None:
         """Reset all generations, because the worker became another node: another cluster counted them."""
         for path in self.every_tree():
-            found = look(path)
+            found = inspect(path)
             metadata = decode_metadata(found.metadata) if found.metadata else None
             if metadata is not None and metadata.generation:
                 fresh = msgspec.structs.replace(metadata, generation=0)

@@ -97,7 +97,7 @@ class Actions:
             case _:
                 assert_never(action)
 
-    async def done_all_the_same(self, work: Work, current: UnderWay) -> Outcome:
+    async def outcome_after_swap(self, work: Work, current: UnderWay) -> Outcome:
         """The outcome of an install that was cancelled after its tree had been swapped in."""
         assert isinstance(work.action, InstallBackend), (
             "only an install can be cancelled after its first visible change"

@@ -139,7 +139,7 @@ class Executor:
                 return outcome
         elif not current.can_return:
             try:
-                return await self._acting.done_all_the_same(work, current)
+                return await self._acting.outcome_after_swap(work, current)
             except OSError as error:
                 # A retry finds the requested version installed.
                 return _failed(error, phrase(work.action), current)

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from enginehouse.core.backend import InstalledBackend
-from enginehouse.core.gallery import Gallery
+from enginehouse.core.gallery_entry import Gallery
 from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model

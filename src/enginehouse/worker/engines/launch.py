@@ -116,9 +116,9 @@ class Starter:
         self, chosen: LaunchPlan, record: Record, log: Path
     ) -> tuple[asyncio.subprocess.Process, int]:
         """Start the process; also returns its share of the machine's threads."""
-        async with threads.budget(BUDGET_SECONDS) as promised:
+        async with threads.budget(BUDGET_SECONDS) as assigned:
             given = share(
-                self._options.thread_budget or hardware.cores(), chosen.request.model.options.threads, promised
+                self._options.thread_budget or hardware.cores(), chosen.request.model.options.threads, assigned
             )
             await in_thread(_keep_last, log)
             description = await in_thread(self._records.describe, record.nonce, _description(chosen, given))

@@ -28,7 +28,7 @@ from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.commands.work import Work, outcome_of
 from enginehouse.worker.protocol.decode import Head, WorkRequest, encode_reply, head_of, look_ups_for, read, work_of
 from enginehouse.worker.protocol.names import KnownNames
-from enginehouse.worker.protocol.progress import Told, publishing
+from enginehouse.worker.protocol.progress import ReportedCommand, publishing
 from enginehouse.worker.protocol.stops import stop_backend, unload
 
 log = logging.getLogger(__name__)
@@ -157,13 +157,13 @@ class Listener:
             request = read(verb, payload)
         except EnginehouseError as error:
             return encode_reply(verb, outcome_of(error), None)
-        async with publishing(self._bus, self._told(head_of(request))) as publisher:
+        async with publishing(self._bus, self._reported_command(head_of(request))) as publisher:
             outcome, work = await self._perform(request, publisher.report)
         return encode_reply(verb, outcome, work)
 
-    def _told(self, head: Head) -> Told:
+    def _reported_command(self, head: Head) -> ReportedCommand:
         command = head.command
-        return Told(
+        return ReportedCommand(
             node_id=self._node_id,
             op_id=head.op_id,
             about=head.about,

@@ -16,7 +16,8 @@ from enginehouse.core import wire
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.external import external_build
-from enginehouse.core.gallery import Gallery, resolve
+from enginehouse.core.gallery import resolve
+from enginehouse.core.gallery_entry import Gallery
 from enginehouse.core.installation import check_directory, directory_behind
 from enginehouse.core.name import check_model_name
 from enginehouse.core.reference import parse_uri, shown_uri

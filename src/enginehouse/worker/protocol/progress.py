@@ -22,7 +22,7 @@ from enginehouse.ports import Bus
 WINDOW_SECONDS = 0.25  # LocalAI's value: four events a second look smooth and cost the bus little
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class ReportedCommand(Struct, frozen=True, kw_only=True):
     """The command that progress events belong to."""
 
     node_id: NodeId
@@ -33,14 +33,14 @@ class Told(Struct, frozen=True, kw_only=True):
 
 
 class Publisher:
-    def __init__(self, bus: Bus, told: Told) -> None:
+    def __init__(self, bus: Bus, command: ReportedCommand) -> None:
         self._bus = bus
-        self._told = told
-        self._latest = Progress(attempt=told.attempt)
+        self._command = command
+        self._latest = Progress(attempt=command.attempt)
         self._changed = asyncio.Event()
         self._sequence = 0
         # Without an operation ID that fits into a subject, no events are published; the frontend gets only the reply.
-        self._is_published = subjects.can_be_token(told.op_id)
+        self._is_published = subjects.can_be_token(command.op_id)
 
     def report(self, phase: Phase, file: str, done_bytes: int, total_bytes: int) -> None:
         """Set the latest progress. Call it on the loop's thread, as often as needed."""
@@ -49,7 +49,7 @@ class Publisher:
             file=file,
             done_bytes=max(done_bytes, self._latest.done_bytes),
             total_bytes=max(total_bytes, self._latest.total_bytes),
-            attempt=self._told.attempt,
+            attempt=self._command.attempt,
         )
         self._changed.set()
 
@@ -60,10 +60,10 @@ class Publisher:
         self._changed.clear()
         self._sequence += 1
         progress = msgspec.structs.replace(self._latest, sequence=self._sequence)
-        told = self._told
-        event = wire.progress_event(told.op_id, told.node_id, told.about, told.intent, progress)
+        command = self._command
+        event = wire.progress_event(command.op_id, command.node_id, command.about, command.intent, progress)
         with contextlib.suppress(Unavailable):
-            await self._bus.publish(subjects.progress_subject(told.node_id, told.op_id), wire.encode(event))
+            await self._bus.publish(subjects.progress_subject(command.node_id, command.op_id), wire.encode(event))
 
     async def pump(self) -> None:
         while True:
@@ -73,9 +73,9 @@ class Publisher:
 
 
 @contextlib.asynccontextmanager
-async def publishing(bus: Bus, told: Told) -> AsyncIterator[Publisher]:
+async def publishing(bus: Bus, command: ReportedCommand) -> AsyncIterator[Publisher]:
     """Open a publisher. Its first event, sent before anything else, reports that the command has arrived."""
-    publisher = Publisher(bus, told)
+    publisher = Publisher(bus, command)
     publisher.report("resolving", "", 0, 0)
     await publisher.publish()
     async with asyncio.TaskGroup() as group:

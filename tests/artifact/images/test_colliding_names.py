@@ -9,7 +9,7 @@ import pytest
 from tests.artifact.archives import directory, file, hardlink, symlink, tar, tree_of, unpack
 
 from enginehouse.artifact.images import layers as unpack_module
-from enginehouse.artifact.images.twins import folds_case
+from enginehouse.artifact.images.colliding_names import folds_case
 from enginehouse.core.errors import Hopeless
 
 TWINS: dict[str, list[bytes]] = {

@@ -30,7 +30,7 @@ def folds_case(directory: int) -> bool:
     return True
 
 
-class Twins:
+class CollidingNames:
     """The paths of a tree as written. Does nothing if the file system distinguishes all names."""
 
     def __init__(self, *, is_needed: bool) -> None:
