@@ -4,7 +4,8 @@ All take the same orders, as JSON in the first message of `PredictStream`; `Pred
 JavaScript are built or installed once, in a cache outside the repository, under a name made of their sources. A machine
 without go or node skips their tests; continuous integration fails there.
 
-    {"do": "stream", "count": 3, "size": 10}     messages          {"do": "fail", "count": 1, "status": 5, "text": "…"}
+    {"do": "stream", "count": 3, "size": 10}     messages          {"do": "stream", "count": 3, "text": "…"}
+    {"do": "fail", "count": 1, "size": 10, "status": 5, "text": "…"}
     {"do": "wait"}       until cancelled         {"do": "cancelled"}     how many were
     {"do": "deadline"}   milliseconds left       {"do": "metadata", "name": "authorization"}
     {"do": "headers", "size": 20000}             {"do": "collect", "pause_ms": 5}     {"do": "echo"}

@@ -1,4 +1,4 @@
-"""The gRPC client against real servers of three makers: every test runs against each."""
+"""The gRPC client against real servers of three makers: every test runs against each, on the loop of the product."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from enginehouse.engine.localai.status import GrpcError
 from enginehouse.engine.localai.stream import MAX_MESSAGE_BYTES, WINDOW_BYTES, GrpcStream
 
 LIMIT_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -233,7 +238,7 @@ async def test_an_answer_ends_a_request_that_is_still_being_sent(server: RealSer
 async def test_calls_continue_over_connections_that_go_away(maker: str, client: GrpcClient) -> None:
     async with running_server(maker, max_age_ms=200) as server:
         lasting = await client.start(call(server, order(do="echo"), ends=False))
-        seen = set()
+        seen: set[int] = set()
         async with asyncio.timeout(LIMIT_SECONDS):
             while len(seen) < 4:
                 try:

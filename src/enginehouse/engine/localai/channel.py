@@ -11,11 +11,11 @@ import asyncio
 
 import msgspec
 
-from enginehouse.core.errors import Invalid, TooLarge, Unavailable, Upstream
+from enginehouse.core.errors import Invalid, Unavailable, Upstream
 from enginehouse.engine.dialing import dial, unreachable
 from enginehouse.engine.localai import hpack, status
 from enginehouse.engine.localai.http2 import Http2Connection
-from enginehouse.engine.localai.stream import MAX_MESSAGE_BYTES, GrpcStream, framed
+from enginehouse.engine.localai.stream import GrpcStream, framed
 
 SERVICE_PATH = "/backend.Backend/"
 MAX_CONNECTIONS = 32  # per address: for a peer that allows few streams on each
@@ -54,16 +54,10 @@ class GrpcClient:
 
     async def start(self, call: GrpcCall) -> GrpcStream:
         """Send the request, as far as the engine takes it; what the engine says is read from the stream."""
-        if len(call.message) > MAX_MESSAGE_BYTES:
-            raise TooLarge(
-                f"cannot send a message of {len(call.message)} bytes to the engine at {call.address}: "
-                f"at most {MAX_MESSAGE_BYTES} are allowed"
-            )
+        payload = framed(call.message)
         block = self._head(call) + hpack.encode([(b"grpc-timeout", status.timeout_value(call.deadline_seconds))])
         connection = self._with_room(call.address) or await self._open(call.address, call.connect_seconds)
-        return await connection.start(
-            block, framed(call.message), deadline_seconds=call.deadline_seconds, ends=call.ends
-        )
+        return await connection.start(block, payload, deadline_seconds=call.deadline_seconds, ends=call.ends)
 
     async def unary(self, call: GrpcCall) -> bytes:
         """The one message that answers the call."""

@@ -11,7 +11,7 @@ import asyncio
 import struct
 from typing import Protocol
 
-from enginehouse.core.errors import EnginehouseError, Upstream
+from enginehouse.core.errors import EnginehouseError, TooLarge, Upstream
 from enginehouse.engine.localai import frames, status
 from enginehouse.engine.localai.hpack import Header
 
@@ -251,4 +251,9 @@ class GrpcStream:
 
 
 def framed(message: bytes) -> bytes:
+    """The message with its prefix, not compressed."""
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise TooLarge(
+            f"cannot send a message of {len(message)} bytes to an engine: at most {MAX_MESSAGE_BYTES} are allowed"
+        )
     return _prefix(0, len(message)) + message

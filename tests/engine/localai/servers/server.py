@@ -9,8 +9,8 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
-import grpc.aio
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -27,7 +27,9 @@ async def behave(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[
     order = json.loads(await anext(requests))
     match order["do"]:
         case "stream" | "fail":
-            message = bytes(order.get("size", 0))
+            message = (
+                order["text"].encode() if "text" in order and order["do"] == "stream" else bytes(order.get("size", 0))
+            )
             for _ in range(order.get("count", 0)):
                 yield message
             if order["do"] == "fail":

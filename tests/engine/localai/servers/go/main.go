@@ -65,6 +65,9 @@ func behave(_ any, stream grpc.ServerStream) error {
 	switch wanted.Do {
 	case "stream", "fail":
 		message := make([]byte, wanted.Size)
+		if wanted.Do == "stream" && wanted.Text != "" {
+			message = []byte(wanted.Text)
+		}
 		for number := 0; number < wanted.Count; number++ {
 			if err := send(stream, message); err != nil {
 				return err

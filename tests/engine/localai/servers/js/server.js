@@ -35,7 +35,7 @@ async function obey(call, order) {
   switch (order.do) {
     case "stream":
     case "fail": {
-      const message = Buffer.alloc(order.size || 0);
+      const message = order.do === "stream" && order.text ? Buffer.from(order.text) : Buffer.alloc(order.size || 0);
       for (let number = 0; number < (order.count || 0) && !call.cancelled; number++) await send(call, message);
       if (order.do === "fail") call.emit("error", { code: order.status, details: order.text });
       else call.end();
