@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -163,3 +164,15 @@ async def test_the_built_in_engine_answers_in_this_protocol(tmp_path: Path) -> N
             assert choice["message"]["content"] == "The capital of France is Paris."
         async with asyncio.timeout(10):
             assert await world.supervisor.stop("tiny-chat#0")
+
+
+async def test_the_backend_of_the_documentation_works_in_sixty_lines(stubs: World) -> None:
+    document = Path(__file__).parents[3] / "docs" / "engines.md"
+    program = document.read_text().split("```python\n")[1].split("```")[0]
+    assert len([line for line in program.splitlines() if line.strip()]) <= 60
+    tree = write_tree(stubs.place.backends / "stub")
+    (tree / "run.sh").write_text(program.replace("#!/usr/bin/env python3", f"#!{sys.executable}"))
+    started = await stubs.supervisor.start(request())
+    assert started.checks_key is True
+    answer = msgspec.json.decode(await ask(stubs.engine, started.address, model()))
+    assert answer["choices"][0]["message"]["content"] == "France? of capital the is What"
