@@ -143,10 +143,10 @@ class Starter:
                 return True
             if (seen := processes.activity(current.process.pid)) != moved:
                 moved, moved_at = seen, loop.time()
-            if loop.time() - moved_at > self._options.stall_seconds:
+            if loop.time() - moved_at > self._options.installing.stall_seconds:
                 raise Unavailable(
                     f"cannot start {current.request.model.name}: "
-                    f"its engine has been idle for {self._options.stall_seconds:.0f} s and is not ready",
+                    f"its engine has been idle for {self._options.installing.stall_seconds:.0f} s and is not ready",
                     code="stalled",
                 )
             await asyncio.sleep(POLL_SECONDS)
