@@ -27,6 +27,7 @@ from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
 from enginehouse.ports import EngineCall
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.engines.process_table import StartRequest
 from enginehouse.worker.engines.supervisor import Supervisor
@@ -47,15 +48,16 @@ def model() -> Model:
 
 
 def place_of(directory: Path, chosen: Confinement) -> WorkerOptions:
-    return WorkerOptions(
-        directory=directory, name="bench", base_port=30000 + os.getpid() % 20000, thread_budget=1000, confinement=chosen
-    )
+    backends = directory / "backends"
+    installing = InstallerOptions(backends=backends, data=directory, confinement=chosen, may_link=chosen.protects_trees)
+    port = 30000 + os.getpid() % 20000
+    return WorkerOptions(directory=directory, name="bench", base_port=port, thread_budget=1000, installing=installing)
 
 
 async def install(directory: Path) -> None:
     place = place_of(directory, confinement.NONE)
     place.make_directories()
-    made = make_installation(place.installer_options, os.environ)
+    made = make_installation(place.installing, os.environ)
     engine = resolve((load_builtin(),), model().backend, "default", hardware.platform())
 
     async def nothing() -> None:
@@ -71,7 +73,7 @@ async def install(directory: Path) -> None:
 async def once(directory: Path, chosen: Confinement, answers: int) -> tuple[float, float]:
     """Seconds until the engine is ready, and seconds of so many answers, one after the other."""
     place, engine = place_of(directory, chosen), HttpEngine()
-    made = make_installation(place.installer_options, os.environ)
+    made = make_installation(place.installing, os.environ)
     supervisor = Supervisor(
         place,
         made.trees,

@@ -11,11 +11,13 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginehouse.artifact.blobs.store import BlobStore
 from enginehouse.artifact.images.sharing import Manifests
 from enginehouse.artifact.origins import Suppliers
+from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.errors import Invalid
 from enginehouse.core.node_api import RegisterReply
 from enginehouse.engine.engines import Engines
@@ -31,7 +33,7 @@ from enginehouse.link.worker import WorkerLink
 from enginehouse.loop import Signal
 from enginehouse.ports import Engine
 from enginehouse.settings.file import read_credentials
-from enginehouse.settings.programs import WorkerSettings
+from enginehouse.settings.programs import InstallSettings, WorkerSettings
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.backends.installation import Installation, InstallerOptions, lock_backends
 from enginehouse.worker.backends.installer import Installer, Storage
@@ -83,7 +85,7 @@ async def run(settings: WorkerSettings) -> int:
 def make_parts(options: WorkerOptions, engine: Engine, environment: Mapping[str, str]) -> AgentParts:
     """Build the parts of a worker that use the disk, processes and network of this machine."""
     changed = Signal()
-    installation = make_installation(options.installer_options, environment)
+    installation = make_installation(options.installing, environment)
     models = ModelFiles(options.models, installation.python)
     supervisor = Supervisor(
         options,
@@ -187,13 +189,25 @@ def _options(settings: WorkerSettings) -> WorkerOptions:
         labels=settings.labels,
         max_replicas_per_model=settings.max_replicas_per_model,
         grace_seconds=settings.grace_seconds,
+        installing=installer_options(settings, settings.data, settings.data / "backends"),
+    )
+
+
+def installer_options(settings: InstallSettings, data: Path, backends: Path) -> InstallerOptions:
+    """The options of installs into `backends`, by a worker or by a command without a server."""
+    chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
+    return InstallerOptions(
+        backends=backends,
+        system=settings.backends_system_path,
         allowed_hosts=settings.allowed_hosts,
         registry_credentials=read_credentials(settings.registry_credentials),
-        system_backends=settings.backends_system_path,
-        archive_limit_bytes=settings.archive_limit_bytes,
-        blob_cap_bytes=settings.blob_cap_bytes,
-        confinement=confinement.choose(settings.engine_confinement, settings.engine_user),
+        limits=ArchiveLimits(total_bytes=settings.archive_limit_bytes),
+        cap_bytes=settings.blob_cap_bytes,
+        data=data,
         hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
+        confinement=chosen,
+        # Any other directory may be LocalAI's, whose engines are not confined and may write into linked files.
+        may_link=chosen.protects_trees and backends == data / "backends",
     )
 
 

@@ -26,6 +26,7 @@ from enginehouse.core.node_api import HeartbeatReply, HeartbeatRequest, Register
 from enginehouse.frontend.fleet.nodes import token_hash
 from enginehouse.loop import Signal
 from enginehouse.worker.agent import Agent
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.backends.inventory import Inventory
 from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.commands.ports import CommandPorts
@@ -130,7 +131,12 @@ class SimMachine:
 
     async def _run(self) -> None:
         """The worker, and what starts it again when it ends for a reason that may heal."""
-        place = SimPlace(directory=Path("/nowhere"), name=self.name, advertise_host="10.0.0.1")
+        place = SimPlace(
+            directory=Path("/nowhere"),
+            name=self.name,
+            advertise_host="10.0.0.1",
+            installing=InstallerOptions(backends=Path("/nowhere/backends")),
+        )
         while True:
             self._agent = Agent(place, self._parts(), SimLink(self._world, self), self._open_bus)
             try:

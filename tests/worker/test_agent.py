@@ -23,6 +23,7 @@ from enginehouse.host import hardware, processes
 from enginehouse.host.graphics import Graphics
 from enginehouse.worker import agent
 from enginehouse.worker import registration as joining
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.identity import Identity
 from enginehouse.worker.options import WorkerOptions
 
@@ -51,7 +52,12 @@ async def test_it_registers_with_everything_that_a_frontend_of_localai_asks_for(
     card = Graphics(vendor="nvidia", total_bytes=2**34, free_bytes=2**33, compute_capability="12.1")
     monkeypatch.setattr(hardware._graphics, "look", lambda: card)
     identity = Identity(SigningKey(bytes(32)))
-    place = WorkerOptions(directory=tmp_path, name="node-one", max_replicas_per_model=3)
+    place = WorkerOptions(
+        directory=tmp_path,
+        name="node-one",
+        max_replicas_per_model=3,
+        installing=InstallerOptions(backends=tmp_path / "backends"),
+    )
     place.make_directories()
     request = joining.registration(place, hardware, identity, "10.0.0.1", "challenge")
     assert (request.gpu_vendor, request.gpu_compute_capability) == ("nvidia", "12.1")
@@ -327,5 +333,5 @@ async def test_the_report_says_how_engines_are_confined(tmp_path: Path) -> None:
     worker = WholeWorker(tmp_path)
     async with working(worker):
         await until(lambda: bool(worker.link.heartbeats))
-        assert worker.report.confinement == worker.place.confinement.described
+        assert worker.report.confinement == worker.place.installing.confinement.described
         assert worker.report.confinement.startswith(("landlock", "none: "))

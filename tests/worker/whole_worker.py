@@ -21,6 +21,7 @@ from enginehouse.core.wire import Command
 from enginehouse.engine.engines import Engines
 from enginehouse.host import confinement
 from enginehouse.worker.agent import Agent
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.options import WorkerOptions
 
 
@@ -30,6 +31,14 @@ class WholeWorker:
     def __init__(
         self, directory: Path, statuses: list[str] | None = None, *, allowed_hosts: tuple[str, ...] = ()
     ) -> None:
+        chosen = confinement.choose("auto", "")
+        installing = InstallerOptions(
+            backends=directory / "backends",
+            data=directory,
+            allowed_hosts=allowed_hosts,
+            confinement=chosen,
+            may_link=chosen.protects_trees,
+        )
         self.place = WorkerOptions(
             directory=directory,
             name="node-one",
@@ -37,8 +46,7 @@ class WholeWorker:
             base_port=21000 + os.getpid() % 20000,
             grace_seconds=2.0,
             thread_budget=1000,
-            allowed_hosts=allowed_hosts,
-            confinement=confinement.choose("auto", ""),
+            installing=installing,
         )
         self.link = MemoryLink(statuses)
         self.buses: list[MemoryBus] = []

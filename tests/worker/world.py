@@ -26,6 +26,7 @@ from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import load_builtin
 from enginehouse.host import confinement, hardware
 from enginehouse.host.confinement import Confinement
+from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.backends.installer import Installer
 from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.commands.journal import Journal
@@ -104,16 +105,23 @@ class World:
         allowed_hosts: tuple[str, ...] = (),
         chosen: Confinement | None = None,
     ) -> None:
+        chosen = chosen or confinement.choose("auto", "")
+        installing = InstallerOptions(
+            backends=directory / "backends",
+            data=directory,
+            stall_seconds=20.0,
+            allowed_hosts=allowed_hosts,
+            confinement=chosen,
+            may_link=chosen.protects_trees,
+        )
         self.place = WorkerOptions(
             directory=directory,
             name="world",
             # Away from the default, where a worker of this machine may live.
             base_port=base_port or 21000 + os.getpid() % 20000,
             grace_seconds=2.0,
-            stall_seconds=20.0,
             thread_budget=thread_budget,
-            allowed_hosts=allowed_hosts,
-            confinement=chosen or confinement.choose("auto", ""),
+            installing=installing,
         )
         self.place.make_directories()
         self.engine = Engines()

@@ -7,6 +7,7 @@ facts of another. `updated_at` marks changes that other frontends must see.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -26,42 +27,23 @@ from enginehouse.store.schema import nodes
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _CAPACITY = msgspec.json.Decoder(Capacity)
 _REPORT = msgspec.json.Decoder(Report)
+_STRUCTURED = ("labels", "capacity", "report")
+_PLAIN = tuple(field for field in Node.__struct_fields__ if field not in _STRUCTURED)
+_plain_of = attrgetter(*_PLAIN)
 
 
 def _node(row: Row[Any]) -> Node:
     return Node(
-        id=row.id,
-        name=row.name,
-        node_type=row.node_type,
-        public_key=row.public_key,
-        approved=row.approved,
-        health=row.health,
-        drained=row.drained,
-        address=row.address,
-        http_address=row.http_address,
-        capability=row.capability,
-        platform=row.platform,
+        **dict(zip(_PLAIN, _plain_of(row), strict=True)),
         labels=_LABELS.decode(row.labels),
-        max_replicas_per_model=row.max_replicas_per_model,
         capacity=_CAPACITY.decode(row.capacity),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        last_heartbeat=row.last_heartbeat,
         report=_REPORT.decode(row.report),
-        bus_away=row.bus_away,
-        claim=row.claim,
-        waits_for=row.waits_for,
-        registered_at=row.registered_at,
     )
 
 
 def _columns(node: Node) -> dict[str, object]:
-    plain = {field: getattr(node, field) for field in Node.__struct_fields__}
-    return plain | {
-        "labels": text_of(node.labels),
-        "capacity": text_of(node.capacity),
-        "report": text_of(node.report),
-    }
+    plain = {field: getattr(node, field) for field in _PLAIN}
+    return plain | {field: text_of(getattr(node, field)) for field in _STRUCTURED}
 
 
 def insert(connection: Connection, node: Node, token_hash: str) -> None:

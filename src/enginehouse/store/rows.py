@@ -28,6 +28,8 @@ _ASKED = msgspec.json.Decoder(RequestOptions)
 _ACTION: msgspec.json.Decoder[Action] = msgspec.json.Decoder(Action)
 _PROGRESS = msgspec.json.Decoder(Progress)
 _OUTCOME = msgspec.json.Decoder(Outcome)
+_STRUCTURED_OF_OPERATIONS = ("targets", "excluded", "asked")
+_PLAIN_OF_OPERATIONS = tuple(field for field in Operation.__struct_fields__ if field not in _STRUCTURED_OF_OPERATIONS)
 STRUCTURED = ("action", "progress", "outcome")
 _PLAIN = tuple(field for field in Intent.__struct_fields__ if field not in STRUCTURED)
 _plain_of = attrgetter(*_PLAIN)
@@ -55,26 +57,16 @@ def text_of(value: object) -> str:
 
 def operation_of(row: Row[Any]) -> Operation:
     return Operation(
-        id=row.id,
-        kind=row.kind,
-        name=row.name,
-        author=row.author,
-        created_at=row.created_at,
+        **{field: getattr(row, field) for field in _PLAIN_OF_OPERATIONS},
         targets=_TARGETS.decode(row.targets),
         excluded=_EXCLUDED.decode(row.excluded),
-        is_steered=row.is_steered,
-        error_code=row.error_code,
-        error_message=row.error_message,
         asked=_ASKED.decode(row.asked),
-        retry_of=row.retry_of,
-        dismissed=row.dismissed,
     )
 
 
 def operation_columns(operation: Operation) -> dict[str, object]:
-    plain = {field: getattr(operation, field) for field in Operation.__struct_fields__}
-    structured = ("targets", "excluded", "asked")
-    return plain | {field: text_of(getattr(operation, field)) for field in structured}
+    plain = {field: getattr(operation, field) for field in _PLAIN_OF_OPERATIONS}
+    return plain | {field: text_of(getattr(operation, field)) for field in _STRUCTURED_OF_OPERATIONS}
 
 
 def intent_of(row: Row[Any]) -> Intent:

@@ -309,7 +309,7 @@ class Agent:
             mark=self._mark,
             boot_mark=self._boot_mark,
             version=enginehouse.__version__,
-            confinement=self._options.confinement.described,
+            confinement=self._options.installing.confinement.described,
             backends=backends,
             models=models,
             replicas=replicas,

@@ -106,7 +106,7 @@ async def test_without_a_network_it_says_so_and_leaves_nothing(tmp_path: Path) -
     }
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | closed
     world = World(tmp_path)
-    installer = make_installation(world.place.installer_options, environment).installer
+    installer = make_installation(world.place.installing, environment).installer
     with pytest.raises(Upstream, match="the package index cannot be reached; check the network") as caught:
         await installer.install(InstallRequest(resolved=xllamacpp()), silent, nothing)
     assert caught.value.code == "upstream_error"

@@ -117,7 +117,8 @@ async def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: Path) -> No
     async with running_world(tmp_path / "data") as world:
         await world.models.pull(tiny_chat(), 1, silent)
         write_tree(world.place.backends / "stub", never_ready=True)
-        world.supervisor._starter._options = msgspec.structs.replace(world.place, stall_seconds=0.5)
+        impatient = msgspec.structs.replace(world.place.installing, stall_seconds=0.5)
+        world.supervisor._starter._options = msgspec.structs.replace(world.place, installing=impatient)
         with pytest.raises(EnginehouseError) as caught:
             await world.supervisor.start(request())
         assert caught.value.code == "stalled"

@@ -14,23 +14,20 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from enginehouse.build_worker import open_local
+from enginehouse.build_worker import installer_options, open_local
 from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.options.galleries import load_galleries, local_settings
 from enginehouse.cli.options.names import checked_backend
 from enginehouse.cli.options.shared import wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.progress import View, choose_view
-from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Invalid, NotFound, exit_code
 from enginehouse.core.external import external_build
 from enginehouse.core.gallery import Catalogue
 from enginehouse.core.progress import Phase, format_bytes
 from enginehouse.core.reference import parse_uri
-from enginehouse.host import confinement, hardware
-from enginehouse.settings.file import read_credentials
-from enginehouse.worker.backends.installation import InstallerOptions
+from enginehouse.host import hardware
 from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.plan import InstallPlan
 from enginehouse.worker.local import Local, resolved_from
@@ -120,20 +117,7 @@ def plan(resolved: Resolved, flags: dict[str, Any]) -> InstallPlan:
 def run(work: Callable[[Local], Awaitable[T]], flags: dict[str, Any], *, doing: str, is_locked: bool = True) -> T:
     """Run `work` on the directory; Ctrl-C stops it in order."""
     settings = local_settings(flags)
-    chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
-    options = InstallerOptions(
-        backends=settings.backends,
-        system=settings.backends_system_path,
-        allowed_hosts=settings.allowed_hosts,
-        registry_credentials=read_credentials(settings.registry_credentials),
-        limits=ArchiveLimits(total_bytes=settings.archive_limit_bytes),
-        cap_bytes=settings.blob_cap_bytes,
-        data=settings.data,
-        hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
-        confinement=chosen,
-        # Any other directory may be LocalAI's, whose engines are not confined and may write into linked files.
-        may_link=chosen.protects_trees and settings.backends == settings.data / "backends",
-    )
+    options = installer_options(settings, settings.data, settings.backends)
     # The command prints its own messages; without a handler, warnings of the log would be printed too.
     logging.getLogger("enginehouse").addHandler(logging.NullHandler())
 

@@ -27,15 +27,15 @@ from enginehouse.worker.enclosures import Enclosures
 class InstallerOptions(Struct, frozen=True, kw_only=True):
     backends: Path
     system: Path | None = None  # backends that came with the machine, read-only
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # hosts that may be used although their addresses are not public
     registry_credentials: Mapping[str, str] = {}
     limits: ArchiveLimits = ArchiveLimits()
     cap_bytes: int = DEFAULT_CAP_BYTES
-    stall_seconds: float = 120.0
+    stall_seconds: float = 120.0  # an install or a start without any progress for so long fails
     patience: RetryPolicy = RetryPolicy()
     data: Path | None = None  # hidden from engines; None is the directory that holds the backends
     hidden: tuple[Path, ...] = ()  # hidden from engines as well
-    confinement: Confinement = NONE
+    confinement: Confinement = NONE  # applied to engines
     may_link: bool = False  # engines cannot write to the trees, so versions may share files by hard links
 
 

@@ -167,8 +167,8 @@ class Starter:
                 before, seen = seen, processes.activity(current.process.pid)
                 moved_at = now if seen.is_working_since(before, now - looked_at) else moved_at
                 looked_at = now
-            if now - moved_at > self._options.stall_seconds or now > end:
-                limit = self._options.stall_seconds if now <= end else self._options.ready_limit_seconds
+            if now - moved_at > self._options.installing.stall_seconds or now > end:
+                limit = self._options.installing.stall_seconds if now <= end else self._options.ready_limit_seconds
                 state = "has been idle for" if now <= end else "has worked for"
                 raise Unavailable(
                     f"cannot start {current.request.model.name}: its engine {state} {limit:.0f} s and is not ready",

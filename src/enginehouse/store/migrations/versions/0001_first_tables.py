@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -133,20 +131,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("operation_id", "intent_id"),
     )
     op.create_index("operation_intents_intent", "operation_intents", ["intent_id"], unique=False)
-
-
-def downgrade() -> None:
-    op.drop_index("operation_intents_intent", table_name="operation_intents")
-    op.drop_table("operation_intents")
-    op.drop_table("tokens")
-    op.drop_table("subjects")
-    op.drop_table("replicas")
-    op.drop_index("operations_name", table_name="operations")
-    op.drop_index("operations_created", table_name="operations")
-    op.drop_table("operations")
-    op.drop_table("nodes")
-    op.drop_table("models")
-    op.drop_table("leases")
-    op.drop_index("intents_node", table_name="intents")
-    op.drop_index("intents_due", table_name="intents")
-    op.drop_table("intents")

@@ -6,15 +6,8 @@ from alembic import op
 
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.create_index("operations_steered", "operations", ["is_steered"])
     op.create_index("intents_updated", "intents", ["updated_at"])
-
-
-def downgrade() -> None:
-    op.drop_index("intents_updated", "intents")
-    op.drop_index("operations_steered", "operations")

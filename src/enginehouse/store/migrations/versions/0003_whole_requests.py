@@ -10,8 +10,6 @@ from alembic import op
 
 revision = "0003"
 down_revision = "0002"
-branch_labels = None
-depends_on = None
 
 _ENDED = """
 update operations set ended_as = case
@@ -52,16 +50,3 @@ def upgrade() -> None:
     op.create_index("idempotency_keys_created", "idempotency_keys", ["created_at"])
     # Approximate for loads that moved to a second node: this column is only for searching, and the status is computed.
     op.execute(_ENDED)
-
-
-def downgrade() -> None:
-    op.drop_table("idempotency_keys")
-    op.drop_index("intents_lane", "intents")
-    op.drop_index("intents_node", "intents")
-    op.create_index("intents_node", "intents", ["node_id", "state"])
-    op.drop_index("operations_ended", "operations")
-    op.drop_column("operation_intents", "detached")
-    for name in ("kind", "lane_width", "lane"):
-        op.drop_column("intents", name)
-    for name in ("ended_as", "dismissed", "retry_of", "asked"):
-        op.drop_column("operations", name)

@@ -10,13 +10,7 @@ from alembic import op
 
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.add_column("operation_intents", sa.Column("meta", sa.String(128), nullable=False, server_default=""))
-
-
-def downgrade() -> None:
-    op.drop_column("operation_intents", "meta")

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -18,7 +16,3 @@ def upgrade() -> None:
         sa.Column("began_at", sa.Double, nullable=False),
         sa.Column("written_at", sa.Double, nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("clock")

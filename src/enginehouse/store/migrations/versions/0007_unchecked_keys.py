@@ -10,13 +10,7 @@ from alembic import op
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.add_column("replicas", sa.Column("checks_key", sa.Boolean, nullable=False, server_default=sa.true()))
-
-
-def downgrade() -> None:
-    op.drop_column("replicas", "checks_key")

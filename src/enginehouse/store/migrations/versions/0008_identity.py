@@ -10,8 +10,6 @@ from alembic import op
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -43,17 +41,3 @@ def upgrade() -> None:
         sa.Column("name", sa.String(64), primary_key=True),
         sa.Column("value", sa.Text, nullable=False),
     )
-
-
-def downgrade() -> None:
-    for table in ("cluster_values", "bus_credentials", "used_challenges"):
-        op.drop_table(table)
-    for name in ("revoked_at", "node"):
-        op.drop_column("tokens", name)
-    # Nodes that differ only in their claim are unapproved machines without a key; they register again.
-    op.execute("delete from nodes where claim <> '' and not approved")
-    with op.batch_alter_table("nodes") as nodes:
-        nodes.drop_constraint("nodes_identity", type_="unique")
-        nodes.create_unique_constraint("nodes_name_key", ["name", "public_key"])
-        for name in ("previous_token_hash", "registered_at", "waits_for", "claim"):
-            nodes.drop_column(name)

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0009"
 down_revision = "0008"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -19,7 +17,3 @@ def upgrade() -> None:
         sa.Column("subject", sa.String(512), nullable=False),
         sa.Column("sent_at", sa.Double, nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("lingering_commands")

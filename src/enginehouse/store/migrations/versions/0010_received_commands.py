@@ -7,13 +7,7 @@ from alembic import op
 
 revision = "0010"
 down_revision = "0009"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.add_column("lingering_commands", sa.Column("received_at", sa.Double, nullable=False, server_default="0"))
-
-
-def downgrade() -> None:
-    op.drop_column("lingering_commands", "received_at")
