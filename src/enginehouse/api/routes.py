@@ -135,7 +135,15 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/api/tokens", "admin", "Create a token.", tokens.create, body=TokenRequest, status=201),
         get("/api/tokens", "admin", "List tokens; secrets are omitted.", tokens.every),
         delete("/api/tokens/{id}", "admin", "Revoke a token, by id or name, within a second.", tokens.revoke),
-        # OpenAI.
+        *_inference_routes(of),
+    ]
+
+
+def _inference_routes(of: RouteObjects) -> list[ApiRoute]:
+    """What applications call. The last two take whatever no other route takes."""
+    get, post = partial(ApiRoute, "GET"), partial(ApiRoute, "POST")
+    models = of.models
+    return [
         get("/v1/models", "user", "OpenAI: list models.", models.listed),
         get("/v1/models/{name:path}", "user", "OpenAI: show a model.", models.described),
         *(
