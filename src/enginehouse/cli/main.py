@@ -24,6 +24,7 @@ INTERRUPTED = 130  # the exit code that shells report after Ctrl-C
 COMMANDS = {
     "up": "Run everything on this machine.",
     "run": "Chat with a model; installs and starts what it needs.",
+    "embed": "Print the vectors of texts; installs and starts what the model needs.",
     "join": "Join this machine to a server as another node.",
     "nodes": "List, approve, drain and remove nodes.",
     "backends": "List, install, upgrade and delete engines.",

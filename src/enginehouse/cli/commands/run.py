@@ -44,7 +44,7 @@ def entry(name: str, prompt: str | None, node: str | None, no_stream: bool) -> i
     given()  # reads a token from stdin before the question is read from there
     question = _question(prompt, name)
     frontend = connect()
-    system_prompt = _make_ready(frontend, name, node)
+    system_prompt = make_ready(frontend, name, node)
     conversation = Conversation(frontend, name, system_prompt, is_streaming=not (no_stream or wants_json()))
     if question is not None:
         return _answer_once(conversation, question)
@@ -64,7 +64,7 @@ def _question(prompt: str | None, name: str) -> str | None:
     return prompt
 
 
-def _make_ready(frontend: FrontendApi, name: str, node: str | None) -> str:
+def make_ready(frontend: FrontendApi, name: str, node: str | None) -> str:
     """Load the model and show the progress; returns its system prompt.
 
     A user token may not request a load; then the first question loads the model.
