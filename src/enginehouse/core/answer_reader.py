@@ -77,7 +77,6 @@ class AnswerReader:
             return split
         return Split("" if self._rules.drops_reasoning else reasoning, content)
 
-    @property
     def is_passing(self) -> bool:
         """Whether the next text would be passed on as content unless it has one of `TAG_BEGINNINGS`.
 
@@ -85,7 +84,7 @@ class AnswerReader:
         """
         if self._holds or self._held or self._prefix or (self._rules.functions and not self._has_passed):
             return False
-        return self._splitter.is_passing
+        return self._splitter.is_passing()
 
     def finish(self) -> tuple[Split, list[FoundCall]]:
         """The rest, and the calls."""

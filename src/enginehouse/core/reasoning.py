@@ -63,7 +63,6 @@ class ReasoningSplitter:
                 return Split("", text)
         return self._split(self._held + text, is_last=False)
 
-    @property
     def is_passing(self) -> bool:
         """Whether the next text is content unless it has one of `TAG_BEGINNINGS`."""
         return not (self._inside or self._held or self._drops_space or set(self._firsts) - set(TAG_BEGINNINGS))

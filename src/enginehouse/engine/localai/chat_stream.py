@@ -86,7 +86,7 @@ class ChatEvents:
             else:
                 choice.read_counts()
                 self._feed_parsed(index, choice, parse_reply(message), out)
-                choice.is_passing = choice.reader.is_passing and not choice.is_mid_character
+                choice.is_passing = choice.reader.is_passing() and not choice.is_mid_character
         return b"".join(out)
 
     def finish(self, index: int) -> bytes:
