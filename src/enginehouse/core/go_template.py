@@ -26,9 +26,9 @@ from enginehouse.core.template_syntax import (
     SubPipeline,
     TextNode,
     VariableAccess,
-    fault,
     parse,
 )
+from enginehouse.core.template_tokens import fault
 from enginehouse.core.template_values import TemplateRecord, kind_of, printed
 
 MAX_STEPS = 200_000  # a fraction of a second; a prompt of a gallery's template takes some hundreds

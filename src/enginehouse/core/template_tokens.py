@@ -1,7 +1,7 @@
 """Go templates as texts and tokens: the first half of reading them.
 
-Trim markers and comments are gone afterwards. A token knows its line, for messages, and whether white space precedes it,
-because `.A.B` and `.A .B` differ.
+Trim markers and comments are gone afterwards. A token knows its line, for messages, and whether white space precedes
+it, because `.A.B` and `.A .B` differ.
 """
 
 from __future__ import annotations
