@@ -83,3 +83,11 @@ def test_content_before_a_call_is_passed_on_at_once() -> None:
     assert reader.feed("<tool_call>{") == Split("", "")
     assert reader.feed("anything") == Split("", "")
     assert reader.finish()[0].content == "<tool_call>{anything"
+
+
+def test_a_beginning_is_looked_at_where_it_could_be_a_call() -> None:
+    assert not AnswerReader(TextRules(functions=FUNCTIONS)).is_passing()
+    assert AnswerReader(TextRules()).is_passing()
+    assert not AnswerReader(TextRules(prefix="> ")).is_passing()
+    assert not AnswerReader(TextRules(cut=("x",))).is_passing()
+    assert not AnswerReader(TextRules(inside="</think>")).is_passing()

@@ -1,8 +1,8 @@
 """Values in Go templates: truth, printing and JSON, as Go does them.
 
 Values are plain: None, booleans, numbers, strings, lists and mappings. A `TemplateRecord` is a mapping that stands for
-a Go struct: it has fixed fields. Every walk over a value is charged to a budget, because a value may hold the same list many
-times and would print exponentially long.
+a Go struct: it has fixed fields. Every walk over a value is charged to a budget, because a value may hold the same list
+many times and would print exponentially long.
 """
 
 from __future__ import annotations
