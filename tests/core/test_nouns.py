@@ -131,7 +131,9 @@ def _subclasses(kind: type[EnginehouseError]) -> set[type[EnginehouseError]]:
 
 
 def test_every_error_class_has_a_status_and_an_exit_code() -> None:
-    assert _subclasses(EnginehouseError) == HTTP_STATUS.keys() == EXIT_CODE.keys()
+    # One that an adapter derives counts as the class it was derived from.
+    own = {kind for kind in _subclasses(EnginehouseError) if kind.__module__ == EnginehouseError.__module__}
+    assert own == HTTP_STATUS.keys() == EXIT_CODE.keys()
 
 
 def test_an_error_survives_the_way_over_http() -> None:

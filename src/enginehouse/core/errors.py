@@ -108,11 +108,16 @@ EXIT_CODE: dict[type[EnginehouseError], int] = {
 
 
 def http_status(error: EnginehouseError) -> int:
-    return HTTP_STATUS[type(error)]
+    return _of_class(HTTP_STATUS, error)
 
 
 def exit_code(error: EnginehouseError) -> int:
-    return EXIT_CODE[type(error)]
+    return _of_class(EXIT_CODE, error)
+
+
+def _of_class(table: dict[type[EnginehouseError], int], error: EnginehouseError) -> int:
+    """An adapter may derive a class that carries more; it counts as the class it was derived from."""
+    return next(table[kind] for kind in type(error).__mro__ if kind in table)
 
 
 def can_heal(error: EnginehouseError) -> bool:
