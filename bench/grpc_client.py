@@ -23,8 +23,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
+import grpc
+import grpc.aio
 from tests.engine.localai.real_servers import go_server, order
 
 from enginehouse.engine.localai.backend_pb2 import Reply
