@@ -61,7 +61,7 @@ class StubBackend(grpc.GenericRpcHandler):  # type: ignore[misc]
         for word in WORDS:
             yield backend_pb2.Reply(message=word.encode()).SerializeToString()
         if said == "for ever":
-            self.cancelled.wait(SECONDS)
+            self.cancelled.wait(2 * SECONDS)  # longer than a test waits, so that only a cancelled call ends in time
         if said == "break":
             rpc.abort(grpc.StatusCode.INTERNAL, "out of memory")
         yield backend_pb2.Reply(tokens=4, prompt_tokens=2).SerializeToString()
