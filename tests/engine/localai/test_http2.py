@@ -661,9 +661,14 @@ async def test_only_the_first_call_says_that_there_is_no_table() -> None:
         assert [await first.next_messages(), await second.next_messages()] == [[], []]
 
 
+async def test_a_connection_without_numbers_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "LAST_STREAM", 3)
+    assert (await opened(1))[0].has_room
+    assert not (await opened(2))[0].has_room
+
+
 async def test_a_connection_that_is_going_away_has_no_room() -> None:
     connection, _, (stream,) = await opened(1)
-    assert connection.has_room
     connection.data_received(frame(frames.GOAWAY, 0, 0, number(1) + number(0)))
     assert not connection.has_room
     connection.data_received(head() + data(b"x") + trailers())
