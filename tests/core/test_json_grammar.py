@@ -83,6 +83,14 @@ TREE: dict[str, Any] = {
             ['{"x":1,"y":null}'],
             ['{"x":1}', '{"y":null}'],
         ),
+        (
+            {
+                "properties": {"\\": {"type": "null"}, "a": {"type": "null"}},
+                "additionalProperties": {"type": "integer"},
+            },
+            ['{"\\\\":null,"b":1,"ab":2}'],
+            ['{"\\\\":1}', '{"a":null,"\\\\":1}', '{"\\u005c":1}'],
+        ),
         ({"type": "integer"}, ["0", "-12"], ["1.5", "-", "00"]),
         ({"type": "object", "required": ["free"]}, ['{"free":[1]}'], ["{}"]),
         ({"const": 'a"b\\c\n'}, [json.dumps('a"b\\c\n')], ['"a"']),

@@ -280,3 +280,12 @@ def test_replies_with_deltas_are_read_the_same_with_and_without_protobufs_object
 @settings(deadline=None)
 def test_plain_replies_of_any_length_are_passed_on(texts: list[str]) -> None:
     assert joined(streamed({}, [Reply(message=one.encode()) for one in texts])) == "".join(texts)
+
+
+def test_numbers_that_engines_tell_in_different_replies_are_all_kept() -> None:
+    """Tokens of the prompt at the beginning, tokens of the answer with every reply."""
+    replies = [Reply(message=b"a", chat_deltas=[ChatDelta(content="a")])] * 2
+    replies += [Reply(message=b"a", prompt_tokens=5, chat_deltas=[ChatDelta(content="a")])]
+    replies += [Reply(message=b"a", tokens=n, chat_deltas=[ChatDelta(content="a")]) for n in (1, 2, 300)]
+    chunks = streamed({"stream_options": {"include_usage": True}}, replies)
+    assert chunks[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 300, "total_tokens": 305}

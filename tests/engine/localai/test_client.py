@@ -57,11 +57,12 @@ class StubBackend(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _predict_stream(self, message: bytes, rpc: grpc.ServicerContext) -> Iterator[bytes]:
         said = _said(message)
         _obey(said, rpc)
+        if said == "for ever" and not rpc.add_callback(self.cancelled.set):
+            self.cancelled.set()  # the call ended before it began
         for word in WORDS:
             yield backend_pb2.Reply(message=word.encode()).SerializeToString()
         if said == "for ever":
-            rpc.add_callback(self.cancelled.set)
-            self.cancelled.wait(SECONDS)
+            self.cancelled.wait(2 * SECONDS)  # longer than a test waits, so that only a cancelled call ends in time
         if said == "break":
             rpc.abort(grpc.StatusCode.INTERNAL, "out of memory")
         yield backend_pb2.Reply(tokens=4, prompt_tokens=2).SerializeToString()

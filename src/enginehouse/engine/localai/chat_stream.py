@@ -39,7 +39,9 @@ class _StreamedChoice:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.is_mid_character = False
         self.counts = Counts()
-        self.counted = b""  # the last reply whose counts were not read yet
+        # The last replies with a number of tokens, and with one of the prompt's, as long as these were not read.
+        self.counted = b""
+        self.counted_prompt = b""
         self.calls: dict[int, AnswerCall] = {}
         self.has_begun = False
         self.is_done = False
@@ -51,8 +53,10 @@ class _StreamedChoice:
 
     def read_counts(self) -> None:
         if self.counted:
-            self.counts.take(parse_reply(self.counted))
-            self.counted = b""
+            self.counts.tokens = parse_reply(self.counted).tokens
+        if self.counted_prompt:
+            self.counts.prompt_tokens = parse_reply(self.counted_prompt).prompt_tokens
+        self.counted = self.counted_prompt = b""
 
 
 class ChatEvents:
@@ -212,13 +216,11 @@ def _only_text(choice: _StreamedChoice, message: bytes) -> str:
     if position == size:
         text = b"" if choice.uses_deltas else message[2:]
     else:
-        while message[position] in (0x10, 0x18):  # counts: skipped here, and read from the last reply that has them
-            position += 2
-            while position < size and message[position - 1] >= 0x80:
-                position += 1
-            if position >= size:
-                return ""
-        if message[position] != 0x42 or not choice.uses_deltas:
+        tokens_at = position if message[position] == 0x10 else 0
+        position = _after_number(message, position) if tokens_at else position
+        prompt_at = position if position < size and message[position] == 0x18 else 0
+        position = _after_number(message, position) if prompt_at else position
+        if position >= size or message[position] != 0x42 or not choice.uses_deltas:
             return ""
         inner = message[position + 1 : position + 4]
         if len(inner) < 3 or inner[1] != 0x0A or inner[2] > 125 or inner[0] != inner[2] + 2:
@@ -226,12 +228,22 @@ def _only_text(choice: _StreamedChoice, message: bytes) -> str:
         text = message[position + 4 :]
         if len(text) != inner[2]:
             return ""
-        if position > length + 2:
+        if tokens_at:
             choice.counted = message
+        if prompt_at:
+            choice.counted_prompt = message
     try:
         return text.decode()
     except UnicodeDecodeError:
         return ""  # part of a character
+
+
+def _after_number(message: bytes, position: int) -> int:
+    """The end of a field with a number, whose bytes but the last have their highest bit set."""
+    position += 2
+    while position < len(message) and message[position - 1] >= 0x80:
+        position += 1
+    return position
 
 
 def _text(choice: _StreamedChoice, message: bytes) -> str:
