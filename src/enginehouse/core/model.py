@@ -23,6 +23,7 @@ class ModelFile(Struct, frozen=True, omit_defaults=True):
     sha256: str
     size_bytes: int = 0
     requirement: str = ""  # for `pypi:` files: the pinned and hashed requirement of the package
+    credential: str = ""  # the name of the credential for its source, never the value
 
 
 class ModelOptions(Struct, frozen=True, omit_defaults=True):
