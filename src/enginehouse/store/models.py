@@ -5,10 +5,12 @@ The name is the primary key. A caller that decides about a model locks its row, 
 
 from __future__ import annotations
 
-import msgspec
-from sqlalchemy import bindparam, delete, select
+from collections.abc import Iterable
 
-from enginehouse.core.model import Model
+import msgspec
+from sqlalchemy import bindparam, delete, select, update
+
+from enginehouse.core.model import Model, PinnedFile, pinned
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import text_of
 from enginehouse.store.schema import models
@@ -27,6 +29,13 @@ def get(connection: Connection, name: str, *, lock: bool = False) -> Model | Non
 
 def insert(connection: Connection, model: Model, now: float) -> None:
     connection.execute(models.insert().values(name=model.name, definition=text_of(model), created_at=now))
+
+
+def pin(connection: Connection, name: str, pins: Iterable[PinnedFile]) -> None:
+    """Store the digests that a worker found for files without one."""
+    model = get(connection, name, lock=True)
+    if model is not None and (after := pinned(model, pins)) != model:
+        connection.execute(update(models).where(models.c.name == name).values(definition=text_of(after)))
 
 
 def remove(connection: Connection, name: str) -> bool:

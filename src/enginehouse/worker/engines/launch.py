@@ -60,6 +60,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     tree: Path
     inode: int
     model_path: Path | None  # None for a process without a model
+    linked: tuple[Path, ...] = ()  # files of the model on shared storage
     host: str
     port: int = 0
     running_models: Collection[str] = ()  # for the error message: models that could be unloaded
@@ -134,6 +135,7 @@ class Starter:
                 nonce=record.nonce,
                 tree=chosen.tree,
                 read=(chosen.model_path.parent if chosen.model_path is not None else self._options.models, description),
+                linked=chosen.linked,
                 shared=(self._options.staging, self._options.data) if chosen.request.process_only else (),
                 log=log,
             )
