@@ -26,6 +26,7 @@ from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.models import ModelRoutes
+from enginehouse.api.node_logs import NodeLogRoutes
 from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
@@ -57,6 +58,7 @@ from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials, BusIssuer, Minted
+from enginehouse.frontend.fleet.node_http import NodeDoors
 from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Nodes, Verify
 from enginehouse.frontend.fleet.token_files import take_tokens
 from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys
@@ -328,6 +330,7 @@ def make_entries(
         jobs=BackendJobRoutes(frontend.operations, frontend.galleries, frontend.board),
         models=ModelRoutes(frontend.models, frontend.loader, frontend.operations, frontend.board),
         tokens=TokenRoutes(frontend.keys),
+        node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
         inference=OpenAI(frontend.router, engine, frontend.metrics),
     )
     routes = make_routes(objects)

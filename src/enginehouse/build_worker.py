@@ -46,7 +46,7 @@ from enginehouse.worker.commands.journal import Journal
 from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.engines.supervisor import Supervisor
-from enginehouse.worker.http_server.server import HttpOptions, WorkerHttpServer
+from enginehouse.worker.http_server.server import HttpOptions, PresentedToken, WorkerHttpServer
 from enginehouse.worker.http_server.storage import Roots
 from enginehouse.worker.identity import IdentityFiles
 from enginehouse.worker.local import Local
@@ -96,15 +96,8 @@ def make_parts(
     """Build the parts of a worker that use the disk, processes and network of this machine."""
     changed = Signal()
     installation = make_installation(options.installing, environment)
-    server = WorkerHttpServer(
-        HttpOptions(
-            roots=Roots(models=options.models, data=options.data, staging=options.staging),
-            join_token=options.join_token,
-            base_port=options.base_port,
-            port=options.http_port,
-        )
-    )
-    models = make_models(options, installation, environment, FrontendUploads(frontends, lambda: server.node_token))
+    tokens = PresentedToken()
+    models = make_models(options, installation, environment, FrontendUploads(frontends, lambda: tokens.current))
     supervisor = Supervisor(
         options,
         installation.trees,
@@ -113,6 +106,16 @@ def make_parts(
         environment=environment,
         enclosures=installation.enclosures,
         changed=changed,
+    )
+    server = WorkerHttpServer(
+        HttpOptions(
+            roots=Roots(models=options.models, data=options.data, staging=options.staging),
+            join_token=options.join_token,
+            base_port=options.base_port,
+            port=options.http_port,
+            logs=supervisor.logs,
+            token=tokens,
+        )
     )
     journal = Journal(options.journal)
     ports = CommandPorts(

@@ -30,6 +30,7 @@ TABLE = {
     ("POST", "/api/nodes/{id}/drain"): "admin",
     ("POST", "/api/nodes/{id}/resume"): "admin",
     ("GET", "/api/nodes/{id}/backends"): "admin",
+    ("GET", "/api/nodes/{id}/logs/{model:path}"): "admin",
     ("POST", "/api/nodes/{id}/backends/install"): "admin",
     ("POST", "/api/nodes/{id}/backends/upgrade"): "admin",
     ("POST", "/api/nodes/{id}/backends/delete"): "admin",

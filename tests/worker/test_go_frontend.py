@@ -184,7 +184,7 @@ async def test_a_process_is_refused_under_another_address_and_stopped_by_any_of_
         assert (refused["matched"], refused["terminated"], bool(refused["error"])) == (True, False, True)
         assert [one["address"] for one in await go.running()] == [reply["address"]]
         await go.tell(subjects.STOP, payload)
-        await until(lambda: not go.worker.agent._parts.supervisor.running())
+        await until(lambda: go.worker.agent._parts.supervisor.find("m#0") is None)
     absent = await go.ask(subjects.STOP_MODEL, stop)
     assert absent == {"matched": False, "freed": False, "terminated": True, "process_key": "m#0"}
 

@@ -20,6 +20,7 @@ from enginehouse.api.backend_jobs import Apply, BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
 from enginehouse.api.models import ModelRoutes, ModelTarget
+from enginehouse.api.node_logs import NodeLogRoutes
 from enginehouse.api.nodes import NodeBackend, NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes, OperationTarget
@@ -38,6 +39,7 @@ _EVENTS = "Stream every change as server-sent events; `operation=ID` selects one
 _LOAD = "Load a model; installs what it needs."
 _UNLOAD = "Stop the replicas of a model."
 _ENGINE_CALL = "Make any call of LocalAI's protocol to the engine of a model, with the message as JSON."
+_NODE_LOGS = "Show what the engine of a model has logged; with `follow=1` as events."
 _DELETE_MODEL = "Stop serving a model and remove its files from every node."
 
 
@@ -66,6 +68,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     jobs: BackendJobRoutes
     models: ModelRoutes
     tokens: TokenRoutes
+    node_logs: NodeLogRoutes
     inference: OpenAI
 
 
@@ -97,6 +100,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/api/nodes/{id}/approve", "admin", "Approve a pending node.", nodes.approve),
         post("/api/nodes/{id}/drain", "admin", "Drain a node and stop its replicas.", nodes.drain, status=202),
         post("/api/nodes/{id}/resume", "admin", "Give a drained node work again.", nodes.resume),
+        get("/api/nodes/{id}/logs/{model:path}", "admin", _NODE_LOGS, of.node_logs.logs),
         get("/api/nodes/{id}/backends", "admin", "List a node's backends, as last reported.", nodes.backends),
         *(
             post(f"/api/nodes/{{id}}/backends/{kind}", "admin", summary, call, body=NodeBackend, status=202)

@@ -18,7 +18,8 @@ from yarl import URL
 
 from enginehouse.core.ids import NodeId
 from enginehouse.core.node_api import RegisterReply
-from enginehouse.worker.http_server.server import HttpOptions, WorkerHttpServer
+from enginehouse.worker.engines.logs import EngineLogs
+from enginehouse.worker.http_server.server import HttpOptions, PresentedToken, WorkerHttpServer
 from enginehouse.worker.http_server.storage import Roots
 
 TOKEN = "the-token-of-registrations"
@@ -43,7 +44,10 @@ def node(node_token: str = "") -> RegisterReply:
 
 
 class Door:
-    def __init__(self, server: WorkerHttpServer, roots: Roots, port: int, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, server: WorkerHttpServer, roots: Roots, port: int, session: aiohttp.ClientSession, logs: EngineLogs
+    ) -> None:
+        self.logs = logs
         self.server = server
         self.roots = roots
         self.port = port
@@ -86,16 +90,28 @@ class Door:
             return answer
 
 
+def options(roots: Roots, token: str, *, port: int | None = None, logs: EngineLogs | None = None) -> HttpOptions:
+    return HttpOptions(
+        roots=roots,
+        join_token=token,
+        base_port=BASE_PORT,
+        port=port,
+        logs=logs or EngineLogs(),
+        token=PresentedToken(),
+    )
+
+
 @contextlib.asynccontextmanager
 async def opened(directory: Path, *, token: str = TOKEN, port: int | None = None) -> AsyncIterator[Door]:
     roots = Roots(models=directory / "models", data=directory / "data", staging=directory / "staging")
     for root in (roots.models, roots.data, roots.staging):
         root.mkdir(parents=True, exist_ok=True)
-    server = WorkerHttpServer(HttpOptions(roots=roots, join_token=token, base_port=BASE_PORT, port=port))
+    logs = EngineLogs((token,))
+    server = WorkerHttpServer(options(roots, token, port=port, logs=logs))
     bound = await server.listen("127.0.0.1")
     server.joined(node())
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-            yield Door(server, roots, bound, session)
+            yield Door(server, roots, bound, session, logs)
     finally:
         await server.close()

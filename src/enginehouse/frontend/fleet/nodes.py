@@ -149,7 +149,7 @@ class Nodes:
         self._approve_keys = frozenset(approve_keys)
         self._verify = verify
         self._wake = wake
-        self._addresses = addresses
+        self.addresses = addresses
         self._resolve = addresses.resolve
         self._listening_since: float | None = None
         self._looked_at = 0.0
@@ -223,7 +223,7 @@ class Nodes:
             endpoint = parse_endpoint(address)
             hosts = [endpoint.host, *await self._resolve(endpoint.host)]
             why = host_refusal(hosts, may_be_loopback=origin.is_loopback)
-            if any(Endpoint(plain_host(host), endpoint.port) in self._addresses.taken for host in hosts):
+            if any(Endpoint(plain_host(host), endpoint.port) in self.addresses.taken for host in hosts):
                 why = why or f"the store, the bus or a frontend uses {address}"
             if why:
                 raise Invalid(f"cannot register {request.name}: {why}", code="invalid_address", param=field)
@@ -232,13 +232,13 @@ class Nodes:
         """Return why a replica of this node may not have this address; empty if it may. LocalAI's workers use every
         port above their first.
         """
-        return replica_refusal(address, node.address, self._addresses.taken, last_port=65535 if node.is_localai else 0)
+        return replica_refusal(address, node.address, self.addresses.taken, last_port=65535 if node.is_localai else 0)
 
     def _waits_for(self, request: RegisterRequest, known: Node | None) -> str:
         """Return why a known node waits for a new approval; empty if it does not."""
         if known is None or request.public_key in self._approve_keys:
             return ""
-        return approval_lost(known, request.address, self._addresses.networks) or (
+        return approval_lost(known, request.address, self.addresses.networks) or (
             "" if known.approved else known.waits_for
         )
 

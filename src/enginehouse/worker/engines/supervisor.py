@@ -26,6 +26,7 @@ from enginehouse.ports import Engine
 from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.engines.launch import POLL_SECONDS, LaunchPlan, Starter, choose_port
+from enginehouse.worker.engines.logs import EngineLogs
 from enginehouse.worker.engines.ports import Ports
 from enginehouse.worker.engines.process_table import Records, Running, Started, StartRequest, Stopped
 from enginehouse.worker.locks import Locks
@@ -38,6 +39,7 @@ PORT_TRIES = 20  # other programs may take a port between its check and the engi
 IDLE_LOOK_SECONDS = 0.2  # between checks whether an engine still has connections
 PROOF_SECONDS = 2.0  # for the health check of a running process, which is cheap for the engine
 LOG_BYTES = 8 * 1024 * 1024  # of one engine; a larger log is truncated to nothing
+LOOKS_PER_TRIM = 4  # at what was added to the logs: their lines carry the time of the look
 TRIM_SECONDS = 1.0  # between checks of the logs; a fast disk can take half a gigabyte in that time
 
 
@@ -63,6 +65,7 @@ class Supervisor:
         self._records = Records(options.processes)
         self._enclosures = enclosures
         self._starter = Starter(options, engine, self._records, environment, enclosures)
+        self.logs = EngineLogs((options.join_token,))
         self._running: dict[str, Running] = {}
         self._coming: dict[str, StartRequest] = {}  # starting, also before the process exists
         self._locks = Locks()
@@ -207,7 +210,9 @@ class Supervisor:
     async def _trim(self) -> None:
         """Runs independently of bus and frontend: an engine may log without limit during an outage."""
         while True:
-            await asyncio.sleep(TRIM_SECONDS)
+            for _ in range(LOOKS_PER_TRIM):
+                await asyncio.sleep(TRIM_SECONDS / LOOKS_PER_TRIM)
+                await asyncio.to_thread(self.logs.look)
             await asyncio.to_thread(self._trim_logs)
 
     def _trim_logs(self) -> None:
@@ -263,6 +268,7 @@ class Supervisor:
                 current = await self._starter.spawn(msgspec.structs.replace(chosen, port=port))
                 unless_spawned.pop_all()
             self._running[request.process_key] = current
+            self.logs.began(request.process_key, current.log, (request.key, current.nonce))
             watching = self._watchers.create_task(self._watch(current))
             self._watching.add(watching)
             watching.add_done_callback(self._watching.discard)

@@ -21,23 +21,34 @@ from enginehouse.core.errors import Conflict, EnginehouseError, Invalid, NotFoun
 from enginehouse.core.node_api import RegisterReply
 from enginehouse.host import disk, listen
 from enginehouse.host.blocking import in_thread
+from enginehouse.worker.engines.logs import EngineLogs
 from enginehouse.worker.http_server import storage
 from enginehouse.worker.http_server.access import Access
+from enginehouse.worker.http_server.logs import LogAnswers
 from enginehouse.worker.http_server.storage import Roots
-from enginehouse.worker.http_server.uploads import Refused, Uploads, plain
+from enginehouse.worker.http_server.uploads import RefusedRequest, Uploads, plain
 
 log = logging.getLogger(__name__)
 
 PORTS_TRIED = 100
 CLOSE_SECONDS = 2.0
 SWEEP_SECONDS = 600.0  # between two looks for old files in the staging directory
-FILES, LISTS = "/v1/files/", "/v1/files-list/"
+FILES, LISTS, LOGS = "/v1/files/", "/v1/files-list/", "/v1/backend-logs"
+
+
+class PresentedToken:
+    """The token that a frontend of ours gave this node, for requests to it; "" before joining."""
+
+    def __init__(self) -> None:
+        self.current = ""
 
 
 class HttpOptions(Struct, frozen=True, kw_only=True):
     roots: Roots
     join_token: str
     base_port: int
+    logs: EngineLogs
+    token: PresentedToken
     port: int | None = None  # None means the one below the base port, or the next free one below that
 
 
@@ -49,9 +60,9 @@ class WorkerHttpServer:
         self._roots = options.roots
         self._access = Access(options.join_token, _now)
         self._uploads = Uploads(options.roots)
+        self._logs = LogAnswers(options.logs)
         self._runner: web.ServerRunner | None = None
         self._bound = ("", 0)
-        self.node_token = ""  # the current one, for requests to the frontend
         self._is_bus_away = False
         self._swept_at = float("-inf")
 
@@ -68,6 +79,7 @@ class WorkerHttpServer:
             log.warning("http.not_listening host=%s error=%s", host, error)
             return 0
         self._runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=CLOSE_SECONDS)
+        self._logs.start()
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
         self._bound = (host, listener.getsockname()[1])
@@ -76,13 +88,14 @@ class WorkerHttpServer:
 
     def joined(self, node: RegisterReply) -> None:
         self._access.joined(node)
-        self.node_token = node.node_token
+        self._options.token.current = node.node_token
 
     def heard(self, mark: float, *, is_bus_away: bool) -> None:
         self._access.marked(mark)
         self._is_bus_away = is_bus_away
 
     async def close(self) -> None:
+        self._logs.stop()
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -106,7 +119,7 @@ class WorkerHttpServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._route(request)
-        except Refused as refused:
+        except RefusedRequest as refused:
             return refused.answer
         except NotFound:
             return plain(404, "file not found\n")
@@ -127,6 +140,10 @@ class WorkerHttpServer:
             if path.startswith(LISTS):
                 return await self._list(request, path.removeprefix(LISTS))
             return await self._file(request, path.removeprefix(FILES) if path.startswith(FILES) else "")
+        if path == LOGS or path.startswith(f"{LOGS}/"):
+            if not self._access.may_read_logs(request.headers.get("Authorization", "")):
+                return plain(401, "unauthorized\n")
+            return await self._logs.answer(request, path.removeprefix(LOGS).removeprefix("/"))
         return plain(404, "404 page not found\n")
 
     def _health(self, path: str, method: str) -> web.Response:

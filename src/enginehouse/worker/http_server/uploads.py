@@ -35,7 +35,7 @@ class UploadRange(Struct, frozen=True):
     total: int
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """An answer that is not a success."""
 
     def __init__(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
@@ -77,21 +77,22 @@ class Uploads:
             try:
                 await in_thread(storage.make_parents, self._roots, key, path)
                 if await in_thread(path.is_dir):
-                    raise Refused(400, "is a directory\n")
+                    raise RefusedRequest(400, "is a directory\n")
                 await self._check_room(request, path, part)
                 if part is None:
                     return await self._take_whole(request, path, declared)
                 return await self._take_part(request, path, declared, part)
             except OSError as error:
-                raise Refused(500, f"{disk.storage_error(error, 'store the file').message}\n") from error
+                raise RefusedRequest(500, f"{disk.storage_error(error, 'store the file').message}\n") from error
 
     async def _check_room(self, request: web.BaseRequest, path: Path, part: UploadRange | None) -> None:
         coming = part.total - part.start if part is not None else request.content_length or 0
         if (request.content_length or 0) > MAX_BODY_BYTES:
-            raise Refused(413, f"a request may have {format_bytes(MAX_BODY_BYTES)}; send larger files in ranges\n")
+            raise RefusedRequest(413, f"send more than {format_bytes(MAX_BODY_BYTES)} in ranges\n")
         free = await in_thread(disk.free_bytes, path.parent)
         if coming > free:
-            raise Refused(507, f"the file needs {format_bytes(coming)}, {format_bytes(free)} are free on this disk\n")
+            text = f"the file needs {format_bytes(coming)}, {format_bytes(free)} are free on this disk\n"
+            raise RefusedRequest(507, text)
 
     async def _take_whole(self, request: web.BaseRequest, path: Path, declared: str) -> web.Response:
         incoming = await in_thread(Incoming, path, is_appended=False)
@@ -99,7 +100,7 @@ class Uploads:
         try:
             size = await self._copy(request, incoming, MAX_BODY_BYTES)
             if request.content_length is not None and size != request.content_length:
-                raise Refused(400, "the upload was cut off\n")
+                raise RefusedRequest(400, "the upload was cut off\n")
             digest = incoming.digest()
             if declared and digest != declared:
                 raise _mismatch(declared, digest)
@@ -115,7 +116,7 @@ class Uploads:
             raise _wrong_start(part, current)
         expected = part.end - part.start + 1
         if (request.content_length or 0) > expected:
-            raise Refused(400, f"the body has more than the {expected} bytes of its range\n")
+            raise RefusedRequest(400, f"the body has more than the {expected} bytes of its range\n")
         if declared:
             await in_thread(storage.write_sidecar, path, storage.TARGET, declared)
         incoming = await in_thread(Incoming, path, is_appended=True)
@@ -124,7 +125,7 @@ class Uploads:
         finally:
             await in_thread(incoming.close, is_kept=True)
         if size != expected:
-            raise Refused(400, f"the upload was cut off: {size} of {expected} bytes\n")
+            raise RefusedRequest(400, f"the upload was cut off: {size} of {expected} bytes\n")
         if part.end + 1 < part.total:
             headers = {"Range": f"bytes=0-{part.end}", "X-File-Size": str(part.end + 1)}
             return web.Response(status=308, headers=headers)
@@ -164,7 +165,7 @@ def _prepare(path: Path, declared: str, part: UploadRange) -> None:
             storage.forget(path)
     elif target and target != declared:
         storage.forget(path)
-        raise Refused(
+        raise RefusedRequest(
             409,
             f"X-Content-SHA256 mismatch with in-progress upload (was {target}, now {declared}); restart from byte 0\n",
         )
@@ -175,24 +176,24 @@ def _range_of(request: web.BaseRequest) -> UploadRange | None:
     if not given:
         return None
     if not given.startswith("bytes "):
-        raise Refused(400, 'invalid Content-Range: missing "bytes" prefix\n')
+        raise RefusedRequest(400, 'invalid Content-Range: missing "bytes" prefix\n')
     found = _CONTENT_RANGE.fullmatch(given.removeprefix("bytes "))
     if found is None:
-        raise Refused(400, "invalid Content-Range: write bytes START-END/TOTAL with three numbers\n")
+        raise RefusedRequest(400, "invalid Content-Range: write bytes START-END/TOTAL with three numbers\n")
     part = UploadRange(*map(int, found.groups()))
     if part.end < part.start or part.total < part.end + 1:
-        raise Refused(400, "invalid Content-Range: its numbers contradict each other\n")
+        raise RefusedRequest(400, "invalid Content-Range: its numbers contradict each other\n")
     return part
 
 
-def _wrong_start(part: UploadRange | None, current: int) -> Refused:
+def _wrong_start(part: UploadRange | None, current: int) -> RefusedRequest:
     start, total = (part.start, str(part.total)) if part is not None else (0, "*")
-    return Refused(
+    return RefusedRequest(
         416,
         f"Content-Range start {start} does not match current file size {current}\n",
         {"Content-Range": f"bytes */{total}", "X-File-Size": str(current)},
     )
 
 
-def _mismatch(expected: str, got: str) -> Refused:
-    return Refused(400, f"sha256 mismatch: expected {expected} got {got}\n")
+def _mismatch(expected: str, got: str) -> RefusedRequest:
+    return RefusedRequest(400, f"sha256 mismatch: expected {expected} got {got}\n")

@@ -1,0 +1,79 @@
+"""Logs of engines on a node, through the frontend: as lines, or followed as server-sent events.
+
+The worker's server is asked with a ticket; its bytes are passed on as they come, bounded, and the stream ends when the
+client leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from enginehouse.core.errors import Invalid, Unavailable, Upstream
+from enginehouse.core.name import check_model_name
+from enginehouse.frontend.fleet.node_http import NodeDoor, NodeDoors
+from enginehouse.ports import Engine, EngineCall, EngineResponse
+
+CONNECT_SECONDS, HEAD_SECONDS = 5.0, 10.0
+MAX_LINES = 1000
+MAX_ANSWER_BYTES = 16 * 1024 * 1024  # 1000 lines of a worker's longest
+
+
+class NodeLogRoutes:
+    def __init__(self, doors: NodeDoors, engine: Engine) -> None:
+        self._doors = doors
+        self._engine = engine
+
+    async def logs(self, request: Request) -> Response:
+        model = check_model_name(str(request.path_params["model"]))
+        lines, follow = request.query_params.get("lines", ""), request.query_params.get("follow", "")
+        if lines and not (lines.isascii() and lines.isdecimal() and len(lines) < 9):
+            raise Invalid(f"cannot show {lines[:20]!r} lines: it must be a number", code="invalid_value", param="lines")
+        is_followed = follow in ("1", "true")
+        door = await self._doors.for_logs(str(request.path_params["id"]))
+        count = min(int(lines or MAX_LINES), MAX_LINES)
+        path = f"/v1/backend-logs/{quote(model, safe='')}?lines={count}" + ("&follow=1" if is_followed else "")
+        answer = await self._ask(door, path)
+        if is_followed:
+            headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+            return StreamingResponse(_passed_on(answer), media_type="text/event-stream", headers=headers)
+        try:
+            body = bytearray()
+            async for chunk in answer.chunks():
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise Upstream(f"cannot read logs of {door.name}: the answer of its worker is too large")
+            return Response(bytes(body), media_type="application/json")
+        finally:
+            await answer.close()
+
+    async def _ask(self, door: NodeDoor, path: str) -> EngineResponse:
+        status = 0
+        for ticket in door.tickets:
+            call = EngineCall(address=door.address, key=ticket, method="GET", path=path)
+            try:
+                answer = await self._engine.send(call, connect_seconds=CONNECT_SECONDS, head_seconds=HEAD_SECONDS)
+            except Unavailable as error:
+                raise Unavailable(
+                    f"cannot read logs of {door.name}: its worker does not answer at {door.address}; check that it "
+                    "runs and that its HTTP port can be reached",
+                    code="node_unreachable",
+                ) from error
+            if answer.status == 200:
+                return answer
+            status = answer.status
+            await answer.close()
+        raise Upstream(f"cannot read logs of {door.name}: its worker answered with status {status}")
+
+
+async def _passed_on(answer: EngineResponse) -> AsyncIterator[bytes]:
+    try:
+        with contextlib.suppress(Upstream):  # the worker ended; the client sees the end and may ask again
+            async for chunk in answer.chunks():
+                yield chunk
+    finally:
+        await answer.close()

@@ -1,0 +1,108 @@
+"""Logs of engines over HTTP: LocalAI's three routes, and a stream of events for frontends of ours.
+
+A follower is answered from the rings of `engines.logs`, so a slow one holds up nobody. Followers end with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from enginehouse.worker.engines.logs import MAX_LINES, EngineLogs, LogLine
+from enginehouse.worker.http_server.uploads import plain
+
+LOOK_SECONDS = 0.25
+KEEP_ALIVE_SECONDS = 5.0
+PING_SECONDS = 30.0  # LocalAI's
+MAX_FOLLOWERS = 32
+
+
+class LogAnswers:
+    def __init__(self, logs: EngineLogs) -> None:
+        self._logs = logs
+        self._stopped = asyncio.Event()
+        self._followers = 0
+
+    def start(self) -> None:
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    async def answer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+        if request.method != "GET":
+            return plain(405, "method not allowed\n")
+        if not name:
+            return _json(self._logs.models())
+        asked = parse_qs(urlsplit(request.raw_path).query)
+        limit = _count(asked.get("lines", [""])[0])
+        is_socket = name.endswith("/ws") and request.headers.get("Upgrade", "").lower() == "websocket"
+        if not is_socket and asked.get("follow", [""])[0] not in ("1", "true"):
+            return _json(self._logs.lines(name, limit=limit))
+        if self._followers >= MAX_FOLLOWERS:
+            return plain(503, "too many followers\n")
+        self._followers += 1
+        try:
+            if is_socket:
+                return await self._socket(request, name.removesuffix("/ws"))
+            return await self._stream(request, name, limit)
+        finally:
+            self._followers -= 1
+
+    async def _stream(self, request: web.BaseRequest, name: str, limit: int) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        positions: dict[str, int] = {}
+        lines = self._logs.lines(name, positions, limit)
+        waited = KEEP_ALIVE_SECONDS  # so that the head and a first comment go out at once
+        while True:
+            if lines:
+                await response.write(b"".join(b"data: %s\n\n" % msgspec.json.encode(line) for line in lines))
+                waited = 0.0
+            elif waited >= KEEP_ALIVE_SECONDS:
+                await response.write(b": keep-alive\n\n")
+                waited = 0.0
+            if await self._is_over():
+                return response
+            waited += LOOK_SECONDS
+            lines = self._logs.lines(name, positions)
+
+    async def _socket(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+        socket = web.WebSocketResponse(heartbeat=PING_SECONDS)
+        await socket.prepare(request)
+        positions: dict[str, int] = {}
+        first = msgspec.to_builtins(self._logs.lines(name, positions))
+        await socket.send_json({"type": "initial", "lines": first})
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(_until_closed(socket))
+            while not (reading.done() or await self._is_over()):
+                for line in self._logs.lines(name, positions):
+                    await socket.send_json({"type": "line", "line": msgspec.to_builtins(line)})
+            reading.cancel()
+        await socket.close()
+        return socket
+
+    async def _is_over(self) -> bool:
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self._stopped.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+async def _until_closed(socket: web.WebSocketResponse) -> None:
+    async for message in socket:
+        if message.type in (WSMsgType.CLOSE, WSMsgType.ERROR):
+            return
+
+
+def _count(text: str) -> int:
+    return min(int(text), MAX_LINES) if text.isascii() and text.isdecimal() and len(text) < 9 else MAX_LINES
+
+
+def _json(value: list[str] | list[LogLine]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value) + b"\n", content_type="application/json")

@@ -1,0 +1,79 @@
+"""Logs of engines through the frontend: from a real worker's server, with a ticket, only from the node itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from nacl.signing import SigningKey
+from tests.api.whole_frontend import Site, site
+from tests.frontend.world import signed
+from tests.worker.http_server import door
+from tests.worker.http_server.door import Door
+
+from enginehouse.store import db
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[Door]:
+    async with door.opened(tmp_path / "worker") as made:
+        path = tmp_path / "engine.log"
+        path.write_text("first\nsecond\n")
+        made.logs.began("org/m#0", path)
+        made.logs.look()
+        yield made
+
+
+async def join(here: Site, worker: Door, http_host: str = "127.0.0.1") -> None:
+    key = SigningKey(hashlib.sha256(b"attic").digest())
+    nodes = here.frontend.nodes
+    asked = signed(
+        "attic",
+        key,
+        challenge=await nodes.challenge(),
+        address=f"127.0.0.1:{door.BASE_PORT}",
+        http_address=f"{http_host}:{worker.port}",
+    )
+    registered = await nodes.register(asked)
+    if not registered.node.approved:
+        await nodes.approve("attic")
+    worker.server.joined(door.node(registered.token))
+    worker.server.heard(await here.frontend.store.transaction(db.now), is_bus_away=False)
+
+
+async def test_an_operator_reads_the_last_lines_of_an_engine(here: Site, worker: Door) -> None:
+    await join(here, worker)
+    answer = await here.ask("GET", "/api/nodes/attic/logs/org/m", token=here.tokens["admin"])
+    assert (answer.status, [line["text"] for line in answer.json]) == (200, ["first", "second"])
+    answer = await here.ask("GET", "/api/nodes/attic/logs/org/m?lines=1", token=here.tokens["admin"])
+    assert [line["text"] for line in answer.json] == ["second"]
+    assert (await here.ask("GET", "/api/nodes/attic/logs/org/m?lines=x", token=here.tokens["admin"])).status == 422
+    assert (await here.ask("GET", "/api/nodes/attic/logs/org/m", token=here.tokens["join"])).status in (401, 403)
+    assert (await here.ask("GET", "/api/nodes/nobody/logs/org/m", token=here.tokens["admin"])).status == 404
+
+
+async def test_the_token_before_is_tried_where_the_worker_has_not_got_the_new_one(here: Site, worker: Door) -> None:
+    await join(here, worker)
+    node, _ = await here.frontend.nodes.get("attic")
+    token = worker.server._options.token.current
+    await here.frontend.nodes.rotate_token(node.id, token)
+    answer = await here.ask("GET", "/api/nodes/attic/logs/org/m", token=here.tokens["admin"])
+    assert answer.status == 200
+
+
+async def test_a_worker_that_names_another_machine_or_is_gone_is_not_asked(here: Site, worker: Door) -> None:
+    await join(here, worker, http_host="127.0.0.2")
+    answer = await here.ask("GET", "/api/nodes/attic/logs/org/m", token=here.tokens["admin"])
+    assert (answer.status, "approved address" in answer.error["message"]) == (503, True)
+    await join(here, worker)
+    await worker.server.close()
+    answer = await here.ask("GET", "/api/nodes/attic/logs/org/m", token=here.tokens["admin"])
+    assert (answer.status, "does not answer" in answer.error["message"]) == (503, True)
