@@ -85,6 +85,10 @@ class Loader:
             await self._board.operations_changed([found])
         return found
 
+    def begin(self, connection: Connection, model: Model, author: str) -> OperationId:
+        """Begin or join a load anywhere, in the transaction of the caller, who wakes the loops after it."""
+        return self._open_or_new(connection, model, None, author)
+
     async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> OperationId:
         """Join the running load of a model, begin one, or raise the error of one that just failed.
 
@@ -96,7 +100,7 @@ class Loader:
             wanted = models.get(connection, model, lock=True)
             if wanted is None:
                 raise model_not_found(model)
-            if any(one.nonce not in dead for one in reachable(connection, model)):
+            if wanted.endpoint or any(one.nonce not in dead for one in reachable(connection, model)):
                 return OperationId(""), False
             last = operations.last_of(connection, "load", model, targets=())
             if last is not None and last.is_steered:
