@@ -16,15 +16,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
+import grpc
+import grpc.aio
 from tests.engine.localai.real_servers import go_server, order
 
 from enginehouse.engine.localai.backend_pb2 import Reply
@@ -36,6 +36,7 @@ LIMIT_SECONDS = 60.0
 TOKEN = Reply(message=b" token", tokens=1)
 REQUEST = order(do="stream", count=MESSAGES, text=TOKEN.SerializeToString().decode())
 METHOD = "PredictStream"
+Read = Callable[[], Coroutine[None, None, int]]  # one stream to its end: how many bytes of text
 
 
 @contextlib.contextmanager
@@ -47,7 +48,7 @@ def running_server() -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def ours(address: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+async def ours(address: str) -> AsyncIterator[Read]:
     client = GrpcClient()
     call = GrpcCall(address=address, method=METHOD, message=REQUEST, connect_seconds=5, deadline_seconds=LIMIT_SECONDS)
 
@@ -64,7 +65,7 @@ async def ours(address: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
 
 
 @contextlib.asynccontextmanager
-async def theirs(address: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+async def theirs(address: str) -> AsyncIterator[Read]:
     async with grpc.aio.insecure_channel(address) as channel:
         method = channel.unary_stream(f"/backend.Backend/{METHOD}", response_deserializer=Reply.FromString)
 
@@ -78,7 +79,7 @@ async def theirs(address: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
 
 
 async def measure(
-    open_client: Callable[[str], contextlib.AbstractAsyncContextManager[Callable[[], Awaitable[int]]]],
+    open_client: Callable[[str], contextlib.AbstractAsyncContextManager[Read]],
     address: str,
     seconds: float,
 ) -> list[float]:

@@ -1,8 +1,8 @@
-"""Every test, in two streams side by side: what only computes, at low priority, and what runs real processes and waits
-for them.
+"""Every test, in two streams side by side, so that both cores have work until the end.
 
-Engines of two streams would take each other's cores, so all that start any are in the second. The simulation comes last
-in the first, because it takes every core there is. Both are told in full; one that fails makes the whole fail.
+What only computes runs at low priority and gives way to real processes that wait for each other. The clusters of
+`fleet` mostly wait, so they come beside the engines of `worker` and `e2e`, which mostly compute. The simulation comes
+last, because it takes every core there is. Both streams are told in full; one that fails makes the whole fail.
 """
 
 from __future__ import annotations
@@ -13,37 +13,50 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-REAL = ("artifact", "worker", "host", "e2e", "replay", "fleet")
+CLUSTERS = ("fleet",)
+REAL = ("artifact", "worker", "host", "e2e", "replay")
 SIMULATED = ("sim",)
 
 
-def pytest(*places: str, more: tuple[str, ...] = ()) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", *more, *places]
+class Batch(NamedTuple):
+    """Suites that one run of pytest takes."""
+
+    places: tuple[str, ...]
+    is_quiet: bool  # behind whatever else wants the cores
+
+    def command(self) -> list[str]:
+        pytest = [sys.executable, "-m", "pytest", "-q", "--durations=15", *self.places]
+        return ["nice", "-n", "10", *pytest] if self.is_quiet else pytest
 
 
-def run_quietly(commands: list[list[str]], told: BinaryIO, ends: list[int]) -> None:
-    """One after the other, behind whatever else wants the cores."""
-    quietly = [["nice", "-n", "10", *command] for command in commands]
-    ends.extend(subprocess.call(command, stdout=told, stderr=subprocess.STDOUT) for command in quietly)
+def run(batches: list[Batch], told: BinaryIO | None, ends: list[int]) -> None:
+    """One after the other; into `told`, or to the terminal."""
+    errors = subprocess.STDOUT if told else None
+    ends.extend(subprocess.call(batch.command(), stdout=told, stderr=errors) for batch in batches)
+
+
+def suites(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"tests/{name}" for name in names)
 
 
 def main() -> int:
     os.chdir(ROOT)
     every = sorted(path for path in Path("tests").iterdir() if path.is_dir() or path.name.startswith("test_"))
-    pure = [str(path) for path in every if path.name not in (*REAL, *SIMULATED, "__pycache__")]
-    real = [f"tests/{name}" for name in REAL]
-    simulated = [f"tests/{name}" for name in SIMULATED]
+    named = (*CLUSTERS, *REAL, *SIMULATED, "__pycache__")
+    pure = tuple(str(path) for path in every if path.name not in named)
+    first = [Batch(pure, is_quiet=True), Batch(suites(CLUSTERS), is_quiet=False)]
+    second = [Batch(suites(REAL), is_quiet=False), Batch(suites(SIMULATED), is_quiet=True)]
     with tempfile.TemporaryFile() as told:
         ends: list[int] = []
-        beside = threading.Thread(target=run_quietly, args=([pytest(*pure), pytest(*simulated)], told, ends))
+        beside = threading.Thread(target=run, args=(first, told, ends))
         beside.start()
-        print(f"== real processes: {' '.join(real)}", flush=True)
-        ends.append(subprocess.call(pytest(*real, more=("--durations=10",))))
-        print(f"== beside it: {' '.join([*pure, *simulated])}", flush=True)
+        print(f"== {' '.join(place for batch in second for place in batch.places)}", flush=True)
+        run(second, None, ends)
         beside.join()
+        print(f"== beside it: {' '.join(place for batch in first for place in batch.places)}", flush=True)
         told.seek(0)
         sys.stdout.buffer.write(told.read())
         sys.stdout.flush()

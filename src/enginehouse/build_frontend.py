@@ -49,6 +49,7 @@ from enginehouse.fetch.galleries.sources import Sources, load_builtin
 from enginehouse.fetch.http.addresses import Rules
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.http.retries import RetryPolicy
+from enginehouse.fetch.media import fetch_media
 from enginehouse.fetch.origins import open_origin
 from enginehouse.fetch.registry.requests import Registries
 from enginehouse.frontend.acceptance import Acceptance
@@ -154,7 +155,8 @@ async def run(settings: FrontendSettings) -> int:
         store.on_back = wakes.wake_all
         waiting.reason = "the bus is not connected yet"
         bus = await _open_bus(settings, accounts, wakes)
-    engine = Engines()
+    media = Client(Rules(settings.allowed_hosts))
+    engine = Engines(partial(fetch_media, media))
     addresses = await asyncio.to_thread(_address_rules, settings, listener.getsockname()[1])
     outside = make_outside(settings, store, bus, accounts, addresses)
     frontend = make_frontend(settings, outside, wakes)
@@ -185,6 +187,7 @@ async def run(settings: FrontendSettings) -> int:
     finally:
         await bus.close()
         await engine.close()
+        await media.close()
         await frontend.galleries.close()
         store.close()
     return 0

@@ -122,7 +122,7 @@ class _Reader:
         if escaped == "x":
             self.position += 2
             return chr(int(self.text[self.position - 2 : self.position], 16))
-        assert escaped in 'nrt\\"[]^-', f"unknown escape {escaped!r}"
+        assert escaped in 'nrt\\"[]', f"unknown escape {escaped!r}"  # llama.cpp's own list
         return _SIMPLE.get(escaped, escaped)
 
     def repeated(self, part: Part) -> Part:

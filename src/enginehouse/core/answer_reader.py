@@ -77,6 +77,15 @@ class AnswerReader:
             return split
         return Split("" if self._rules.drops_reasoning else reasoning, content)
 
+    def is_passing(self) -> bool:
+        """Whether the next text would be passed on as content unless it has one of `TAG_BEGINNINGS`.
+
+        Known tool calls begin with one of them too, once content has been passed on.
+        """
+        if self._holds or self._held or self._prefix or (self._rules.functions and not self._has_passed):
+            return False
+        return self._splitter.is_passing()
+
     def finish(self) -> tuple[Split, list[FoundCall]]:
         """The rest, and the calls."""
         reasoning, content = self._splitter.finish()

@@ -1,6 +1,6 @@
 """Renders Go templates, the language of prompts in LocalAI's model configurations.
 
-    render("{{if .System}}{{.System}}\\n{{end}}{{.Input}}", Record(System="", Input="hello"))
+    render("{{if .System}}{{.System}}\\n{{end}}{{.Input}}", TemplateRecord(System="", Input="hello"))
 
 A template sees the values it is given and nothing else. It always ends: every step, every copied text and every
 character of output is charged to a budget, so that no configuration can stall or fill a frontend.
@@ -26,10 +26,10 @@ from enginehouse.core.template_syntax import (
     SubPipeline,
     TextNode,
     VariableAccess,
-    fault,
     parse,
 )
-from enginehouse.core.template_values import Record, kind_of, printed
+from enginehouse.core.template_tokens import fault
+from enginehouse.core.template_values import TemplateRecord, kind_of, printed
 
 MAX_STEPS = 200_000  # a fraction of a second; a prompt of a gallery's template takes some hundreds
 MAX_OUTPUT = 64 * 1024 * 1024  # characters; a request may have 32 MiB, and a template may repeat them
@@ -37,7 +37,7 @@ MAX_TEXT = MAX_OUTPUT  # of one value
 _PIPED_NOTHING = object()
 
 
-def render(template: str, values: Record | dict[str, object]) -> str:
+def render(template: str, values: TemplateRecord | dict[str, object]) -> str:
     """The text that a template gives for plain values."""
     return _Rendering(values).text(parse(template))
 
@@ -136,7 +136,7 @@ class _Rendering:
             return []
         if isinstance(value, list):
             return list(enumerate(value))
-        if isinstance(value, dict) and not isinstance(value, Record):
+        if isinstance(value, dict) and not isinstance(value, TemplateRecord):
             return [(key, value[key]) for key in sorted(value)]
         if isinstance(value, int) and not isinstance(value, bool):
             self.spend(max(0, value))
@@ -230,7 +230,7 @@ class _Rendering:
         for name in names:
             self.spend(1)
             if isinstance(value, dict):
-                if name not in value and isinstance(value, Record):
+                if name not in value and isinstance(value, TemplateRecord):
                     raise fault(self._line, f"there is no field .{name}; known are {', '.join(value)}")
                 value = value.get(name)
             elif value is not None:  # a field of nothing is nothing

@@ -29,6 +29,7 @@ _PRIMITIVES = {
     # Halves of a pair come as a pair: alone they are no character.
     "code": r'[0-9a-cefA-CEF] hex{3} | [dD] [0-7] hex{2} | [dD] [89abAB] hex{2} "\\u" [dD] [c-fC-F] hex{2}',
     "hex": r"[0-9a-fA-F]",
+    "plain": r'[^"\\\x7F\x00-\x1F]',
     "string": r'"\"" char* "\""',
     "natural": r'"0" | [1-9] [0-9]{0,15}',
     "integer": r'"-"? natural',
@@ -330,19 +331,24 @@ class SchemaRules:
 
 
 def other_name(rule: Callable[[str], str], names: list[str]) -> str:
-    """The inside of a JSON string that is none of `names`. The part shared with one of them has no escapes."""
+    """The inside of a JSON string that is none of `names`.
+
+    The part shared with one of them has no escapes. If a name needs escapes itself, the others have none at all.
+    """
     plain = [name for name in names if json_literal(name) == literal(f'"{name}"')]
-    return _differing(rule, plain) if plain else "char*"
+    rest = "char*" if len(plain) == len(names) else "plain*"
+    return _differing(rule, plain, rest) if plain else rest
 
 
-def _differing(rule: Callable[[str], str], names: list[str]) -> str:
+def _differing(rule: Callable[[str], str], names: list[str], rest: str) -> str:
     by_first: dict[str, list[str]] = {}
     for name in names:
         if name:
             by_first.setdefault(name[0], []).append(name[1:])
-    excluded = "".join(f"\\{one}" if one in "]\\^-" else one for one in by_first)
-    choices = [f'[^"\\\\\\x7F\\x00-\\x1F{excluded}] char*']
-    choices += [f"{literal(first)} {_differing(rule, rests)}" for first, rests in by_first.items()]
+    # By number: llama.cpp knows no escapes of these signs.
+    excluded = "".join(f"\\x{ord(one):02X}" if one in "[]\\^-" else one for one in by_first)
+    choices = [f'[^"\\\\\\x7F\\x00-\\x1F{excluded}] {rest}']
+    choices += [f"{literal(first)} {_differing(rule, ends, rest)}" for first, ends in by_first.items()]
     body = " | ".join(choices)
     return rule(body if "" in names else f"( {body} )?")
 

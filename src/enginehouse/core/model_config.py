@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from enginehouse.core import go_template
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_model_name, shown
 
@@ -241,6 +242,17 @@ def read_config(mapping: Mapping[str, Any]) -> tuple[ModelConfig, list[str]]:
     warnings: list[str] = []
     config = _read(mapping, ModelConfig, "", warnings)
     _check(config)
+    config = _without_broken_patterns(config, warnings)
+    for one in ("chat", "chat_message", "completion", "edit", "function"):
+        try:
+            go_template.check(getattr(config.template, one))
+        except Invalid as error:
+            # Kept: a request that needs it is refused with the same reason.
+            warnings.append(f"`template.{one}`: {error.message}")
+    if config.template.multimodal:
+        warnings.append("`template.multimodal` has no effect: media are marked as the engine wants it")
+    if config.function.xml_format:
+        warnings.append("`function.xml_format` has no effect: the formats of known model families are found without it")
     if config.alias and set(mapping) - {"name", "alias", "description"}:
         warnings.append("`alias` redirects to another model: the other keys have no effect")
     return config, warnings
@@ -289,6 +301,37 @@ def _as_text(value: object, kind: object, key: str) -> object:
         true, false = ("on", "off") if key == "flash_attention" else ("true", "false")
         return true if value else false
     return str(value)
+
+
+def _without_broken_patterns(config: ModelConfig, warnings: list[str]) -> ModelConfig:
+    """Regular expressions are written for Go. One that Python cannot read must not fail requests."""
+
+    def usable(pattern: str, key: str) -> bool:
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            warnings.append(f"`{key}` has no effect for {shown(pattern)}: {error}")
+            return False
+        return True
+
+    def kept(patterns: tuple[str, ...], key: str) -> tuple[str, ...]:
+        return tuple(one for one in patterns if usable(one, key))
+
+    tools = config.function
+    checked = {
+        key: kept(getattr(tools, key), f"function.{key}")
+        for key in ("response_regex", "json_regex_match", "argument_regex", "capture_llm_results")
+    }
+    replacements = {
+        key: tuple(one for one in getattr(tools, key) if usable(one.key, f"function.{key}"))
+        for key in ("replace_llm_results", "replace_function_results")
+    }
+    return msgspec.structs.replace(
+        config,
+        cutstrings=kept(config.cutstrings, "cutstrings"),
+        extract_regex=kept(config.extract_regex, "extract_regex"),
+        function=msgspec.structs.replace(tools, **checked, **replacements),
+    )
 
 
 def _check(config: ModelConfig) -> None:

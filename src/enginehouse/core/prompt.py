@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from enginehouse.core.go_template import render
 from enginehouse.core.model_config import ModelConfig
-from enginehouse.core.template_values import Record
+from enginehouse.core.template_values import TemplateRecord
 from enginehouse.core.tool_grammar import ToolFunction
 
 MEDIA_MARKER = "<__media__>"  # engines that name another one get theirs
@@ -60,13 +60,13 @@ def chat_prompt(config: ModelConfig, messages: Sequence[ChatMessage], around: Su
         return joined
     return render(
         template,
-        Record(
+        TemplateRecord(
             SystemPrompt=config.system_prompt,
             SuppressSystemPrompt=any(message.role == "system" for message in messages),
             Input=joined,
             Instruction="",
             Functions=[
-                Record(Name=one.name, Description=one.description, Parameters=one.parameters)
+                TemplateRecord(Name=one.name, Description=one.description, Parameters=one.parameters)
                 for one in around.functions
             ],
             MessageIndex=0,
@@ -81,7 +81,7 @@ def completion_prompt(config: ModelConfig, text: str, files: Mapping[str, str]) 
     template = _template(config, "completion", files)
     if not template:
         return text
-    values = Record(Input=text, SystemPrompt=config.system_prompt, SuppressSystemPrompt=False, Instruction="")
+    values = TemplateRecord(Input=text, SystemPrompt=config.system_prompt, SuppressSystemPrompt=False, Instruction="")
     return render(template, values | {"ReasoningEffort": config.reasoning_effort, "Metadata": {}})
 
 
@@ -109,7 +109,7 @@ def _message(
         return f"{prefix}{text}" if text else ""
     return render(
         template,
-        Record(
+        TemplateRecord(
             SystemPrompt=config.system_prompt,
             Role=prefix or message.role,
             RoleName=message.role,

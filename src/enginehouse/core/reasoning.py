@@ -21,6 +21,7 @@ DEFAULT_TAGS = (
     ("<thinking>", "</thinking>"),
     ("[THINK]", "[/THINK]"),
 )
+TAG_BEGINNINGS = ("<", "[")  # of the usual tags; a configuration may have others
 
 
 class Split(NamedTuple):
@@ -61,6 +62,10 @@ class ReasoningSplitter:
             else:
                 return Split("", text)
         return self._split(self._held + text, is_last=False)
+
+    def is_passing(self) -> bool:
+        """Whether the next text is content unless it has one of `TAG_BEGINNINGS`."""
+        return not (self._inside or self._held or self._drops_space or set(self._firsts) - set(TAG_BEGINNINGS))
 
     def finish(self) -> Split:
         return self._split(self._held, is_last=True)

@@ -1,8 +1,8 @@
 """Values in Go templates: truth, printing and JSON, as Go does them.
 
-Values are plain: None, booleans, numbers, strings, lists and mappings. A `Record` is a mapping that stands for a Go
-struct: it has fixed fields. Every walk over a value is charged to a budget, because a value may hold the same list many
-times and would print exponentially long.
+Values are plain: None, booleans, numbers, strings, lists and mappings. A `TemplateRecord` is a mapping that stands for
+a Go struct: it has fixed fields. Every walk over a value is charged to a budget, because a value may hold the same list
+many times and would print exponentially long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f", '"': 
 MAX_DEPTH = 100  # of a value that is printed; a template can build any depth
 
 
-class Record(dict[str, object]):
+class TemplateRecord(dict[str, object]):
     """A mapping with fixed fields: a missing one is an error, and fields keep their order."""
 
 
@@ -65,7 +65,7 @@ def plain(value: object, budget: Spending, depth: int = 0) -> str:
         return _float(value, -4, 6)
     if isinstance(value, list):
         return "[" + " ".join(plain(one, budget, depth + 1) for one in value) + "]"
-    if isinstance(value, Record):
+    if isinstance(value, TemplateRecord):
         return "{" + " ".join(plain(one, budget, depth + 1) for one in value.values()) + "}"
     assert isinstance(value, dict)
     return "map[" + " ".join(f"{key}:{plain(value[key], budget, depth + 1)}" for key in sorted(value)) + "]"
@@ -92,7 +92,7 @@ def to_json(value: object, budget: Spending, *, escapes_markup: bool = True, dep
         return "[" + ",".join(items) + "]"
     assert isinstance(value, dict)
     members = []
-    for key in value if isinstance(value, Record) else sorted(value):
+    for key in value if isinstance(value, TemplateRecord) else sorted(value):
         member = to_json(value[key], budget, escapes_markup=escapes_markup, depth=depth + 1)
         members.append(f"{json_text(key, budget, escapes_markup=escapes_markup)}:{member}")
     return "{" + ",".join(members) + "}"

@@ -74,7 +74,9 @@ def _call(writer: GrammarWriter, number: int, function: ToolFunction, config: To
 def _arranged(writer: GrammarWriter, call: str, config: ToolGrammarConfig) -> str:
     """One call or several, after a prefix, and free text where it is allowed."""
     body = call
-    if config.parallel_calls:
+    if config.parallel_calls and config.schema_type == "llama3.1":
+        body = writer.rule(f"{call} ( ws {call} )*")
+    elif config.parallel_calls:
         separator = '"," ws' if config.disable_parallel_new_lines else 'ws "," ws'
         body = writer.rule(f'{call} | "[" ws {call} ( {separator} {call} )* ws "]"')
     if config.prefix:

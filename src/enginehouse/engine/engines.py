@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from enginehouse.core.replica import EngineProtocol
-from enginehouse.engine.localai.client import LocalaiEngine
+from enginehouse.engine.localai.client import FetchMedia, LocalaiEngine
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.ports import Engine, EngineCall, EngineResponse, EngineTarget
 
@@ -16,10 +16,11 @@ from enginehouse.ports import Engine, EngineCall, EngineResponse, EngineTarget
 class Engines:
     """All engines of a program. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, fetch_media: FetchMedia | None = None) -> None:
+        """`fetch_media` gets pictures that a request names by URL, for engines that take bytes."""
         self._by_protocol: dict[EngineProtocol, Engine] = {
             "openai-http": HttpEngine(),
-            "localai-grpc": LocalaiEngine(),
+            "localai-grpc": LocalaiEngine(fetch_media),
         }
 
     async def send(self, call: EngineCall, *, connect_seconds: float, head_seconds: float) -> EngineResponse:

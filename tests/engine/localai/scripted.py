@@ -49,11 +49,15 @@ class Peer:
     async def next_frame(self, kind: int, stream: int | None = None) -> tuple[int, int, bytes]:
         """The next frame of a kind, as flags, stream and payload; others are skipped."""
         while True:
-            start = await self.reader.readexactly(frames.HEADER_BYTES)
-            payload = await self.reader.readexactly(int.from_bytes(start[:3], "big"))
-            number = int.from_bytes(start[5:], "big")
-            if start[3] == kind and stream in (None, number):
-                return start[4], number, payload
+            found, flags, number, payload = await self.any_frame()
+            if found == kind and stream in (None, number):
+                return flags, number, payload
+
+    async def any_frame(self) -> tuple[int, int, int, bytes]:
+        """The next frame, as kind, flags, stream and payload."""
+        start = await self.reader.readexactly(frames.HEADER_BYTES)
+        payload = await self.reader.readexactly(int.from_bytes(start[:3], "big"))
+        return start[3], start[4], int.from_bytes(start[5:], "big"), payload
 
     async def take_call(self) -> int:
         """Wait for a request that fits into one frame; its stream."""
@@ -78,20 +82,21 @@ class Stage:
         self.client = GrpcClient()
         self.address = ""
         self.connections = 0
+        self.running = 0  # scripts that have not ended
         self.failures: list[BaseException] = []
         self._script = script
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.running += 1
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
                 await self._script(Peer(reader, writer))
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
         except Exception as failure:
             self.failures.append(failure)
         finally:
             writer.close()
+            self.running -= 1
 
     def call(self, message: bytes = b"hello", **more: object) -> GrpcCall:
         values: dict[str, object] = {"method": "PredictStream", "connect_seconds": 5.0, "deadline_seconds": 5.0}
@@ -129,4 +134,5 @@ async def staged(script: Callable[[Peer], Awaitable[None]]) -> AsyncIterator[Sta
         await stage.client.close()
         server.close()
         await server.wait_closed()
+    await until(lambda: not stage.running)
     assert not stage.failures, stage.failures

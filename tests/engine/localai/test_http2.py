@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Awaitable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.localai.scripted import END, HEAD, Peer, data, frame, head, rest_of, staged, trailers, until
 
-from enginehouse.core.errors import Unavailable, Upstream
+from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
 from enginehouse.engine.localai import frames, hpack, http2, status
 from enginehouse.engine.localai.http2 import Http2Connection
 from enginehouse.engine.localai.stream import WINDOW_BYTES, GrpcStream, framed
@@ -134,11 +135,25 @@ async def test_a_peer_that_does_not_greet_was_sent_nothing(first: bytes) -> None
 
 
 async def test_a_peer_that_is_silent_is_unreachable_after_the_limit() -> None:
+    """For all that wait: a connection without a greeting takes no calls."""
     async with staged(Peer.until_closed) as stage:
-        with pytest.raises(Unavailable) as caught:
-            await stage.start(connect_seconds=0.1)
-        assert caught.value.code == "replica_unreachable"
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(caught_by(stage.start(connect_seconds=0.2)))
+            await until(lambda: bool(stage.client.connections_to(stage.address)))
+            second = group.create_task(caught_by(stage.start(connect_seconds=0.1)))
+        for task in (first, second):
+            error = task.result()
+            assert isinstance(error, Unavailable)
+            assert error.code == "replica_unreachable"
         assert stage.client.connections_to(stage.address) == []
+
+
+async def caught_by(starting: Awaitable[GrpcStream]) -> BaseException | None:
+    try:
+        await starting
+    except EnginehouseError as error:
+        return error
+    return None
 
 
 # Ends ---------------------------------------------------------------------------------------------------------------
@@ -276,9 +291,10 @@ async def test_a_new_connection_is_opened_when_numbers_run_out(monkeypatch: pyte
         await peer.until_closed()
 
     async with staged(script) as stage:
-        for _ in range(5):
+        for _ in range(6):
             assert await stage.ask() == [b"x"]
         assert stage.connections == 3
+        assert stage.client.connections_to(stage.address) == []
 
 
 # Flow control -------------------------------------------------------------------------------------------------------
@@ -321,14 +337,18 @@ async def test_a_reader_gives_credit_for_what_it_took() -> None:
         assert await stage.ask() == [bytes(995)] * 1000
 
 
-async def test_the_window_of_the_connection_is_credited_though_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("messages", [1, 2])
+async def test_the_window_of_the_connection_is_credited_though_nobody_reads(
+    messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames of one message and of several are counted in different places."""
     monkeypatch.setattr(http2, "CONNECTION_CREDIT_BYTES", 50_000)
 
     async def script(peer: Peer) -> None:
         await peer.greet()
         await peer.next_frame(frames.WINDOW_UPDATE, 0)
         await peer.take_call()
-        peer.send(head(), *[data(bytes(995))] * 100)
+        peer.send(head(), *[data(*[bytes(995)] * messages)] * 100)
         _, _, credit = await peer.next_frame(frames.WINDOW_UPDATE, 0)
         assert int.from_bytes(credit, "big") >= 50_000
         peer.send(trailers())
@@ -336,7 +356,98 @@ async def test_the_window_of_the_connection_is_credited_though_nobody_reads(monk
     async with staged(script) as stage:
         stream = await stage.start()
         await until(lambda: stream.is_over)
-        assert len(await stream.next_messages()) == 100
+        assert len(await rest_of(stream)) == 100 * messages
+
+
+@pytest.mark.parametrize("has_reader", [True, False])
+async def test_a_message_may_be_larger_than_the_window(has_reader: bool) -> None:
+    """Credit is given while the message is incomplete, to a reader that waits already or begins to."""
+    is_filled = asyncio.Event()
+    whole = framed(bytes(2 * WINDOW_BYTES))
+
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        await peer.take_call()
+        peer.send(head())
+        for at in range(0, WINDOW_BYTES, 16_384):
+            peer.send(frame(frames.DATA, 0, 1, whole[at : at + 16_384]))
+        await is_filled.wait()
+        sent, granted = WINDOW_BYTES, WINDOW_BYTES
+        while sent < len(whole):
+            if granted == sent:
+                _, _, credit = await peer.next_frame(frames.WINDOW_UPDATE, 1)
+                granted += int.from_bytes(credit, "big")
+            size = min(16_384, granted - sent, len(whole) - sent)
+            peer.send(frame(frames.DATA, 0, 1, whole[sent : sent + size]))
+            sent += size
+        peer.send(trailers())
+
+    async with staged(script) as stage:
+        stream = await stage.start()
+        if has_reader:
+            is_filled.set()
+        else:
+            await until(lambda: stream.window == 0)
+            is_filled.set()
+        assert await rest_of(stream) == [whole[5:]]
+
+
+async def test_a_frame_that_looks_like_a_message_may_be_part_of_another() -> None:
+    inner = framed(b"inner")
+
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        await peer.take_call()
+        whole = framed(b"ab" + inner)
+        peer.send(head(), frame(frames.DATA, 0, 1, whole[: -len(inner)]), frame(frames.DATA, 0, 1, inner), trailers())
+
+    async with staged(script) as stage:
+        assert await stage.ask() == [b"ab" + inner]
+
+
+async def test_nothing_is_sent_beyond_the_window_of_the_connection() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet({frames.INITIAL_WINDOW_SIZE: 2**20})
+        received = 0
+        while received < frames.DEFAULT_WINDOW_BYTES:
+            received += len((await peer.next_frame(frames.DATA))[2])
+        assert received == frames.DEFAULT_WINDOW_BYTES
+        peer.send(frame(frames.PING, 0, 0, bytes(8)))
+        assert (await peer.any_frame())[0] == frames.PING
+        peer.send(frames.window_update(0, 2**20))
+        while received < 100_005:
+            received += len((await peer.next_frame(frames.DATA))[2])
+        peer.send(head(), trailers())
+
+    async with staged(script) as stage:
+        assert await stage.ask(bytes(100_000)) == []
+
+
+async def test_an_answer_to_half_a_request_resets_the_stream() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        await peer.next_frame(frames.DATA)
+        peer.send(head(), trailers())
+        assert await peer.next_frame(frames.RST_STREAM) == (0, 1, number(frames.CANCEL))
+
+    async with staged(script) as stage:
+        assert await stage.ask(bytes(100_000)) == []
+
+
+async def test_a_caller_that_leaves_half_a_request_resets_the_stream() -> None:
+    is_met = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        await peer.next_frame(frames.DATA)
+        is_met.set()
+        assert await peer.next_frame(frames.RST_STREAM) == (0, 1, number(frames.CANCEL))
+
+    async with staged(script) as stage:
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(stage.ask(bytes(100_000)))
+            await is_met.wait()
+            asking.cancel()
 
 
 async def test_nothing_is_sent_beyond_the_windows_of_the_peer() -> None:
@@ -534,6 +645,35 @@ def test_messages_are_the_same_however_frames_and_reads_are_cut(drawn: st.DataOb
         connection.close()
 
     asyncio.run(run())
+
+
+async def test_only_the_first_call_says_that_there_is_no_table() -> None:
+    """Else a peer that reduces the table would wait for this in the next block (RFC 7541, 4.2)."""
+
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        blocks = [(await peer.next_frame(frames.HEADERS))[2] for _ in range(2)]
+        assert blocks[0] == hpack.NO_TABLE + blocks[1]
+        peer.send(head(1), trailers(1), head(3), trailers(3))
+
+    async with staged(script) as stage:
+        first, second = await stage.start(), await stage.start()
+        assert [await first.next_messages(), await second.next_messages()] == [[], []]
+
+
+async def test_a_connection_without_numbers_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "LAST_STREAM", 3)
+    assert (await opened(1))[0].has_room
+    assert not (await opened(2))[0].has_room
+
+
+async def test_a_connection_that_is_going_away_has_no_room() -> None:
+    connection, _, (stream,) = await opened(1)
+    connection.data_received(frame(frames.GOAWAY, 0, 0, number(1) + number(0)))
+    assert not connection.has_room
+    connection.data_received(head() + data(b"x") + trailers())
+    assert await stream.next_messages() == [b"x"]
+    assert connection.is_lost
 
 
 async def test_a_peer_that_asks_and_does_not_read_is_left() -> None:

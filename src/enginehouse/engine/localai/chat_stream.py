@@ -39,13 +39,24 @@ class _StreamedChoice:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.is_mid_character = False
         self.counts = Counts()
+        # The last replies with a number of tokens, and with one of the prompt's, as long as these were not read.
+        self.counted = b""
+        self.counted_prompt = b""
         self.calls: dict[int, AnswerCall] = {}
         self.has_begun = False
         self.is_done = False
+        self.is_passing = False  # the next text can be passed on without a look at anything else
         # Engines send content as plain text, as parsed deltas, or as plain text and once more as deltas at the end.
         self.uses_deltas = False
         self.has_thoughts = False
         self.plain: list[str] = []
+
+    def read_counts(self) -> None:
+        if self.counted:
+            self.counts.tokens = parse_reply(self.counted).tokens
+        if self.counted_prompt:
+            self.counts.prompt_tokens = parse_reply(self.counted_prompt).prompt_tokens
+        self.counted = self.counted_prompt = b""
 
 
 class ChatEvents:
@@ -62,8 +73,6 @@ class ChatEvents:
         self._tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
         self._fronts = [b'%b"choices":[{"index":%d,"delta":{' % (self._head, index) for index in range(shape.choices)]
         self._texts = [front + b'"content":' for front in self._fronts]
-        # Only thoughts, calls and log probabilities need more than the text of a reply.
-        self._is_plain = not shape.has_logprobs and not shape.rules.functions and not shape.rules.holds_all
 
     def feed(self, index: int, messages: Sequence[bytes]) -> bytes:
         choice = self._choices[index]
@@ -73,26 +82,21 @@ class ChatEvents:
             out.append(self._delta(index, b'"role":"assistant","content":""'))
         front, tail = self._texts[index], self._tail
         for message in messages:
-            reply = parse_reply(message)
-            if reply.chat_deltas or not self._is_plain:
-                self._feed_parsed(index, choice, reply, out)
-                continue
-            text = _text(choice, reply.message)
-            if reply.tokens or reply.prompt_tokens:
-                choice.counts.take(reply)
-            if not text:
-                continue
-            choice.plain.append(text)
-            reasoning, content = choice.reader.feed(text)
-            if reasoning:
-                out.append(self._thought(index, reasoning))
-            if content:
-                out += (front, _encode(content), tail)
+            text = _only_text(choice, message) if choice.is_passing else ""
+            if text and "<" not in text and "[" not in text:
+                if not choice.uses_deltas:
+                    choice.plain.append(text)
+                out += (front, _encode(text), tail)
+            else:
+                choice.read_counts()
+                self._feed_parsed(index, choice, parse_reply(message), out)
+                choice.is_passing = choice.reader.is_passing() and not choice.is_mid_character
         return b"".join(out)
 
     def finish(self, index: int) -> bytes:
         choice, shape = self._choices[index], self._shape
         out = [self.feed(index, ())]
+        choice.read_counts()
         rest = "" if choice.uses_deltas else choice.decoder.decode(b"", final=True)
         first = choice.reader.feed(rest)
         last, found = choice.reader.finish()
@@ -114,13 +118,15 @@ class ChatEvents:
         if self._shape.has_logprobs and reply.logprobs:
             shown = logprobs_of(reply.logprobs)
             out.append(self._fronts[index] + b'},"logprobs":%b,"finish_reason":null}]}\n\n' % _encode(shown))
-        if any(one.content or one.reasoning_content or one.tool_calls for one in reply.chat_deltas):
-            for delta in reply.chat_deltas:
+        deltas = reply.chat_deltas
+        if deltas and any(one.content or one.reasoning_content or one.tool_calls for one in deltas):
+            for delta in deltas:
                 self._feed_delta(index, choice, delta, out)
         elif not choice.uses_deltas:
             text = _text(choice, reply.message)
-            choice.plain.append(text)
-            self._write(index, choice.reader.feed(text), out)
+            if text:
+                choice.plain.append(text)
+                self._write(index, choice.reader.feed(text), out)
 
     def _feed_delta(self, index: int, choice: _StreamedChoice, delta: backend_pb2.ChatDelta, out: list[bytes]) -> None:
         content = delta.content
@@ -192,6 +198,52 @@ class ChatEvents:
         if self._shape.is_legacy:
             return self._delta(index, b'"function_call":{"arguments":%b}' % encoded)
         return self._delta(index, b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (position, encoded))
+
+
+def _only_text(choice: _StreamedChoice, message: bytes) -> str:
+    """The text of a reply that has no more than `message`, counts, and one delta with content alone.
+
+    Most replies of a stream are of this form. Their few bytes of framing are read here, because objects of protobuf
+    take several times as long. Lengths are below 128, so that each is one byte. "" if the reply has another form.
+    """
+    size = len(message)
+    if size < 3 or message[0] != 0x0A:
+        return ""
+    length = message[1]
+    position = length + 2
+    if length > 125 or position > size:
+        return ""
+    if position == size:
+        text = b"" if choice.uses_deltas else message[2:]
+    else:
+        tokens_at = position if message[position] == 0x10 else 0
+        position = _after_number(message, position) if tokens_at else position
+        prompt_at = position if position < size and message[position] == 0x18 else 0
+        position = _after_number(message, position) if prompt_at else position
+        if position >= size or message[position] != 0x42 or not choice.uses_deltas:
+            return ""
+        inner = message[position + 1 : position + 4]
+        if len(inner) < 3 or inner[1] != 0x0A or inner[2] > 125 or inner[0] != inner[2] + 2:
+            return ""
+        text = message[position + 4 :]
+        if len(text) != inner[2]:
+            return ""
+        if tokens_at:
+            choice.counted = message
+        if prompt_at:
+            choice.counted_prompt = message
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return ""  # part of a character
+
+
+def _after_number(message: bytes, position: int) -> int:
+    """The end of a field with a number, whose bytes but the last have their highest bit set."""
+    position += 2
+    while position < len(message) and message[position - 1] >= 0x80:
+        position += 1
+    return position
 
 
 def _text(choice: _StreamedChoice, message: bytes) -> str:

@@ -41,12 +41,12 @@ MAX_CALLS = 32
 FetchMedia = Callable[[str], Awaitable[bytes]]
 
 _PLANS: dict[str, tuple[str, Callable[[bytes, TextContext], Planned]]] = {
-    "/v1/chat/completions": ("chat", chat.plan),
+    "/v1/chat/completions": ("answer a chat", chat.plan),
     "/v1/completions": ("complete a text", completions.plan),
-    "/v1/embeddings": ("embed", embeddings.plan),
-    "/v1/rerank": ("rerank", rerank.plan),
-    "/v1/tokenize": ("tokenize", tokens.plan_tokenize),
-    "/v1/detokenize": ("detokenize", tokens.plan_detokenize),
+    "/v1/embeddings": ("embed a text", embeddings.plan),
+    "/v1/rerank": ("rank documents", rerank.plan),
+    "/v1/tokenize": ("tokenize a text", tokens.plan_tokenize),
+    "/v1/detokenize": ("read tokens", tokens.plan_detokenize),
 }
 
 
@@ -56,7 +56,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
     call: EngineCall
     connect_seconds: float
     head_seconds: float  # for a whole answer, or for the first messages of a stream
-    task: str = "answer"
+    task: str = "make this call"
 
     def to(self, planned: PlannedCall, *, is_last: bool = True) -> GrpcCall:
         return GrpcCall(

@@ -127,7 +127,7 @@ class Http2Connection(asyncio.Protocol):
         self._whole.pop(stream.number, None)
         if reset_code is not None:
             self._write(frames.reset(stream.number, reset_code))
-        if self.is_leaving and not self._streams:
+        if not self._streams and (self.is_leaving or self._next_stream > frames.LAST_STREAM):
             self.close()
 
     # Called by the transport ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Reranking for LocalAI's engines, in the shape of Jina's API.
 
-Engines differ in what they do: some ignore `top_n`, some do not sort, some leave the text out. The answer is always sorted
+Engines differ: some ignore `top_n`, some do not sort, some leave the text out. The answer is always sorted
 by score and cut here, and its texts are those of the request.
 """
 

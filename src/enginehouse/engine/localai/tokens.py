@@ -1,6 +1,6 @@
 """Texts and tokens for LocalAI's engines: `TokenizeString` and `Detokenize`.
 
-`/v1/tokenize` takes `content`, `/v1/detokenize` takes `tokens`. `prompt` is another name of `content`, which other servers use.
+`/v1/tokenize` takes `content`, or `prompt` as other servers name it; `/v1/detokenize` takes `tokens`.
 """
 
 from __future__ import annotations

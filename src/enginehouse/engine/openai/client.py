@@ -8,11 +8,11 @@ early aborts the connection, because that is the only way to tell an engine to s
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 
-from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable, Upstream
+from enginehouse.core.errors import EnginehouseError, Invalid, Upstream
+from enginehouse.engine.dialing import dial
 from enginehouse.engine.openai.connection import Connection
 from enginehouse.ports import EngineCall, EngineResponse, EngineTarget, Headers
 
@@ -24,8 +24,6 @@ IDLE_PER_ENGINE = 4
 READY_SECONDS = 1.0
 KEY_SECONDS = 2.0  # a refusal is immediate; an engine that is still working has accepted the request
 WRONG_KEY = "not-the-key-of-any-replica"
-# Our own limits, not the engine's fault: another replica would fail too, and this one must not be marked dead.
-_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 
 class _Response:
@@ -184,32 +182,7 @@ class HttpEngine:
 
 
 async def _connect(address: str, connect_seconds: float) -> Connection:
-    try:
-        host, port = _host_and_port(address)
-        async with asyncio.timeout(connect_seconds):
-            _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(address), host, port)
-    except TimeoutError as error:
-        raise _unreachable(address, f"no connection within {connect_seconds:g} s") from error
-    except OSError as error:
-        if error.errno in _OURS:
-            raise Unavailable(
-                f"cannot open a connection to the engine at {address}: {error.strerror}", code="resource_exhausted"
-            ) from error
-        raise _unreachable(address, error.strerror or str(error)) from error
-    except ValueError as error:
-        raise _unreachable(address, "it is not HOST:PORT") from error
-    return connection
-
-
-def _unreachable(address: str, cause: str) -> Unavailable:
-    return Unavailable(f"cannot reach the engine at {address}: {cause}", code="replica_unreachable")
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not 0 < int(port) < 65536:
-        raise ValueError(address)
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return await dial(address, connect_seconds, lambda: Connection(address))
 
 
 def _head(call: EngineCall) -> bytes:

@@ -8,7 +8,6 @@ complete only if its framing says so: an earlier end of the connection is an err
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import cast
 
 import httptools
@@ -18,8 +17,6 @@ from enginehouse.core.errors import Upstream
 HIGH_WATER_BYTES = 256 * 1024  # buffered for a client that does not read: 500 stalled streams stay below 128 MiB
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 * 1024
-# A lost machine (power, cable) sends no FIN. Keepalive detects it within about 25 s without traffic.
-KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_PROBES = 10, 5, 3
 
 
 class Connection(asyncio.Protocol):
@@ -124,13 +121,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have asyncio's methods but do not inherit from it.
         self._transport = cast(asyncio.Transport, transport)
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if hasattr(socket, "TCP_KEEPIDLE"):
-                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
-                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
-                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
     def data_received(self, data: bytes) -> None:
         if self.is_complete or self._parser is None:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
+import grpc
+import grpc.aio
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
