@@ -66,10 +66,10 @@ class Definitions:
         check_model_name(asked.name)
         draft = await self._drafts.of_request(asked)
         if asked.dry_run:
-            return _defined(draft, is_stored=False), OperationId("")
+            return defined(draft, is_stored=False), OperationId("")
         return await self.store_drafts([draft], requester, asked, is_loaded=asked.load)
 
-    async def import_all(self, mappings: Sequence[Mapping[str, Any]], requester: Requester) -> list[DefinedModel]:
+    async def import_all(self, mappings: Sequence[Mapping[str, Any]]) -> list[DefinedModel]:
         """Add every configuration, or none if one cannot be used or its name is taken."""
         if not mappings or len(mappings) > MAX_MODELS:
             raise Invalid(
@@ -92,7 +92,7 @@ class Definitions:
             raise Conflict(f"cannot import {shown(twice)} twice: give each model its own name", param="name")
         await self._store.transaction(lambda connection: _insert_all(connection, drafts))
         self._wake()
-        return [_defined(draft) for draft in drafts]
+        return [defined(draft) for draft in drafts]
 
     async def show(self, name: str) -> DefinedModel:
         """Return a model that is served, or that the built-in gallery offers."""
@@ -103,7 +103,7 @@ class Definitions:
                 offered = self._galleries.model(name)
                 if offered is None:
                     raise model_not_found(name)
-                return _defined(Draft(model=offered), is_stored=False)
+                return defined(Draft(model=offered), is_stored=False)
             return _shown(connection, model, self._doubts(connection, model))
 
         return await self._store.transaction(work)
@@ -166,7 +166,7 @@ class Definitions:
             config = {**model.config, "name": new_name} if model.config else {}
             draft = Draft(model=replace(model, name=new_name, config=config))
             _insert_all(connection, [draft])
-            return _defined(draft)
+            return defined(draft)
 
         copied = await self._store.transaction(work)
         self._wake()
@@ -194,13 +194,14 @@ class Definitions:
 
         def work(connection: Connection) -> OperationId | None:
             _insert_all(connection, drafts)
-            return self._loader.begin(connection, first, requester.author) if is_loaded else None
+            is_local = is_loaded and not first.endpoint
+            return self._loader.begin(connection, first, requester.author) if is_local else None
 
         operation_id = await self._store.transaction(once(work, requester, body))
         self._wake()
         if operation_id is not None:
             await self._board.operations_changed([operation_id])
-        return _defined(drafts[0]), operation_id or OperationId("")
+        return defined(drafts[0]), operation_id or OperationId("")
 
     def _doubts(self, connection: Connection, model: Model) -> tuple[str, ...]:
         if model.endpoint:
@@ -227,7 +228,8 @@ def _insert_all(connection: Connection, drafts: Sequence[Draft]) -> None:
             )
 
 
-def _defined(draft: Draft, *, is_stored: bool = True) -> DefinedModel:
+def defined(draft: Draft, *, is_stored: bool = True) -> DefinedModel:
+    """The view of a draft."""
     model = draft.model
     return DefinedModel(
         name=model.name,
@@ -258,5 +260,5 @@ def _shown(connection: Connection, model: Model, warnings: Sequence[str]) -> Def
         )
         for one in reachable(connection, model.name)
     )
-    defined = _defined(Draft(model=model, warnings=tuple(warnings)))
-    return replace(defined, running=running, created_at=models.created_at(connection, model.name))
+    view = defined(Draft(model=model, warnings=tuple(warnings)))
+    return replace(view, running=running, created_at=models.created_at(connection, model.name))

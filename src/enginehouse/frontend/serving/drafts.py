@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.gguf import GgufHeader
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.core.model_answers import AddModel
 from enginehouse.core.model_definition import FileNeed, ModelParts, make_model, merged, needs_of, with_templates
@@ -22,6 +23,7 @@ from enginehouse.core.placement import free_memory
 from enginehouse.fetch.models.huggingface import Wishes
 from enginehouse.fetch.models.sources import ModelSources, renamed
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.store import nodes
 from enginehouse.store.db import Store
 
@@ -54,11 +56,13 @@ class Drafts:
         galleries: Galleries,
         sources: ModelSources | None,
         check_endpoint: CheckEndpoint | None,
+        uploads: Uploads | None = None,
     ) -> None:
         self._store = store
         self._galleries = galleries
         self._sources = sources
         self._check_endpoint = check_endpoint
+        self._uploads = uploads
 
     async def of_request(self, asked: AddModel) -> Draft:
         kinds = [parse_source(text).kind for text in asked.sources]
@@ -100,7 +104,8 @@ class Drafts:
         config = {"name": name, **config}
         if not config.get("backend"):
             config["backend"] = DIRECTORY_BACKEND if any(one.is_directory for one in found) else GGUF_BACKEND
-        header = next((one.header for one in found if one.header is not None), None)
+        headers = [await self._uploaded(file) for file in every if file.uri.startswith("upload:")]
+        header = next((one for one in (*headers, *(one.header for one in found)) if one is not None), None)
         parts = ModelParts(
             files=tuple(every),
             license=next((one.license for one in found if one.license), before.license if before else ""),
@@ -142,6 +147,19 @@ class Drafts:
         elif need.key in ("mmproj", "draft_model"):
             found = replace(found, config={need.key: found.files[0].name})
         return found
+
+    async def _uploaded(self, file: ModelFile) -> GgufHeader | None:
+        """The header of an uploaded file; raises if it is not here, or is no model although its name says so."""
+        if self._uploads is None:
+            raise Invalid(f"cannot use {shown(file.name)}: this frontend takes no uploads", code="unsupported")
+        header = await self._uploads.header(file.uri.removeprefix("upload:"))
+        if header is None and file.name.lower().endswith(".gguf"):
+            raise Invalid(
+                f"cannot use {shown(file.name)}: it is no GGUF file, although its name says so; check the file",
+                code="unsupported",
+                param="files",
+            )
+        return header
 
     def about_backend(self, model: Model, fleet: Sequence[Node]) -> list[str]:
         """Warn of a backend that no node can run now; raise for one that no gallery has."""

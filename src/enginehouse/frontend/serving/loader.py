@@ -17,7 +17,7 @@ import msgspec
 
 from enginehouse.core.action import Action, PullModel, StartReplica, phrase, subject_of
 from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Unavailable
+from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, NotFound, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
@@ -76,6 +76,12 @@ class Loader:
         def work(connection: Connection) -> OperationId | list[Replica]:
             wanted = self._row(connection, model)
             only = find_node(connection, node).id if node else None
+            if wanted.endpoint:
+                raise Invalid(
+                    f"cannot load {wanted.name}: it runs elsewhere, at {wanted.endpoint}, and is always ready here",
+                    code="unsupported",
+                    param="model",
+                )
             running = [one for one in reachable(connection, wanted.name) if only in (None, one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
 
