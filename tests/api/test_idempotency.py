@@ -52,8 +52,13 @@ OTHERS = {
     ("POST", "/backends/upgrades/check"),
     ("POST", "/api/tokens"),
     ("DELETE", "/api/tokens/{id}"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
+    *(
+        ("POST", f"{prefix}/{name}")
+        for prefix in ("/v1", "")
+        for name in ("chat/completions", "completions", "embeddings", "rerank", "tokenize", "detokenize")
+    ),
+    ("POST", "/v1/{path:path}"),
+    ("POST", "/api/engines/{model:path}/{call}"),
 }
 
 

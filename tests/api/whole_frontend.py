@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from tests.bus.memory import MemoryBus, MemoryNetwork
 
 from enginehouse.api.app import build
+from enginehouse.api.openai import CLIENT_GONE
 from enginehouse.api.routes import ApiRoute
 from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
 from enginehouse.engine.openai.client import HttpEngine
@@ -99,6 +100,8 @@ class Site:
             sent.append(message)
 
         await (app or self.open)(scope, receive, send)
+        if not sent:
+            return Answer(CLIENT_GONE, {}, b"")  # this client leaves when its request is sent
         return Answer(
             int(sent[0]["status"]),
             {key.decode(): value.decode() for key, value in sent[0]["headers"]},
