@@ -35,6 +35,23 @@ def write_tree(tree: Path, **behaviour: object) -> Path:
     return tree
 
 
+def in_one_file() -> bytes:
+    """The whole program as one executable file, for images that have no other."""
+    from enginehouse.engine import localai
+
+    messages = Path(str(localai.__file__)).with_name("backend_pb2.py").read_text()
+    lines = [
+        f"#!{sys.executable}",
+        "import sys, types",
+        "messages = types.ModuleType('backend_pb2')",
+        f"exec(compile({messages!r}, 'backend_pb2.py', 'exec'), messages.__dict__)",
+        "sys.modules['backend_pb2'] = messages",
+        f"program = compile({Path(__file__).read_text()!r}, 'stub_backend.py', 'exec')",
+        "exec(program, {'__name__': '__main__', '__file__': __file__})",
+    ]
+    return "\n".join([*lines, ""]).encode()
+
+
 class Stub:
     """Each call is a method; options are read when a model is loaded."""
 
@@ -137,7 +154,8 @@ def main() -> None:
     import backend_pb2
     import grpc
 
-    behaviour = json.loads((here / "behaviour.json").read_text())
+    chosen = here / "behaviour.json"
+    behaviour = json.loads(chosen.read_text()) if chosen.exists() else {}
     if behaviour.get("ends"):
         print(behaviour["ends"], file=sys.stderr, flush=True)
         os._exit(1)
