@@ -65,8 +65,13 @@ OTHERS = {
     ("HEAD", "/api/uploads/{sha256}"),
     ("PUT", "/api/uploads/{sha256}"),
     ("DELETE", "/api/tokens/{id}"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
+    *(
+        ("POST", f"{prefix}/{name}")
+        for prefix in ("/v1", "")
+        for name in ("chat/completions", "completions", "embeddings", "rerank", "tokenize", "detokenize")
+    ),
+    ("POST", "/v1/{path:path}"),
+    ("POST", "/api/engines/{model:path}/{call}"),
 }
 
 

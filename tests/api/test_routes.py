@@ -78,8 +78,13 @@ TABLE = {
     ("POST", "/api/tokens"): "admin",
     ("GET", "/api/tokens"): "admin",
     ("DELETE", "/api/tokens/{id}"): "admin",
-    ("POST", "/v1/chat/completions"): "user",
-    ("POST", "/v1/completions"): "user",
+    **{
+        ("POST", f"{prefix}/{name}"): "user"
+        for prefix in ("/v1", "")
+        for name in ("chat/completions", "completions", "embeddings", "rerank", "tokenize", "detokenize")
+    },
+    ("POST", "/v1/{path:path}"): "user",
+    ("POST", "/api/engines/{model:path}/{call}"): "admin",
 }
 OPENED_BY = {
     "public": {"", "admin", "user", "join", "node"},
@@ -107,12 +112,10 @@ async def here(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 def filled(path: str, here: Site) -> str:
-    return (
-        path.replace("{name:path}", "tiny")
-        .replace("{name}", "llama-cpp")
-        .replace("{id}", here.tokens["node id"])
-        .replace("{sha256}", "0" * 64)
-    )
+    values = {"{name:path}": "tiny", "{name}": "llama-cpp", "{path:path}": "audio/speech", "{model:path}": "tiny"}
+    for name, value in {**values, "{call}": "Status", "{sha256}": "0" * 64, "{id}": here.tokens["node id"]}.items():
+        path = path.replace(name, value)
+    return path
 
 
 async def test_the_table_is_exactly_what_is_routed_and_described(here: Site) -> None:

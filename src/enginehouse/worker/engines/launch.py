@@ -47,7 +47,7 @@ MAX_POLL_SECONDS, POLL_GROWTH = 0.25, 1.05
 ACTIVITY_SECONDS = 0.2  # between looks at what an engine that is not ready has used
 LINES_LOOKED_AT = 50  # of an engine's log, in search of a refused access
 LAST_LINES = 5  # of an engine's log, in the error of a failed load
-FREE_SECONDS = 5.0  # LocalAI's limit
+FREE_SECONDS = 5.0  # LocalAI's limit; shorter where a process has less time to end
 ENDING_SECONDS = 1.0  # between a broken connection and the end of its process
 VULKAN_DRIVERS = "vulkan/icd.d"  # in the tree of an image that brings its own
 BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then the start goes on without it
@@ -216,7 +216,8 @@ class Starter:
 
     async def free(self, current: Running) -> bool:
         """Let an engine release its model before it is stopped, as LocalAI does; a refusal changes nothing."""
-        return await self._engine.free(current.targets[0], limit_seconds=FREE_SECONDS)
+        limit_seconds = min(FREE_SECONDS, self._options.grace_seconds / 2)
+        return await self._engine.free(current.targets[0], limit_seconds=limit_seconds)
 
     def _check_memory(self, chosen: LaunchPlan) -> None:
         """Refuse a model whose files exceed the free memory. What an engine needs beyond that is not known before."""

@@ -243,6 +243,9 @@ class Supervisor:
                         return True
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
+            # Many engines of LocalAI answer one call at a time, so that a health check waits behind a long answer.
+            if current.is_alive and current.protocols[0] == LOCALAI_GRPC:
+                return await in_thread(processes.is_serving, current.process.pid, current.port)
             log.warning("engine.silent key=%s address=%s", current.request.process_key, current.address)
         return False
 
