@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
@@ -72,8 +73,11 @@ class Site:
         headers: Sequence[tuple[str, str]] = LOCAL,
         app: Starlette | None = None,
         client: str = "10.0.0.9",
+        stays: bool = False,
     ) -> Answer:
-        """One request. A `body` that is not bytes is sent as JSON; the client leaves after its last byte."""
+        """One request. A `body` that is not bytes is sent as JSON; the client leaves after its last byte unless it
+        `stays`.
+        """
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         given = [(key.encode(), value.encode("latin-1")) for key, value in headers]
         if token:
@@ -97,6 +101,8 @@ class Site:
         sent: list[MutableMapping[str, Any]] = []
 
         async def receive() -> MutableMapping[str, Any]:
+            if not messages and stays:
+                await asyncio.Event().wait()  # the answer ends this
             return messages.pop(0) if messages else {"type": "http.disconnect"}
 
         async def send(message: MutableMapping[str, Any]) -> None:

@@ -16,6 +16,8 @@ from enginehouse.frontend.serving.uploads import UploadRange, Uploads
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 
+_RANGE = re.compile(r"bytes=\d{1,15}-\d{0,15}")
+
 
 class UploadRoutes:
     def __init__(self, uploads: Uploads) -> None:
@@ -34,6 +36,11 @@ class UploadRoutes:
 
     async def read(self, request: Request) -> Response:
         path = await self._uploads.path(str(request.path_params["sha256"]))
+        wanted = request.headers.get("range", "")
+        if wanted and not _RANGE.fullmatch(wanted):
+            raise Malformed(
+                "cannot read this range: write `Range: bytes=START-[END]`", code="unsupported", param="Range"
+            )
         return FileResponse(path, media_type="application/octet-stream")
 
 

@@ -42,9 +42,7 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask, and sho
 @click.option("--backend", metavar="NAME", default="", help="The backend (llama-cpp for GGUF files).")
 @click.option("--context-size", type=int, metavar="NUMBER", help="Tokens of context.")
 @click.option("--replicas", type=click.IntRange(1, 1000), default=1, metavar="NUMBER", help="Wanted replicas.")
-@click.option(
-    "--credential", metavar="NAME", default="", help="Name of the credential for the source; never its value."
-)
+@click.option("--credential", metavar="NAME", default="", help="Name of the credential for the source.")
 @click.option("--allow", multiple=True, metavar="PATTERN", help="Files to take of a repository; repeatable.")
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Files to leave out; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show what would be added.")
@@ -70,9 +68,11 @@ def add(name: str, sources: tuple[str, ...], yes: bool, is_loaded: bool, no_foll
     if files:
         body["files"] = [_uploaded(frontend, path) for path in files]
     if given["dry_run"] or asks(yes):
-        show_model(
-            _read(frontend.request("POST", "/api/models", {**body, "dry_run": True}, timeout_seconds=FIND_SECONDS))
-        )
+        planned = frontend.request("POST", "/api/models", {**body, "dry_run": True}, timeout_seconds=FIND_SECONDS)
+        if wants_json():
+            output.emit_json(planned)
+        else:
+            show_model(_read(planned))
         if given["dry_run"]:
             return 0
         click.confirm(f"Add {name}?", default=True, abort=True, err=True)
