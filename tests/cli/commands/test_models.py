@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.recorded import JOB, Answer, Request, operation, recorded, refused, row, run
+from tests.cli.recorded import JOB, Answer, Reaction, Request, operation, recorded, refused, row, run
 
 MODEL: dict[str, Any] = {
     "name": "llama",
@@ -68,7 +68,7 @@ def test_a_file_of_this_machine_is_uploaded_in_parts_and_resumed(tmp_path: Path)
         sent.append((request.headers["Content-Range"], int(request.headers["Content-Length"])))
         return Answer({"offset": len(content), "complete": True}, 201)
 
-    answers = {
+    answers: dict[str, Reaction | list[Reaction]] = {
         f"HEAD /api/uploads/{sha256}": Answer(b"", 200, {"upload-offset": "1000", "upload-complete": "?0"}),
         f"PUT /api/uploads/{sha256}": take,
         "POST /api/models": Answer(MODEL, 201),
