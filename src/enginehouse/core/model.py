@@ -23,6 +23,7 @@ class ModelFile(Struct, frozen=True, omit_defaults=True):
     sha256: str
     size_bytes: int = 0
     requirement: str = ""  # for `pypi:` files: the pinned and hashed requirement of the package
+    credential: str = ""  # the name of the credential for its source, never the value
 
 
 class ModelOptions(Struct, frozen=True, omit_defaults=True):
@@ -44,11 +45,15 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
     replicas: int = 1
     # The configuration in the form of LocalAI's model YAML, as imported: keys that have no effect here are kept.
     config: dict[str, Any] = {}
+    # A server that runs elsewhere and speaks OpenAI's API, as host:port; such a model has no files and no replicas.
+    endpoint: str = ""
+    credential: str = ""  # the name of the credential with the key of the endpoint
 
     @property
     def revision(self) -> str:
         """Changes if and only if a running replica would have to be replaced."""
         described = [self.backend, self.files, self.options, *([self.config] if self.config else [])]
+        described += [self.endpoint, self.credential] if self.endpoint else []
         return hashlib.sha256(msgspec.json.encode(described, order="sorted")).hexdigest()[:16]
 
     @property

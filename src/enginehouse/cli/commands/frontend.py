@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from enginehouse.cli.options.galleries import allow_host, galleries
+from enginehouse.cli.options.galleries import allow_host, galleries, model_sources
 from enginehouse.cli.options.shared import NO_ANSWER, command, given, log_level, setting
 from enginehouse.cli.options.timings import timings
 from enginehouse.core.errors import Invalid
@@ -31,6 +31,7 @@ from enginehouse.core.errors import Invalid
 @setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")
 @setting("node_networks", "Networks within which an approved node may move without another approval.", "CIDR,…")
 @galleries
+@model_sources
 @allow_host
 @timings
 @log_level
