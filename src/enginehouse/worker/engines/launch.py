@@ -134,6 +134,7 @@ class Starter:
                 nonce=record.nonce,
                 tree=chosen.tree,
                 read=(chosen.model_path.parent if chosen.model_path is not None else self._options.models, description),
+                shared=(self._options.staging, self._options.data) if chosen.request.process_only else (),
                 log=log,
             )
             enclosure = await in_thread(self._enclosures.enclose, needs)
