@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from starlette.applications import Starlette
 from tests.bus.memory import MemoryBus, MemoryNetwork
 
-from enginehouse.api.app import build
+from enginehouse.api.app import Application, build
 from enginehouse.api.openai import CLIENT_GONE
 from enginehouse.api.routes import ApiRoute
 from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
@@ -56,7 +55,7 @@ class Site:
         self.open = self.app(is_loopback=False)
         self.tokens: dict[str, str] = {"": ""}
 
-    def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Starlette:
+    def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Application:
         return build([*self.routes, *extra], self.frontend.keys, self.frontend.metrics, is_loopback=is_loopback)
 
     async def ask(
@@ -67,7 +66,7 @@ class Site:
         *,
         token: str = "",
         headers: Sequence[tuple[str, str]] = LOCAL,
-        app: Starlette | None = None,
+        app: Application | None = None,
         client: str = "10.0.0.9",
     ) -> Answer:
         """One request. A `body` that is not bytes is sent as JSON; the client leaves after its last byte."""
