@@ -60,7 +60,7 @@ class Stubs:
             config={"options": [f"stub.{one}" for one in options]},
         )
         if is_loaded:
-            await self.engine.load(target, load_options(model, "/models", "/models/m.gguf", 1), limit_seconds=SECONDS)
+            await self.engine.load(target, load_options(model, "/models", 1), limit_seconds=SECONDS)
         config = served_config(model)
         self.routing.routes.append(
             Route(
