@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
@@ -21,7 +22,8 @@ from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import Receive, model_asked_for, read_body, request_id_of, until_disconnect
 from enginehouse.api.relay import EventPasser, engine_error, passed_headers
 from enginehouse.api.requests import WHEN_GONE
-from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
+from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable, Upstream
+from enginehouse.core.name import shown
 from enginehouse.core.routing import Route
 from enginehouse.ports import Engine, EngineCall, EngineResponse
 
@@ -41,6 +43,7 @@ _PUBLIC = {
     "upstream_timeout": "cannot answer: the engine did not begin to answer in time. Ask for a stream or for less",
     "replica_unreachable": "cannot answer: no replica of the model can be reached at the moment. Ask again soon",
 }
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*(?:/[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)*")
 CLIENT_GONE = 499  # nginx's number; only the observer sees it
 _NO_STATE: dict[str, Any] = {}
 
@@ -103,8 +106,14 @@ class OpenAI:
         return partial(self._serve, path)
 
     async def passed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Any other path below `/v1`: it is the engine that knows whether it has it."""
-        await self._serve(f"/v1/{scope['path_params']['path']}", scope, receive, send)
+        """Any other path below `/v1`: it is the engine that knows whether it has it.
+
+        Only plain segments: a path must not lead to the engine's own routes, or break the head of the request.
+        """
+        path = str(scope["path_params"]["path"])
+        if not _PLAIN_PATH.fullmatch(path):
+            raise NotFound(f"cannot find POST {shown('/v1/' + path)}: there is no such route", code="not_found")
+        await self._serve(f"/v1/{path}", scope, receive, send)
 
     async def engine_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A call of LocalAI's protocol: the model and the call are in the path, the message is the body."""
