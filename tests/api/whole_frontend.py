@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from tests.bus.memory import MemoryBus, MemoryNetwork
 
@@ -15,7 +16,9 @@ from enginehouse.api.app import Application, build
 from enginehouse.api.openai import CLIENT_GONE
 from enginehouse.api.routes import ApiRoute
 from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
+from enginehouse.core.gallery_source import GallerySource
 from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.fetch.models.sources import ModelSources
 from enginehouse.loop import Wakes
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store
@@ -109,14 +112,28 @@ class Site:
 
 
 @asynccontextmanager
-async def site(data: Path, database_url: str = "") -> AsyncIterator[Site]:
+async def site(
+    data: Path,
+    database_url: str = "",
+    *,
+    sources: ModelSources | None = None,
+    model_galleries: tuple[GallerySource, ...] = (),
+) -> AsyncIterator[Site]:
     """A frontend with one token of each role, and a keyless node `old` whose token is that of the role `node`; on
     SQLite, unless another database is named.
     """
     settings = FrontendSettings(data=data, nats_url="nats://127.0.0.1:4222", model_load_wait_seconds=0.1)
+    allowed = ("127.0.0.1",) if sources is not None else ()
+    settings = msgspec.structs.replace(settings, allowed_hosts=allowed, model_galleries=model_galleries)
+    if sources is not None:
+        settings = msgspec.structs.replace(settings, backend_galleries=())  # no gallery that is still to be fetched
     store = await Store.open(database_url or f"sqlite:///{data / 'test.db'}")
     bus, wakes, engine = MemoryBus(MemoryNetwork(tells_no_responders=False)), Wakes(), HttpEngine()
-    frontend = make_frontend(settings, make_outside(settings, store, bus), wakes)
+    outside = make_outside(settings, store, bus)
+    if sources is not None:
+        models = msgspec.structs.replace(outside.models, sources=sources)
+        outside = msgspec.structs.replace(outside, models=models)
+    frontend = make_frontend(settings, outside, wakes)
     await frontend.collector.listen(bus)
     made = Site(store, frontend, bus, wakes, make_entries(settings, frontend, engine, bus, wakes))
     for role in ("admin", "user", "join"):

@@ -30,7 +30,7 @@ COMMANDS = {
     "backends": "List, install, upgrade and delete engines.",
     "gallery": "Browse the galleries, without a server.",
     "local": "Install, upgrade and delete engines in a directory, without a server.",
-    "models": "List, load, unload and delete models.",
+    "models": "Add, import, list, load, unload and delete models.",
     "ops": "List, follow, cancel and retry operations.",
     "tokens": "Create, list and revoke access tokens.",
     "keys": "Create, list and revoke API keys of applications.",

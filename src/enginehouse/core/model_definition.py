@@ -267,14 +267,13 @@ def exported(model: Model) -> dict[str, Any]:
     result: dict[str, Any] = {"name": model.name, **config} if "name" not in config else config
     result["name"] = model.name
     result["backend"] = model.backend
-    for key, value in (("description", model.description), ("license", model.license)):
-        if value and key not in result:
-            result[key] = value
     parameters = result.get("parameters")
     own = parameters if isinstance(parameters, Mapping) else {}
     if model.files and not own.get("model"):
         result["parameters"] = {**own, "model": model.files[0].name}
-    if not needs_of(result):
+    if not needs_of(result):  # it was not imported, or its files were given beside it
+        told = {"description": model.description, "license": model.license}
+        result |= {key: value for key, value in told.items() if value and key not in result}
         result["download_files"] = [
             {
                 "filename": file.name,

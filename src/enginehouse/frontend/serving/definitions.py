@@ -30,10 +30,9 @@ from enginehouse.frontend.acceptance import Requester, once
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.serving.drafts import Draft, Drafts, Kept
 from enginehouse.frontend.serving.loader import Loader
-from enginehouse.frontend.serving.models import reachable
 from enginehouse.frontend.serving.router import model_not_found
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import db, models, nodes
+from enginehouse.store import db, models, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
 _LATER = "running replicas keep the old configuration until the model is unloaded and loaded again"
@@ -258,7 +257,7 @@ def _shown(connection: Connection, model: Model, warnings: Sequence[str]) -> Def
             slot=one.slot,
             is_current=one.revision in ("", model.revision),
         )
-        for one in reachable(connection, model.name)
+        for one in replicas.of_model(connection, model.name)
     )
     view = defined(Draft(model=model, warnings=tuple(warnings)))
     return replace(view, running=running, created_at=models.created_at(connection, model.name))
