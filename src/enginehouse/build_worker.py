@@ -45,6 +45,8 @@ from enginehouse.worker.commands.journal import Journal
 from enginehouse.worker.commands.ports import CommandPorts
 from enginehouse.worker.enclosures import Enclosures
 from enginehouse.worker.engines.supervisor import Supervisor
+from enginehouse.worker.http_server.server import HttpOptions, WorkerHttpServer
+from enginehouse.worker.http_server.storage import Roots
 from enginehouse.worker.identity import IdentityFiles
 from enginehouse.worker.local import Local
 from enginehouse.worker.models.files import ModelFiles
@@ -117,6 +119,14 @@ def make_parts(options: WorkerOptions, engine: Engine, environment: Mapping[str,
         executor=Executor(ports, changed),
         look_up=ports.look_up,
         changed=changed,
+        http_server=WorkerHttpServer(
+            HttpOptions(
+                roots=Roots(models=options.models, data=options.data, staging=options.staging),
+                join_token=options.join_token,
+                base_port=options.base_port,
+                port=options.http_port,
+            )
+        ),
         close=installation.close,
     )
 
@@ -186,6 +196,7 @@ def _options(settings: WorkerSettings) -> WorkerOptions:
         join_token=settings.token,
         advertise_host=settings.advertise_host,
         base_port=settings.base_port or FIRST_ENGINE_PORT,
+        http_port=settings.http_port,
         labels=settings.labels,
         max_replicas_per_model=settings.max_replicas_per_model,
         grace_seconds=settings.grace_seconds,

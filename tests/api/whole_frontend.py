@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from starlette.applications import Starlette
 from tests.bus.memory import MemoryBus, MemoryNetwork
 
-from enginehouse.api.app import build
+from enginehouse.api.app import Application, build
 from enginehouse.api.openai import CLIENT_GONE
 from enginehouse.api.routes import ApiRoute
 from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
@@ -60,7 +59,7 @@ class Site:
         self.open = self.app(is_loopback=False)
         self.tokens: dict[str, str] = {"": ""}
 
-    def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Starlette:
+    def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Application:
         return build([*self.routes, *extra], self.frontend.keys, self.frontend.metrics, is_loopback=is_loopback)
 
     async def ask(
@@ -71,7 +70,7 @@ class Site:
         *,
         token: str = "",
         headers: Sequence[tuple[str, str]] = LOCAL,
-        app: Starlette | None = None,
+        app: Application | None = None,
         client: str = "10.0.0.9",
         stays: bool = False,
     ) -> Answer:

@@ -13,7 +13,7 @@ import pytest
 from nacl.signing import SigningKey, VerifyKey
 from tests.bus.memory import MemoryBus
 from tests.worker.whole_worker import WholeWorker, command, start, working
-from tests.worker.world import ask, link_tree, tiny_chat, until, xllamacpp
+from tests.worker.world import MemoryLink, ask, link_tree, tiny_chat, until, xllamacpp
 
 from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.errors import Unauthenticated, Unavailable
@@ -26,6 +26,7 @@ from enginehouse.worker import registration as joining
 from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.identity import Identity
 from enginehouse.worker.options import WorkerOptions
+from enginehouse.worker.parts import NoHttpServer
 
 
 async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_key_private(tmp_path: Path) -> None:
@@ -35,7 +36,9 @@ async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_k
         assert request.token == "join"
         key = VerifyKey(bytes.fromhex(request.public_key))
         assert request.challenge.startswith("challenge-")
-        message = registration_message("node-one", request.public_key, (request.address, ""), request.challenge)
+        assert request.http_address == f"127.0.0.1:{int(request.address.rpartition(':')[2]) - 1}"
+        addresses = (request.address, request.http_address)
+        message = registration_message("node-one", request.public_key, addresses, request.challenge)
         key.verify(message, bytes.fromhex(request.signature))
         assert stat.S_IMODE(worker.place.node_key.stat().st_mode) == 0o600
         assert msgspec.json.decode(worker.place.node_file.read_bytes()) == {"id": "node-1", "name": "node-one"}
@@ -59,10 +62,13 @@ async def test_it_registers_with_everything_that_a_frontend_of_localai_asks_for(
         installing=InstallerOptions(backends=tmp_path / "backends"),
     )
     place.make_directories()
-    request = joining.registration(place, hardware, identity, "10.0.0.1", "challenge")
+    desk = joining.Desk(machine=hardware, link=MemoryLink(), identity=identity, serve=NoHttpServer().listen)
+    request = joining.registration(place, desk, joining.NodeAddresses("10.0.0.1"), "challenge")
     assert (request.gpu_vendor, request.gpu_compute_capability) == ("nvidia", "12.1")
     assert (request.max_replicas_per_model, request.labels["node.replica-slots"]) == (3, "3")
     assert request.http_address == "", "nothing listens there"
+    serving = joining.registration(place, desk, joining.NodeAddresses("fd00::1", 50050), "challenge")
+    assert (serving.address, serving.http_address) == ("[fd00::1]:50051", "[fd00::1]:50050")
 
 
 async def test_a_pending_worker_asks_again_until_it_is_approved(tmp_path: Path) -> None:

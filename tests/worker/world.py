@@ -169,6 +169,7 @@ class MemoryLink:
         self.nats_url = "nats://here:4222"
         self.renewals = 0
         self.tokens: list[str] = []  # as heartbeats showed them
+        self.node_token = "token"  # "" is what a LocalAI frontend gives
 
     async def challenge(self) -> str:
         self.challenges += 1
@@ -187,7 +188,7 @@ class MemoryLink:
             node_type="backend",
             status=status,
             created_at="",
-            node_token="token",
+            node_token=self.node_token,
             heartbeat_seconds=0.2,
             nats_url=self.nats_url,
             nats_life_seconds=self.life_seconds,

@@ -139,6 +139,7 @@ class WorkerSettings(InstallSettings, frozen=True, kw_only=True):
     nats_url: SecretText = ""  # overrides the one that the frontend sends; may contain a user and a password
     advertise_host: Host = ""
     base_port: EnginePort | None = None
+    http_port: Port | None = None
     labels: Labels = {}
     grace_seconds: DurationOrZero = 10.0
     max_replicas_per_model: Count = 1
@@ -210,12 +211,13 @@ _LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
         "max_replicas_per_model": ("LOCALAI_MAX_REPLICAS_PER_MODEL",),
         "advertise_host": ("LOCALAI_ADVERTISE_ADDR",),
         "base_port": ("LOCALAI_SERVE_ADDR", "LOCALAI_ADDR"),
+        "http_port": ("LOCALAI_HTTP_ADDR",),
     },
     LocalSettings: {**_LOCALAI_GALLERIES, **_LOCALAI_SYSTEM, "backends_path": ("LOCALAI_BACKENDS_PATH",)},
     ClientSettings: {},
 }
-# LocalAI writes these two as host:port.
-_PART_OF_ADDRESS = {"advertise_host": host_of_address, "base_port": port_of_address}
+# LocalAI writes these as host:port.
+_PART_OF_ADDRESS = {"advertise_host": host_of_address, "base_port": port_of_address, "http_port": port_of_address}
 _PROGRAMS: dict[type[Settings], str] = {
     UpSettings: "up",
     FrontendSettings: "frontend",

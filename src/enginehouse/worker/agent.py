@@ -26,7 +26,7 @@ from enginehouse.ports import Bus, Link
 from enginehouse.worker.options import WorkerOptions
 from enginehouse.worker.parts import AgentParts, Signer
 from enginehouse.worker.protocol.listener import Listener
-from enginehouse.worker.registration import Joined, join
+from enginehouse.worker.registration import Desk, Joined, join
 from enginehouse.worker.renewal import Renewal
 
 log = logging.getLogger(__name__)
@@ -77,13 +77,16 @@ class Agent:
     async def run(self) -> None:
         identity = await in_thread(self._prepare)
         self._connected_at = asyncio.get_running_loop().time()
+        server = self._parts.http_server
+        desk = Desk(machine=self._parts.machine, link=self._link, identity=identity, serve=server.listen)
         async with self._parts.supervisor:
             try:
                 while not self._stop.is_set():
-                    joined = await join(self._options, self._parts.machine, self._link, identity, self._stop)
+                    joined = await join(self._options, desk, self._stop)
                     if joined is not None:
                         await self._serve(joined)
             finally:
+                await server.close()
                 await self._leave()
                 await self._parts.close()
 
@@ -116,6 +119,8 @@ class Agent:
             await asyncio.sleep(TICK_SECONDS)
             return
         self._node = node
+        self._parts.http_server.joined(node)
+        self._parts.http_server.heard(node.mark, is_bus_away=False)
         # Commands sent before this registration can no longer arrive; reports say so from now on.
         self._mark = self._boot_mark = node.mark
         self._renewal.begin(node.nats_life_seconds)
@@ -239,6 +244,7 @@ class Agent:
         else:
             self._mark, self._is_known = reply.mark, True
             await self._take_renewed(reply)
+            self._parts.http_server.heard(reply.mark, is_bus_away=request.bus == BUS_AWAY)
             for intent in reply.cancelled:
                 self._parts.executor.cancel(intent)
             self._has_failed = False
@@ -261,6 +267,8 @@ class Agent:
             if has_moved and self._bus is not None and not self._parts.executor.running():
                 self._turn.set()
         self._node = node
+        if reply.node_token:
+            self._parts.http_server.joined(node)
         if given is not None and given.nats_jwt and self._bus is not None:
             await self._bus.renew(given.nats_jwt, given.nats_user_seed)
 

@@ -42,6 +42,7 @@ class EngineNeeds(Struct, frozen=True, kw_only=True):
     nonce: str
     tree: Path
     read: tuple[Path, ...] = ()  # the model's directory and the description file
+    shared: tuple[Path, ...] = ()  # directories of inputs and outputs, which other engines of this worker use too
     log: Path | None = None
 
 
@@ -65,7 +66,7 @@ class Enclosures:
         for path in (self._homes, self._temporary):
             path.mkdir(mode=0o750, parents=True, exist_ok=True)
         if user is not None:
-            names = ("backends", "models", "processes")
+            names = ("backends", "models", "processes", "staging", "data")
             paths = [self._data, self._homes, self._temporary, *(self._data / name for name in names)]
             ownership.open_way([path for path in paths if path.is_dir()], user)
         for left in self._temporary.iterdir():
@@ -89,7 +90,7 @@ class Enclosures:
         allowed = Allowed(
             read=(needs.tree, *needs.read, *self._interpreters(needs.tree)),
             write=(needs.log,) if needs.log is not None else (),
-            own=(home, temporary),
+            own=(home, temporary, *needs.shared),
             hidden=self._hidden,
         )
         return Enclosure(allowed=allowed, tree=tree, environment=self._environment(home, temporary))

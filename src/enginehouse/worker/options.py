@@ -18,6 +18,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     join_token: str = ""
     advertise_host: str = ""  # "" means the local address of the connection to the frontend
     base_port: int = 50051
+    http_port: int | None = None  # None means the port below the first one for engines, or the next free one below that
+    model_directories: tuple[Path, ...] = ()  # shared storage: models may name files below these
     labels: dict[str, str] = {}
     max_replicas_per_model: int = 1  # how many replicas of one model LocalAI's frontends may start here
     grace_seconds: float = 10.0  # from SIGTERM to SIGKILL
@@ -33,6 +35,14 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     @property
     def models(self) -> Path:
         return self.directory / "models"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def staging(self) -> Path:
+        return self.directory / "staging"
 
     @property
     def journal(self) -> Path:
@@ -60,5 +70,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
 
     def make_directories(self) -> None:
         """Create the directories with a private mode: they hold replica keys and programs that run as this user."""
-        for path in (self.backends, self.models, self.journal, self.processes, self.engine_logs):
+        for path in (
+            *(self.backends, self.models, self.data, self.staging),
+            *(self.journal, self.processes, self.engine_logs),
+        ):
             path.mkdir(mode=0o750, parents=True, exist_ok=True)

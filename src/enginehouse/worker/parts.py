@@ -95,6 +95,37 @@ class AgentSupervisor(EngineSupervisor, Protocol):
     def tidy(self) -> None: ...
 
 
+class HttpServer(Protocol):
+    """The worker's own HTTP server, for files and logs."""
+
+    async def listen(self, host: str) -> int:
+        """Serve at a host of this machine, and return the port; 0 if it cannot. Another host replaces the first."""
+
+    def joined(self, node: RegisterReply) -> None:
+        """Note at which frontend this worker is, and with which token."""
+
+    def heard(self, mark: float, *, is_bus_away: bool) -> None:
+        """Note the store's time and whether commands reach this worker."""
+
+    async def close(self) -> None: ...
+
+
+class NoHttpServer:
+    """A worker that serves no HTTP."""
+
+    async def listen(self, host: str) -> int:
+        return 0
+
+    def joined(self, node: RegisterReply) -> None:
+        pass
+
+    def heard(self, mark: float, *, is_bus_away: bool) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
 async def _nothing() -> None:
     pass
 
@@ -111,6 +142,7 @@ class AgentParts(Struct, frozen=True, kw_only=True):
     executor: Executor
     look_up: LookUp
     changed: Signal  # set when the next report would differ from the last one
+    http_server: HttpServer = NoHttpServer()
     close: Callable[[], Awaitable[None]] = _nothing
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from msgspec import Struct
@@ -33,17 +34,27 @@ class Joined(Struct, frozen=True):
     host: str  # the address at which the frontend reaches this machine
 
 
-async def join(
-    options: WorkerOptions, machine: Machine, link: Link, identity: Signer, stop: asyncio.Event
-) -> Joined | None:
+class Desk(Struct, frozen=True, kw_only=True):
+    """What a registration is made from."""
+
+    machine: Machine
+    link: Link
+    identity: Signer
+    # Serves HTTP at a host of this machine, and returns the port; 0 if it cannot.
+    serve: Callable[[str], Awaitable[int]]
+
+
+async def join(options: WorkerOptions, desk: Desk, stop: asyncio.Event) -> Joined | None:
     """Register until the node is accepted; None if `stop` is set first."""
+    link = desk.link
     pause, logged, host = RETRY_FIRST_SECONDS, "", options.advertise_host or link.local_address()
     while not stop.is_set():
         try:
             # First, because the connection also reveals the local address, which is part of the signed claims.
             challenge = await link.challenge()
             host = host or link.local_address()
-            node = await link.register(await in_thread(registration, options, machine, identity, host, challenge))
+            addresses = NodeAddresses(host, await desk.serve(host) if host else 0)
+            node = await link.register(await in_thread(registration, options, desk, addresses, challenge))
             approve = f"`enginehouse nodes approve {node.name}`"
             reason = f"node {node.name} ({node.id}) waits for approval; approve it with {approve}"
             if host and node.status != "pending":
@@ -74,26 +85,33 @@ async def join(
     return None
 
 
-def registration(
-    options: WorkerOptions, machine: Machine, identity: Signer, host: str, challenge: str
-) -> RegisterRequest:
+class NodeAddresses(Struct, frozen=True):
+    host: str
+    http_port: int = 0  # 0: this worker serves no HTTP
+
+    def at(self, port: int) -> str:
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{shown}:{port}" if self.host and port else ""
+
+
+def registration(options: WorkerOptions, desk: Desk, addresses: NodeAddresses, challenge: str) -> RegisterRequest:
     """Build a signed request from the current state of this machine. Blocks.
 
-    `http_address` stays empty: this worker serves no files over HTTP, and LocalAI's frontends would send model files to
-    any program that listens there.
+    `http_address` is empty where this worker serves no HTTP: LocalAI's frontends would send model files to any program
+    that listens there.
     """
-    capacity = machine.capacity(options.models)
-    shown = f"[{host}]" if ":" in host else host
+    capacity = desk.machine.capacity(options.models)
     request = RegisterRequest(
         name=options.name,
         node_type="backend",
-        address=f"{shown}:{options.base_port}" if host else "",
+        address=addresses.at(options.base_port),
+        http_address=addresses.at(addresses.http_port),
         token=options.join_token,
-        capability=machine.capability(),
+        capability=desk.machine.capability(),
         labels={"node.replica-slots": str(options.max_replicas_per_model), **options.labels},
         max_replicas_per_model=options.max_replicas_per_model,
-        platform=machine.platform(),
+        platform=desk.machine.platform(),
         challenge=challenge,
         **msgspec.structs.asdict(capacity),
     )
-    return identity.signed(request)
+    return desk.identity.signed(request)

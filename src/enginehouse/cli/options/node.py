@@ -12,6 +12,7 @@ _FLAGS = (
     setting("nats_url", "NATS server, if the frontend does not send one; may contain user:password@.", "URL"),
     setting("advertise_host", "Address at which the frontend reaches this machine.", "ADDRESS"),
     setting("base_port", "First port for engines (50051).", "PORT"),
+    setting("http_port", "Port for files and logs (the one below the first port for engines).", "PORT"),
     setting("labels", "Labels of this node.", "KEY=VALUE,…"),
 )
 

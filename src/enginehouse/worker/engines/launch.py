@@ -59,7 +59,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     request: StartRequest
     tree: Path
     inode: int
-    model_path: Path | None  # None for a process without a model
+    model_path: Path | None  # the first file; None for a process without a model
+    model_directory: Path | None = None
     host: str
     port: int = 0
     running_models: Collection[str] = ()  # for the error message: models that could be unloaded
@@ -133,7 +134,8 @@ class Starter:
                 directory=record.directory,
                 nonce=record.nonce,
                 tree=chosen.tree,
-                read=(chosen.model_path.parent if chosen.model_path is not None else self._options.models, description),
+                read=(chosen.model_directory or self._options.models, description),
+                shared=(self._options.staging, self._options.data) if chosen.request.process_only else (),
                 log=log,
             )
             enclosure = await in_thread(self._enclosures.enclose, needs)
@@ -195,10 +197,9 @@ class Starter:
     async def load(self, current: Running, chosen: LaunchPlan) -> None:
         """Load the model into a ready process that takes it after its start."""
         request, target = current.request, current.targets[0]
-        if request.process_only or chosen.model_path is None or target.protocol != LOCALAI_GRPC:
+        if request.process_only or chosen.model_directory is None or target.protocol != LOCALAI_GRPC:
             return
-        path = chosen.model_path
-        options = load_options(request.model, str(path.parent), str(path), current.threads)
+        options = load_options(request.model, str(chosen.model_directory), current.threads)
         try:
             await self._engine.load(target, options, limit_seconds=load_seconds(request.model.size_bytes))
         except EnginehouseError as error:

@@ -8,6 +8,7 @@ verified.
 from __future__ import annotations
 
 import asyncio
+import glob
 import logging
 import os
 import shutil
@@ -97,7 +98,8 @@ class ModelFiles:
     async def remove(self, name: str) -> bool:
         """Remove a model's files, and return whether there were any. Reports omit the model from the first step on."""
         try:
-            return await in_thread(self._remove, self._models / model_directory(check_model_name(name)))
+            own = await in_thread(self._remove, self._models / model_directory(check_model_name(name)))
+            return await in_thread(self._remove_uploaded, name) or own
         except OSError as error:
             raise disk.storage_error(error, f"remove the files of {name}") from error
 
@@ -110,6 +112,21 @@ class ModelFiles:
         disk.sync_directory(self._models)
         disk.remove_tree(going)
         return True
+
+    def _remove_uploaded(self, name: str) -> bool:
+        """Remove what a LocalAI frontend placed under the plain name: a directory, or a file with what belongs to it.
+        The caller has checked that the name does not lead out of the directory of models.
+        """
+        place = self._models / name
+        if ".." in Path(name).parts or not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(self._models)):
+            return False
+        if place.is_dir() and place != self._models:
+            disk.remove_tree(place)
+            return True
+        found = [place, *place.parent.glob(f"{glob.escape(place.name)}.*")] if place.is_file() else []
+        for path in found:
+            disk.remove_tree(path)
+        return bool(found)
 
     def held_models(self) -> tuple[HeldModel, ...]:
         """List the models on disk; with digests if all files are unchanged since their verification. Blocks.

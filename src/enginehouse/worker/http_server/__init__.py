@@ -1,0 +1,1 @@
+"""The worker's own HTTP server: files for LocalAI's frontends, logs of engines, health."""
