@@ -18,6 +18,7 @@ from enginehouse.core.errors import Invalid
 from enginehouse.core.model import Model, ModelFile, ModelOptions
 from enginehouse.core.model_config import ModelConfig, read_config
 from enginehouse.core.model_source import (
+    FoundModel,
     check_file_name,
     check_sha256,
     is_repository,
@@ -29,7 +30,8 @@ from enginehouse.core.name import check_model_name, shown
 
 MAX_MODELS = 200  # of one import
 MAX_CONTEXT = 8192  # what LocalAI takes of a longer context that a model was trained on, where nobody asked for more
-_MAIN_KEYS = ("parameters.model", "mmproj", "draft_model")
+COMPANION_KEYS = ("mmproj", "draft_model")
+_MAIN_KEYS = ("parameters.model", *COMPANION_KEYS)
 # Engines of LocalAI that read a directory of weights.
 _DIRECTORY_BACKENDS = frozenset(
     re.findall(
@@ -108,6 +110,22 @@ def needs_of(config: Mapping[str, Any]) -> list[FileNeed]:
     if not found and isinstance(model, str) and is_repository(model) and _backend(config) in _DIRECTORY_BACKENDS:
         found.append(FileNeed(key="parameters.model", source=f"hf:{model}", is_directory=True))
     return found
+
+
+def with_companions(
+    config: Mapping[str, Any], needs: Sequence[FileNeed], found: Sequence[FoundModel]
+) -> dict[str, Any]:
+    """The configuration with files in the places of addresses of companions: engines open them by name.
+
+    Their addresses move to `download_files`. The address of the model itself stays: it is the model's identity.
+    """
+    result = dict(config)
+    for need, one in zip(needs, found, strict=True):
+        if need.key in COMPANION_KEYS:
+            name = one.files[0].name
+            listed = _items(result, "download_files")
+            result |= {need.key: name, "download_files": [*listed, {"filename": name, "uri": need.source}]}
+    return result
 
 
 def _listed(one: object, name: object) -> FileNeed:

@@ -273,3 +273,15 @@ async def test_a_server_elsewhere_is_a_model_with_a_route_and_no_node(shop: Shop
     await shop.good("DELETE", "/api/models/far")
     await shop.site.frontend.router.step()
     assert [one.model for one in shop.site.frontend.router.routes()] == []
+
+
+async def test_the_address_of_a_companion_becomes_the_name_of_its_file(shop: Shop) -> None:
+    shop.hub.server.files["/p.gguf"] = gguf({"general.architecture": "clip"})
+    url = f"{shop.hub.server.url}/p.gguf"
+    text = f"name: sees\nbackend: llama-cpp\nparameters: {{model: 'hf:o/r'}}\nmmproj: {url}\n"
+    (found,) = (await shop.good("POST", "/models/import", text.encode()))["models"]
+    assert [file["name"] for file in found["files"]] == ["m-Q4_K_M.gguf", "p.gguf"]
+    assert (found["config"]["mmproj"], found["config"]["parameters"]["model"]) == ("p.gguf", "hf:o/r")
+    assert found["config"]["download_files"] == [{"filename": "p.gguf", "uri": url}]
+    added = await shop.good("POST", "/api/models", {"name": "two", "sources": ["hf:o/r", url]})
+    assert (added["config"]["mmproj"], len(added["files"])) == ("p.gguf", 2)

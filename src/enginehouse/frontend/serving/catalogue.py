@@ -60,8 +60,8 @@ class ModelCatalogue:
         expected = [one.name for one in galleries if one.is_expected]
         if expected:
             unread = Unavailable(
-                f"cannot find {shown(name)} yet: the gallery {', '.join(expected)} is being fetched for the first time. "
-                "Try again in a moment",
+                f"cannot find {shown(name)} yet: the gallery {', '.join(expected)} is being fetched for the first "
+                "time. Try again in a moment",
                 code="gallery_loading",
                 param="id",
             )
@@ -69,7 +69,7 @@ class ModelCatalogue:
             raise unread
         problems = "".join(f"; the gallery {one.name} is not loaded: {one.problem}" for one in galleries if one.problem)
         raise NotFound(
-            f"cannot find a model named {shown(name)} in any gallery; `enginehouse models available` lists them{problems}",
+            f"cannot find a model named {shown(name)} in any gallery; see `enginehouse models available`{problems}",
             code="not_found",
             param="id",
         )

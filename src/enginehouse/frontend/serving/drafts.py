@@ -15,7 +15,16 @@ from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.gguf import GgufHeader
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.core.model_answers import AddModel
-from enginehouse.core.model_definition import FileNeed, ModelParts, make_model, merged, needs_of, with_templates
+from enginehouse.core.model_definition import (
+    COMPANION_KEYS,
+    FileNeed,
+    ModelParts,
+    make_model,
+    merged,
+    needs_of,
+    with_companions,
+    with_templates,
+)
 from enginehouse.core.model_source import FoundModel, check_file_name, check_sha256, parse_source
 from enginehouse.core.name import check_model_name, shown
 from enginehouse.core.node import Node
@@ -100,6 +109,7 @@ class Drafts:
         for one in found:
             is_companion = one is not found[0] and one.header is not None and one.header.is_projector
             config = merged({"mmproj": one.files[0].name} if is_companion else one.config, config)
+        config = with_companions(config, kept.needs, found)
         every = [_checked(file) for file in kept.files] + [file for one in found for file in one.files]
         config = {"name": name, **config}
         if not config.get("backend"):
@@ -144,8 +154,8 @@ class Drafts:
         if need.key == "download_files":
             # The configuration itself says how the file is called and what it is for.
             found = replace(renamed(found, need.name or found.files[0].name), config={})
-        elif need.key in ("mmproj", "draft_model"):
-            found = replace(found, config={need.key: found.files[0].name})
+        elif need.key in COMPANION_KEYS:
+            found = replace(found, config={})
         return found
 
     async def _uploaded(self, file: ModelFile) -> GgufHeader | None:
