@@ -2,7 +2,7 @@
 
    Each connection sends a chat, reads the answer to its end (content-length or chunks), checks it, and sends the next
    one. Prints one line of JSON: answers, tokens, latencies in microseconds, errors, own CPU time.
-   Usage: load PORT CONNECTIONS SECONDS TOKENS PACE_MS [BEARER]; TOKENS 0 asks for plain answers. */
+   Usage: load PORT CONNECTIONS SECONDS TOKENS PACE_MS [BEARER [MODEL]]; TOKENS 0 asks for plain answers. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -157,7 +157,7 @@ static int by_size(const void *a, const void *b) { return *(unsigned *)a < *(uns
 static unsigned share(unsigned *sorted, long count, double part) { return count ? sorted[(long)((count - 1) * part)] : 0; }
 
 int main(int count, char **words) {
-    if (count < 6) return fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS TOKENS PACE_MS [BEARER]\n"), 2;
+    if (count < 6) return fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS TOKENS PACE_MS [BEARER [MODEL]]\n"), 2;
     port = atoi(words[1]);
     int many = atoi(words[2]);
     double seconds = atof(words[3]);
@@ -166,7 +166,7 @@ int main(int count, char **words) {
     char body[512], more[128] = "";
     if (wanted_tokens) sprintf(more, ",\"stream\":true,\"max_tokens\":%d", wanted_tokens);
     if (atoi(words[5])) sprintf(more + strlen(more), ",\"pace_ms\":%s", words[5]);
-    int size = sprintf(body, "{\"model\":\"stub\",\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]%s}", more);
+    int size = sprintf(body, "{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]%s}", count > 7 ? words[7] : "stub", more);
     request_length = sprintf(request,
         "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nuser-agent: load\r\naccept: */*\r\n"
         "content-type: application/json\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s",

@@ -176,19 +176,28 @@ def frontend(name: str, scratch: Path, bus: str, database: str, *words: str) -> 
 def prepare(database: str, *ready: Replica) -> None:
     """A database in which these replicas are ready on one healthy node."""
 
-    async def fill() -> None:
+    async def write() -> None:
         store = await Store.open(database)
 
         def work(connection: Connection) -> None:
-            now = db.now(connection)
-            nodes.insert(connection, _node(now), "hash")
-            for replica in ready:
-                replicas.put(connection, replica, now)
+            fill(connection, db.now(connection), *ready)
 
         await store.transaction(work)
         store.close()
 
-    asyncio.run(fill())
+    asyncio.run(write())
+
+
+def fill(connection: Connection, now: float, *ready: Replica) -> None:
+    nodes.insert(connection, _node(now), "hash")
+    for replica in ready:
+        replicas.put(connection, replica, now)
+
+
+def connections_to(engine: Place) -> int:
+    """How many connections a stub has had, this question included."""
+    _, _, body = get(engine.port, "/counters").partition(b"\r\n\r\n")
+    return msgspec.json.decode(body, type=dict[str, int])["connections"]
 
 
 def _node(now: float) -> Node:

@@ -7,17 +7,19 @@ so the program, the tests and the simulation run the same objects.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
-from enginehouse import parent
+from enginehouse import frontends, parent
 from enginehouse.api import openapi
 from enginehouse.api.app import build
 from enginehouse.api.backend_jobs import BackendJobRoutes
@@ -150,12 +152,11 @@ class Frontend(Struct, frozen=True, kw_only=True):
 
 async def run(settings: FrontendSettings) -> int:
     disk.make_usable(settings.data)
-    inherited = parent.inherited_listener()
-    listener = inherited if inherited is not None else listen.bind(settings.host, settings.port)
+    inherited, listener = _listener(settings)
     accounts = credentials.load_existing(settings.data / "bus")
     wakes = Wakes()
-    # Under `up`, connections wait in the socket until this frontend is ready. Alone, it answers with the reason why it
-    # is not ready yet.
+    # With a parent, connections wait or go to other frontends until this one is ready. Alone, it answers with the
+    # reason why it is not ready yet.
     waiting = Waiting()
     async with nullcontext() if inherited else answering(waiting, listener):
         waiting.reason = "the database does not answer yet"
@@ -192,7 +193,7 @@ async def run(settings: FrontendSettings) -> int:
             wakes.loops,
             on_notice=wakes.note_stop,
             on_stop=wakes.stop_with(frontend.events.close),
-            linger_seconds=0.0 if inherited else LINGER_SECONDS,
+            linger_seconds=0.0 if inherited == "listening" else LINGER_SECONDS,
         )
     finally:
         await bus.close()
@@ -201,6 +202,17 @@ async def run(settings: FrontendSettings) -> int:
         await frontend.galleries.close()
         store.close()
     return 0
+
+
+def _listener(settings: FrontendSettings) -> tuple[Literal["", "listening", "port"], socket.socket]:
+    """The socket to serve on, and what a parent has given for it: the socket itself, a port to share, or nothing."""
+    given = parent.inherited_listener()
+    if given is not None:
+        return "listening", given
+    port = frontends.inherited_port()
+    if port is not None:
+        return "port", listen.share(settings.host, port)
+    return "", listen.bind(settings.host, settings.port)
 
 
 async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wakes: Wakes) -> NatsBus:

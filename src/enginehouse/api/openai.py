@@ -90,6 +90,26 @@ class _Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
 
+class _Departure:
+    """Ends the work on a request when its client disconnects. `asyncio.timeout` could do it, and costs more."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._has_happened = False
+        self.is_over = False  # the answer is complete, and the task goes on to other things
+
+    def __call__(self) -> None:
+        if not self.is_over and not self._has_happened:
+            self._has_happened = True
+            self._task.cancel()
+
+    def is_all_that_happened(self) -> bool:
+        """Whether a cancellation came from here alone. It is then withdrawn."""
+        return self._has_happened and self._task.uncancel() == 0
+
+
 class OpenAI:
     """The routes. `head_seconds` bounds the time until an engine begins to answer."""
 
@@ -148,17 +168,16 @@ class OpenAI:
             )
 
     async def _answer_unless_gone(self, exchange: _Exchange, body: bytes, when_gone: WhenGone) -> None:
-        # A timeout without a deadline is a scope that can be ended from outside, when the client disconnects.
-        gone = asyncio.timeout(None)
+        departure = _Departure()
+        when_gone(departure)
         try:
-            async with gone:
-                when_gone(partial(gone.reschedule, 0.0))
-                await self._route(exchange, body)
-        except TimeoutError:
-            if not gone.expired():
+            await self._route(exchange, body)
+        except asyncio.CancelledError:
+            if not departure.is_all_that_happened():
                 raise
             exchange.status = CLIENT_GONE
         finally:
+            departure.is_over = True
             when_gone(None)
 
     async def _answer_and_watch(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:

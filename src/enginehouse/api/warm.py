@@ -48,7 +48,7 @@ class WarmConnection(HttpToolsProtocol):
         """Call `callback` when the client disconnects; None ends that. A connection has one request at a time."""
         self._when_gone = callback
         if callback is not None and self._is_gone:
-            callback()
+            self.loop.call_soon(callback)
 
     # Called by the transport ----------------------------------------------------------------------------------------
 
@@ -166,6 +166,7 @@ class WarmCycle(RequestResponseCycle):
             on_response=connection.on_response_complete,
         )
         self._whole: bytes | None = body
+        self._held = b""  # the head of an answer whose body follows at once
         self.more_body = False
 
     async def receive(self) -> Any:
@@ -182,10 +183,12 @@ class WarmCycle(RequestResponseCycle):
             return
         if not self.response_started:
             self._begin(message)
-        elif self.chunked_encoding and not self.response_complete:
+        elif self.response_complete:
+            await super().send(message)  # raises: nothing may follow
+        elif self.chunked_encoding:
             self._pass_on(message)
         else:
-            await super().send(message)
+            self._answer(message)
 
     def _begin(self, message: Message) -> None:
         assert message["type"] == "http.response.start", "an answer begins with its head"
@@ -203,7 +206,22 @@ class WarmCycle(RequestResponseCycle):
         block = b"".join([b"%b: %b\r\n" % header for header in headers])
         if block.count(b"\n") != len(headers) or block.count(b"\r") != len(headers) or b"\x00" in block:
             raise RuntimeError("cannot send the head of an answer: a header contains a line break")
-        self.transport.write(b"%b%b\r\n" % (STATUS_LINE[message["status"]], block))
+        head = b"%b%b\r\n" % (STATUS_LINE[message["status"]], block)
+        if self.chunked_encoding:
+            self.transport.write(head)
+        else:
+            self._held = head
+
+    def _answer(self, message: Message) -> None:
+        """A part of a plain answer. All of it together with its head is one write, and one system call."""
+        body, is_last = message.get("body", b""), not message.get("more_body", False)
+        self.expected_content_length -= len(body)
+        if self.expected_content_length < 0 or (is_last and self.expected_content_length):
+            raise RuntimeError("cannot send an answer: its length is not the announced one")
+        self.transport.write(self._held + body)
+        self._held = b""
+        if is_last:
+            self._complete()
 
     def _pass_on(self, message: Message) -> None:
         """A part of a stream as one chunk."""
@@ -213,8 +231,11 @@ class WarmCycle(RequestResponseCycle):
             chunk += b"0\r\n\r\n"
         self.transport.write(chunk)
         if is_last:
-            self.response_complete = True
-            self.message_event.set()
-            if not self.keep_alive:
-                self.transport.close()
-            self.on_response()
+            self._complete()
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()

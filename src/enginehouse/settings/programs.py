@@ -108,6 +108,7 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     log_level: Level = "info"
     host: Host = "127.0.0.1"
     port: Port | None = None
+    processes: Count = 1  # equal frontends behind one port; Python uses one core in each
     database_url: DatabaseUrl = ""
     nats_url: SecretText = ""
     # A request gets 503 within five seconds; people do not wait longer for a slow disk or link.
