@@ -90,6 +90,17 @@ async def test_a_gated_repository_says_which_credential_to_set(here: Hub, status
     assert "cannot find the credential 'mine'" in error.message
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_file_that_needs_a_credential_says_so(status: int) -> None:
+    async with hub({"mine": "s3cret"}) as here:
+        here.server.plan(Answer(status), path="/m.gguf", times=None)
+        error = await refusal(here, f"{here.server.url}/m.gguf")
+        assert (isinstance(error, Denied), "--model-credentials" in error.message) == (True, True)
+        error = await refusal(here, f"{here.server.url}/m.gguf", Wishes(credential="mine"))
+        assert "check that the credential 'mine' is valid" in error.message
+        assert here.server.requests[-1].headers["authorization"] == "Bearer s3cret"
+
+
 async def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects() -> None:
     async with hub({"HF_TOKEN": "s3cret"}) as here, faulty("") as elsewhere:
         here.add_repository("o/r", {"m.gguf": MODEL})

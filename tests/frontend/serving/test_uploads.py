@@ -114,6 +114,17 @@ async def test_two_uploads_of_one_file_at_once_do_not_mix(here: Site) -> None:
     assert (await uploads.write(SHA256, UploadRange(0, len(CONTENT), len(CONTENT)), body())).is_complete
 
 
+async def test_frontends_that_share_a_directory_do_not_mix_either(here: Site, tmp_path: Path) -> None:
+    mine, other = (Uploads(tmp_path / "uploads", here.store) for _ in range(2))
+
+    async def body() -> AsyncIterator[bytes]:
+        with pytest.raises(Conflict):
+            await other.write(SHA256, UploadRange(0, 10, len(CONTENT)), body())
+        yield CONTENT
+
+    assert (await mine.write(SHA256, UploadRange(0, len(CONTENT), len(CONTENT)), body())).is_complete
+
+
 async def test_old_uploads_that_no_model_needs_are_removed(here: Site, tmp_path: Path) -> None:
     await put(here, 0, len(CONTENT))
     uploads: Uploads = here.frontend.model_rows.uploads

@@ -8,12 +8,14 @@ model refers to is removed after a day. Each frontend has its own uploads; worke
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import BinaryIO
 
 from msgspec import Struct
 
@@ -121,7 +123,7 @@ class Uploads:
 
     async def _append(self, path: Path, part: UploadRange, body: AsyncIterator[bytes]) -> None:
         left = part.end - part.start
-        file = await asyncio.to_thread(open, path, "ab")
+        file = await asyncio.to_thread(_locked, path, part.start)
         try:
             pieces = body.__aiter__()
             while left:
@@ -185,6 +187,22 @@ class Uploads:
             if is_old and name not in used and name not in self._writing and _SHA256.fullmatch(name):
                 path.unlink(missing_ok=True)
                 log.info("upload.removed sha256=%s", name)
+
+
+def _locked(path: Path, size_bytes: int) -> BinaryIO:
+    """Open a growing upload for this process alone: several frontends may share the directory."""
+    file = open(path, "ab")  # noqa: SIM115  # the caller closes it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_size == size_bytes:
+            return file
+    except BlockingIOError:
+        pass
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    raise Conflict("cannot append to the upload: another one of the same file is under way; try again later")
 
 
 def _beginning(path: Path) -> tuple[bytes, int]:
