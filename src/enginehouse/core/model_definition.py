@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from enginehouse.core.errors import Invalid
 from enginehouse.core.model import Model, ModelFile, ModelOptions
-from enginehouse.core.model_config import ModelConfig, read_config
+from enginehouse.core.model_config import MAX_DEPTH, ModelConfig, read_config
 from enginehouse.core.model_source import (
     FoundModel,
     check_file_name,
@@ -54,6 +54,24 @@ class FileNeed(Struct, frozen=True, kw_only=True):
     allow: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     is_directory: bool = False
+
+
+def check_nesting(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration that is nested deeper than any that makes sense; the other functions here recurse."""
+    level: list[object] = [config]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ())
+        ]
+        if not level:
+            return
+    raise Invalid(
+        f"cannot use the model's configuration: it is nested deeper than {MAX_DEPTH}",
+        code="unsupported",
+        param="config",
+    )
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -109,11 +109,12 @@ def test_a_base_document_that_is_none_is_refused(body: bytes) -> None:
 
 
 def test_numbers_and_booleans_have_their_types_and_survive_writing() -> None:
-    text = b"a: 1\nb: 0.5\nc: true\nd: 'true'\ne: 1.10.0\nf: 2024-01-01\ng: on\nh: 1e-5\ni: 0x10\nj: 007\nk: ~\nl: -1\n"
+    text = b"a: 1\nb: 0.5\nc: true\nd: 'true'\ne: 1.10.0\nf: 2024-01-01\n"
+    text += b"g: on\nh: 1e-5\ni: 0x10\nj: 007\nk: ~\nl: -1\nm: 1e999\n"
     (found,) = read_mappings(text, "x")
     assert found == {
         **{"a": 1, "b": 0.5, "c": True, "d": "true", "e": "1.10.0", "f": "2024-01-01", "g": "on", "h": 1e-5},
-        **{"i": 16, "j": "007", "k": None, "l": -1},
+        **{"i": 16, "j": "007", "k": None, "l": -1, "m": "1e999"},
     }
     assert read_mappings(write_mapping(found).encode(), "x") == [found]
 

@@ -153,6 +153,16 @@ async def test_a_changed_configuration_leaves_running_replicas_and_says_so(shop:
     assert (await shop.refused("PATCH", "/api/models/gone", {}))[0] == 404
 
 
+async def test_a_configuration_that_is_nested_without_end_is_refused(shop: Shop) -> None:
+    await shop.good("POST", "/api/models", {"name": "chat", "sources": ["hf:o/r"]})
+    for opening, closing in (('{"a":', "}"), ("[", "]")):
+        deep = opening * 300 + "1" + closing * 300
+        body = f'{{"name": "x", "sources": ["hf:o/r"], "config": {{"k": {deep}}}}}'.encode()
+        assert "nested deeper" in (await shop.refused("POST", "/api/models", body))[2]
+        changed = f'{{"config": {{"k": {deep}}}}}'.encode()
+        assert "nested deeper" in (await shop.refused("PATCH", "/api/models/chat", changed))[2]
+
+
 async def test_a_copy_has_the_same_files_under_its_own_name(shop: Shop) -> None:
     added = await shop.good("POST", "/api/models", {"name": "chat", "sources": ["hf:o/r"]})
     copied = await shop.good("POST", "/api/models/chat/copy", {"name": "team/chat"})

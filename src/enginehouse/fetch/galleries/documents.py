@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
@@ -240,8 +241,8 @@ def _typed(text: str) -> str | int | float | bool:
         return int(text)
     if _HEXADECIMAL.fullmatch(text):
         return int(text, 16)
-    if _FRACTION.fullmatch(text):
-        return float(text)
+    if _FRACTION.fullmatch(text) and isfinite(number := float(text)):
+        return number
     return text
 
 

@@ -20,6 +20,7 @@ from enginehouse.core.model import Model
 from enginehouse.core.model_answers import AddModel, DefinedModel, DefinedReplica, ReplaceModel
 from enginehouse.core.model_definition import (
     MAX_MODELS,
+    check_nesting,
     exported,
     needs_of,
     patched,
@@ -118,6 +119,7 @@ class Definitions:
                 code="unsupported",
                 param="name",
             )
+        check_nesting(asked.config)
         before = exported(known)
         config = with_templates(patched(before, asked.config) if is_patch else asked.config or before)
         if config.get("name", name) != name:

@@ -19,6 +19,7 @@ from enginehouse.core.model_definition import (
     COMPANION_KEYS,
     FileNeed,
     ModelParts,
+    check_nesting,
     make_model,
     merged,
     needs_of,
@@ -77,6 +78,7 @@ class Drafts:
         kinds = [parse_source(text).kind for text in asked.sources]
         if "endpoint" in kinds:
             return await self._remote(asked)
+        check_nesting(asked.config)
         config = with_templates(asked.config)
         config["name"] = asked.name
         needs = [
