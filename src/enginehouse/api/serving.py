@@ -20,6 +20,7 @@ from enginehouse.loop import Loop
 
 STOP_SECONDS = 10  # for answers in progress when a frontend is asked to stop
 SHORT_STOP_SECONDS = 1  # for answers that take no time
+KEEP_ALIVE_SECONDS = 5.0  # an idle connection costs little, and clients reconnect
 LINGER_SECONDS = 1.0  # load balancers check several times a second, and an operator hardly notices the delay
 
 
@@ -67,6 +68,7 @@ async def serve(
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,  # type: ignore[arg-type]  # fractions work too
         h11_max_incomplete_event_size=16 * 1024,
         server_header=False,
     )
