@@ -21,7 +21,7 @@ from enginehouse.fetch.http.addresses import ParsedRules, Rules
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.models.credentials import ModelCredentials
-from enginehouse.fetch.models.sources import ModelSources, SourceOptions
+from enginehouse.fetch.models.sources import ModelFinder, SourceOptions
 from enginehouse.fetch.registry.requests import Registries
 from enginehouse.frontend.fleet.nodes import AddressRules
 from enginehouse.frontend.galleries import Galleries
@@ -44,7 +44,7 @@ RESOLVE_SECONDS = 2.0  # for the name of a server elsewhere
 class ModelOutside(Struct, frozen=True, kw_only=True):
     """Where models come from. Without sources only models of the built-in gallery can be added."""
 
-    sources: ModelSources | None = None
+    sources: ModelFinder | None = None
     galleries: Sources | None = None
     check_endpoint: CheckEndpoint | None = None
     uploads: Path = Path("uploads")
@@ -107,7 +107,7 @@ def model_outside(settings: FrontendSettings, client: Client, rules: Rules, addr
     credentials = ModelCredentials(read_model_credentials(settings.model_credentials), os.environ)
     directory = settings.data / "model-galleries"
     return ModelOutside(
-        sources=ModelSources(
+        sources=ModelFinder(
             client, registries_of(rules, settings), credentials, SourceOptions(huggingface=settings.hf_endpoint)
         ),
         galleries=Sources(settings.model_galleries, client, directory, parse=with_models),

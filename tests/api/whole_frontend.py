@@ -19,7 +19,7 @@ from enginehouse.api.routes import ApiRoute
 from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
 from enginehouse.core.gallery_source import GallerySource
 from enginehouse.engine.openai.client import HttpEngine
-from enginehouse.fetch.models.sources import ModelSources
+from enginehouse.fetch.models.sources import ModelFinder
 from enginehouse.loop import Wakes
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store
@@ -122,7 +122,7 @@ async def site(
     data: Path,
     database_url: str = "",
     *,
-    sources: ModelSources | None = None,
+    sources: ModelFinder | None = None,
     model_galleries: tuple[GallerySource, ...] = (),
 ) -> AsyncIterator[Site]:
     """A frontend with one token of each role, and a keyless node `old` whose token is that of the role `node`; on

@@ -12,14 +12,14 @@ from tests.fetch.pulling import FAST, LOOPBACK
 
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.models.credentials import ModelCredentials
-from enginehouse.fetch.models.sources import ModelSources, SourceOptions
+from enginehouse.fetch.models.sources import ModelFinder, SourceOptions
 from enginehouse.fetch.registry.requests import Registries
 
 COMMIT = "c" * 40
 
 
 class Hub:
-    def __init__(self, server: Faulty, sources: ModelSources) -> None:
+    def __init__(self, server: Faulty, sources: ModelFinder) -> None:
         self.server = server
         self.sources = sources
 
@@ -61,5 +61,5 @@ async def hub(credentials: Mapping[str, str] = {}) -> AsyncIterator[Hub]:
     async with faulty("") as server:
         options = SourceOptions(huggingface=server.url, ollama=server.address, patience=FAST)
         registries = Registries(LOOPBACK, patience=FAST)
-        yield Hub(server, ModelSources(client, registries, ModelCredentials(credentials, {}), options))
+        yield Hub(server, ModelFinder(client, registries, ModelCredentials(credentials, {}), options))
         await client.close()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.api.whole_frontend import Answer, Site, site
 from tests.core.gguf_files import LLAMA, TENSORS, gguf
@@ -79,6 +80,18 @@ async def test_a_name_that_is_taken_is_a_conflict_and_the_same_request_is_not(sh
     status, code, message = await shop.refused("POST", "/api/models", {**body, "sources": ["hf:o/r:Q8_0"]})
     assert (status, code) == (409, "conflict")
     assert "choose another name" in message
+
+
+async def test_a_digest_that_was_recorded_later_makes_no_other_definition(shop: Shop) -> None:
+    body = {"name": "web", "sources": [f"{shop.hub.server.url}/f.gguf"]}
+    assert (await shop.good("POST", "/api/models", body))["files"][0]["sha256"] == ""
+    row = await shop.site.store.transaction(lambda connection: models.get(connection, "web"))
+    assert row is not None
+    pinned = msgspec.structs.replace(row.files[0], sha256="a" * 64)
+    after = msgspec.structs.replace(row, files=(pinned,))
+    await shop.site.store.transaction(lambda connection: models.replace(connection, after))
+    await shop.good("POST", "/api/models", body)
+    assert (await shop.good("GET", "/api/models/web"))["files"][0]["sha256"] == "a" * 64
 
 
 async def test_a_load_comes_with_the_row_or_not_at_all(shop: Shop) -> None:

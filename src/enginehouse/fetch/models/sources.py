@@ -34,7 +34,7 @@ class SourceOptions(Struct, frozen=True, kw_only=True):
     patience: RetryPolicy = RetryPolicy(tries=2)
 
 
-class ModelSources:
+class ModelFinder:
     def __init__(
         self, client: Client, registries: Registries, credentials: ModelCredentials, options: SourceOptions
     ) -> None:

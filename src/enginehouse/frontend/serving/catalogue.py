@@ -17,7 +17,7 @@ from enginehouse.core.name import shown
 from enginehouse.fetch.galleries.model_index import BaseDocuments, config_of
 from enginehouse.fetch.galleries.sources import Sources
 from enginehouse.fetch.models.huggingface import Wishes
-from enginehouse.fetch.models.sources import ModelSources
+from enginehouse.fetch.models.sources import ModelFinder
 
 MAX_PROBED = 8  # variants whose size is asked for
 PROBE_SECONDS = 8.0  # for all of them together
@@ -27,9 +27,7 @@ Place = tuple[Gallery, ModelEntry]
 
 
 class ModelCatalogue:
-    def __init__(
-        self, galleries: Sources | None, documents: BaseDocuments | None, sources: ModelSources | None
-    ) -> None:
+    def __init__(self, galleries: Sources | None, documents: BaseDocuments | None, sources: ModelFinder | None) -> None:
         self._galleries = galleries
         self._documents = documents
         self._sources = sources

@@ -220,13 +220,20 @@ def _insert_all(connection: Connection, drafts: Sequence[Draft]) -> None:
         if models.add(connection, draft.model, now):
             continue
         known = models.get(connection, draft.model.name, lock=True)
-        if known is None or msgspec.json.encode(known) != msgspec.json.encode(draft.model):
+        if known is None or not _is_same(known, draft.model):
             raise Conflict(
                 f"cannot add {shown(draft.model.name)}: there is a model of that name with another definition; choose "
                 "another name, change it, or delete it first",
                 code="conflict",
                 param="name",
             )
+
+
+def _is_same(known: Model, wanted: Model) -> bool:
+    """Whether two definitions are equal; a digest that was recorded at the first download is no difference."""
+    digests = {file.name: file.sha256 for file in known.files}
+    files = tuple(replace(file, sha256=file.sha256 or digests.get(file.name, "")) for file in wanted.files)
+    return msgspec.json.encode(known) == msgspec.json.encode(replace(wanted, files=files))
 
 
 def defined(draft: Draft, *, is_stored: bool = True) -> DefinedModel:

@@ -31,7 +31,7 @@ from enginehouse.core.name import check_model_name, shown
 from enginehouse.core.node import Node
 from enginehouse.core.placement import free_memory
 from enginehouse.fetch.models.huggingface import Wishes
-from enginehouse.fetch.models.sources import ModelSources, renamed
+from enginehouse.fetch.models.sources import ModelFinder, renamed
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.store import nodes
@@ -64,7 +64,7 @@ class Drafts:
         self,
         store: Store,
         galleries: Galleries,
-        sources: ModelSources | None,
+        sources: ModelFinder | None,
         check_endpoint: CheckEndpoint | None,
         uploads: Uploads | None = None,
     ) -> None:
