@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from enginehouse.build_worker import make_installation
+from enginehouse.build_worker import make_installation, make_models
 from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.model import Model
 from enginehouse.engine.openai.client import HttpEngine
@@ -31,7 +31,6 @@ from enginehouse.worker.backends.installation import InstallerOptions
 from enginehouse.worker.backends.installer import InstallRequest
 from enginehouse.worker.engines.process_table import StartRequest
 from enginehouse.worker.engines.supervisor import Supervisor
-from enginehouse.worker.models.files import ModelFiles
 from enginehouse.worker.options import WorkerOptions
 
 BAR = 1.1
@@ -65,7 +64,7 @@ async def install(directory: Path) -> None:
 
     try:
         await made.installer.install(InstallRequest(resolved=engine, generation=1), lambda *_: None, nothing)
-        await ModelFiles(place.models, made.python).pull(model(), 1, lambda *_: None)
+        await make_models(place, made, os.environ).pull(model(), 1, lambda *_: None)
     finally:
         await made.close()
 
@@ -77,7 +76,7 @@ async def once(directory: Path, chosen: Confinement, answers: int) -> tuple[floa
     supervisor = Supervisor(
         place,
         made.trees,
-        ModelFiles(place.models, made.python),
+        make_models(place, made, os.environ),
         engine,
         environment=os.environ,
         enclosures=made.enclosures,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from enginehouse.fetch.registry.requests import Registries
 from enginehouse.host import confinement, disk, hardware, processes
 from enginehouse.host.blocking import in_thread
 from enginehouse.link.client import FrontendClient
+from enginehouse.link.uploads import FrontendUploads
 from enginehouse.link.worker import WorkerLink
 from enginehouse.loop import Signal
 from enginehouse.ports import Engine
@@ -49,7 +50,9 @@ from enginehouse.worker.http_server.server import HttpOptions, WorkerHttpServer
 from enginehouse.worker.http_server.storage import Roots
 from enginehouse.worker.identity import IdentityFiles
 from enginehouse.worker.local import Local
-from enginehouse.worker.models.files import ModelFiles
+from enginehouse.worker.models.fetching import FileFetcher
+from enginehouse.worker.models.files import DOWNLOADS, ModelFiles
+from enginehouse.worker.models.sources import ModelSources, credentials_of
 from enginehouse.worker.options import WorkerOptions
 from enginehouse.worker.parts import AgentParts
 
@@ -68,7 +71,7 @@ async def run(settings: WorkerSettings) -> int:
     backends_lock = lock_backends(options.backends, "start a worker")
     engine = Engines()
     clients = [FrontendClient(url, settings.token, user_agent="enginehouse-worker") for url in settings.url.split(",")]
-    parts = make_parts(options, engine, os.environ)
+    parts = make_parts(options, engine, os.environ, clients)
     agent = Agent(options, parts, WorkerLink(*clients), partial(_open_bus, settings))
     try:
         async with asyncio.TaskGroup() as group:
@@ -84,11 +87,24 @@ async def run(settings: WorkerSettings) -> int:
     return 0
 
 
-def make_parts(options: WorkerOptions, engine: Engine, environment: Mapping[str, str]) -> AgentParts:
+def make_parts(
+    options: WorkerOptions,
+    engine: Engine,
+    environment: Mapping[str, str],
+    frontends: Sequence[FrontendClient] = (),
+) -> AgentParts:
     """Build the parts of a worker that use the disk, processes and network of this machine."""
     changed = Signal()
     installation = make_installation(options.installing, environment)
-    models = ModelFiles(options.models, installation.python)
+    server = WorkerHttpServer(
+        HttpOptions(
+            roots=Roots(models=options.models, data=options.data, staging=options.staging),
+            join_token=options.join_token,
+            base_port=options.base_port,
+            port=options.http_port,
+        )
+    )
+    models = make_models(options, installation, environment, FrontendUploads(frontends, lambda: server.node_token))
     supervisor = Supervisor(
         options,
         installation.trees,
@@ -119,16 +135,27 @@ def make_parts(options: WorkerOptions, engine: Engine, environment: Mapping[str,
         executor=Executor(ports, changed),
         look_up=ports.look_up,
         changed=changed,
-        http_server=WorkerHttpServer(
-            HttpOptions(
-                roots=Roots(models=options.models, data=options.data, staging=options.staging),
-                join_token=options.join_token,
-                base_port=options.base_port,
-                port=options.http_port,
-            )
-        ),
+        http_server=server,
         close=installation.close,
     )
+
+
+def make_models(
+    options: WorkerOptions,
+    installation: Installation,
+    environment: Mapping[str, str],
+    uploads: FrontendUploads | None = None,
+) -> ModelFiles:
+    sources = ModelSources(
+        client=installation.client,
+        registries=installation.registries,
+        patience=options.installing.patience,
+        headers=credentials_of(environment),
+        uploads=uploads,
+        directories=options.model_directories,
+    )
+    fetcher = FileFetcher(options.models / DOWNLOADS, installation.python, sources)
+    return ModelFiles(options.models, fetcher, may_link=options.installing.confinement.protects_trees)
 
 
 def make_installation(options: InstallerOptions, environment: Mapping[str, str]) -> Installation:
@@ -161,6 +188,7 @@ def make_installation(options: InstallerOptions, environment: Mapping[str, str])
         suppliers=suppliers,
         python=python,
         client=client,
+        registries=registries,
         enclosures=enclosures,
     )
 
@@ -197,6 +225,7 @@ def _options(settings: WorkerSettings) -> WorkerOptions:
         advertise_host=settings.advertise_host,
         base_port=settings.base_port or FIRST_ENGINE_PORT,
         http_port=settings.http_port,
+        model_directories=settings.model_directories,
         labels=settings.labels,
         max_replicas_per_model=settings.max_replicas_per_model,
         grace_seconds=settings.grace_seconds,

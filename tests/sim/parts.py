@@ -20,7 +20,7 @@ from enginehouse.core.action import StartReplica, StopReplica, phrase, subject_o
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import NotFound, Unavailable, Upstream
 from enginehouse.core.intent import Outcome
-from enginehouse.core.model import HeldModel, Model
+from enginehouse.core.model import HeldModel, Model, PinnedFile
 from enginehouse.core.progress import ReportProgress
 from enginehouse.host.blocking import _wait_for_end, in_thread
 from enginehouse.host.disk import storage_error
@@ -145,12 +145,13 @@ class SimModels:
         held = self._disk.models.values()
         return tuple(one if self._disk.is_readable(one.name) else HeldModel(one.name, ()) for one in held)
 
-    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> None:
+    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> tuple[PinnedFile, ...]:
         with self._disk.working(f"model:{model.name}"):
             report("downloading", model.name, 0, TOTAL_BYTES)
             await asyncio.sleep(self._disk.chance.choice(PULL_SECONDS))
             held = HeldModel(model.name, tuple(file.sha256 for file in model.files), generation or 0)
             await self._changed(self._disk.hold_model, held, f"place the files of {model.name}")
+            return ()
 
     async def restore(self, model: Model, report: ReportProgress) -> None:
         if model.name not in self._disk.models or not self._disk.is_readable(model.name):

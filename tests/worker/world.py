@@ -134,7 +134,7 @@ class World:
         assert isinstance(made.journal, Journal)
         assert isinstance(made.generations, Trees)
         self.models, self.installer, self.supervisor = made.models, made.installer, made.supervisor
-        self.journal, self.trees, self.python = made.journal, made.generations, made.models._python
+        self.journal, self.trees, self.python = made.journal, made.generations, made.models._fetcher._python
         self.parts, self.actions = made.ports, made.executor
         self.changes = 0
 

@@ -24,7 +24,7 @@ from enginehouse.core.action import (
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Intent
-from enginehouse.core.model import HeldModel
+from enginehouse.core.model import HeldModel, pinned
 from enginehouse.core.node import Node
 from enginehouse.core.report import Report
 
@@ -67,7 +67,9 @@ def _after(report: Report, intent: Intent) -> Report:
             left = (one for one in report.backends if one.name not in gone and one.meta_backend_for not in gone)
             return msgspec.structs.replace(report, backends=tuple(left))
         case PullModel():
-            held = HeldModel(action.model.name, tuple(file.sha256 for file in action.model.files))
+            pins = intent.outcome.pinned if intent.outcome is not None else ()
+            files = pinned(action.model, pins).files
+            held = HeldModel(action.model.name, tuple(file.sha256 for file in files))
             others = (one for one in report.models if one.name != held.name)
             return msgspec.structs.replace(report, models=(*others, held))
         case RemoveModel():

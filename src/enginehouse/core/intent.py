@@ -19,6 +19,7 @@ from msgspec import Struct
 from enginehouse.core.action import Action, StartReplica
 from enginehouse.core.errors import Conflict
 from enginehouse.core.ids import IntentId, NodeId
+from enginehouse.core.model import PinnedFile
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
@@ -33,6 +34,8 @@ MAX_MESSAGE = 4096  # characters kept of a worker's message: about a screen, not
 MAX_ADDRESS = 255
 MAX_NONCE = 64
 MAX_STOPPED = 1000
+MAX_PINS = 10_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _CODE = re.compile(r"[a-z0-9_]{0,64}")
 DRAINING = "draining"  # the reason of a wait that ends when the node is resumed
 NODE_REMOVED = "node_removed"  # the reason of intents cancelled because their node was removed
@@ -72,6 +75,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True, kw_only=True):
     stopped: tuple[str, ...] = ()
     checks_key: bool = True  # of a start: whether the engine refuses requests without its key
     protocol: EngineProtocol = OPENAI_HTTP  # of a start: what the engine speaks
+    pinned: tuple[PinnedFile, ...] = ()  # of a pull: digests of files whose source gave none
 
     @property
     def succeeded(self) -> bool:
@@ -94,6 +98,7 @@ def bounded(outcome: Outcome) -> Outcome:
         message=message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 2] + " …",
         digest=outcome.digest[:MAX_ADDRESS],
         stopped=outcome.stopped[:MAX_STOPPED],
+        pinned=tuple(pin for pin in outcome.pinned[:MAX_PINS] if _SHA256.fullmatch(pin.sha256) and pin.size_bytes >= 0),
     )
 
 

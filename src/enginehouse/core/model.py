@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -24,6 +25,14 @@ class ModelFile(Struct, frozen=True, omit_defaults=True):
     size_bytes: int = 0
     requirement: str = ""  # for `pypi:` files: the pinned and hashed requirement of the package
     credential: str = ""  # the name of the credential for its source, never the value
+
+
+class PinnedFile(Struct, frozen=True):
+    """The digest that a worker found for a file whose source gave none."""
+
+    name: str
+    sha256: str
+    size_bytes: int = 0
 
 
 class ModelOptions(Struct, frozen=True, omit_defaults=True):
@@ -127,6 +136,26 @@ LOAD_SECONDS, LOAD_SECONDS_PER_GIB, MAX_LOAD_SECONDS = 300.0, 20.0, 6 * 3600.0
 def load_seconds(size_bytes: int) -> float:
     """How long an engine may take to load files of this size."""
     return min(MAX_LOAD_SECONDS, LOAD_SECONDS + LOAD_SECONDS_PER_GIB * size_bytes / GIB)
+
+
+def pinned(model: Model, pins: Iterable[PinnedFile]) -> Model:
+    """The model with the digests that a worker found; files that have one keep it."""
+    found = {pin.name: pin for pin in pins}
+    files = tuple(
+        msgspec.structs.replace(
+            file, sha256=found[file.name].sha256, size_bytes=file.size_bytes or found[file.name].size_bytes
+        )
+        if not file.sha256 and file.name in found
+        else file
+        for file in model.files
+    )
+    return msgspec.structs.replace(model, files=files)
+
+
+def contradiction(model: Model, pins: Iterable[PinnedFile]) -> str:
+    """The name of a file for which a worker found another digest than the model has; "" if there is none."""
+    known = {file.name: file.sha256 for file in model.files if file.sha256}
+    return next((pin.name for pin in pins if known.get(pin.name, pin.sha256) != pin.sha256), "")
 
 
 class HeldModel(Struct, frozen=True, omit_defaults=True):

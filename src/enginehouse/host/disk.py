@@ -25,6 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_FICLONE = 0x40049409
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -227,6 +228,25 @@ def naming_the_file(place: Path, option: str = "--data") -> Iterator[None]:
         raise Hopeless(
             f"{prefix}{name} in it: {error.strerror or error}; move it away or choose another {option}"
         ) from error
+
+
+def share_file(source: Path, target: Path, *, may_link: bool) -> bool:
+    """Make `target` a file with the bytes of `source` at no cost: a clone, or a hard link if `may_link`.
+
+    Returns whether that was possible.
+    """
+    if sys.platform == "linux":
+        with source.open("rb") as reader, target.open("xb") as writer:
+            try:
+                fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+                return True
+            except OSError:
+                target.unlink()
+    if may_link:
+        with contextlib.suppress(OSError):  # too many links, or a file system without links
+            os.link(source, target, follow_symlinks=False)
+            return True
+    return False
 
 
 def free_bytes(path: Path) -> int:

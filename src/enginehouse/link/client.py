@@ -12,7 +12,7 @@ import contextlib
 import http.client
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -164,6 +164,15 @@ class FrontendClient:
         """
         return self._stream("POST", path, body, silence_seconds)
 
+    def open(
+        self, path: str, headers: dict[str, str], *, token: str | None = None, timeout_seconds: float = REQUEST_SECONDS
+    ) -> tuple[_Connection, http.client.HTTPResponse]:
+        """Open a GET whose body the caller reads, and then closes its connection. Raises unless it is a success."""
+        connection, response = self._exchange("GET", path, None, token, timeout_seconds, more=headers)
+        if response.status >= 300:
+            raise self._refused(response, self._finish(connection, response))
+        return connection, response
+
     def local_address(self) -> str:
         """The local address of the last connection; "" before the first."""
         return self._local_address
@@ -204,9 +213,16 @@ class FrontendClient:
         return EventStream(self, connection, response)
 
     def _exchange(
-        self, method: str, path: str, body: object | None, token: str | None, timeout_seconds: float, key: str = ""
+        self,
+        method: str,
+        path: str,
+        body: object | None,
+        token: str | None,
+        timeout_seconds: float,
+        key: str = "",
+        more: Mapping[str, str] = {},
     ) -> tuple[_Connection, http.client.HTTPResponse]:
-        headers = {"User-Agent": self._user_agent, "Accept": "application/json, text/event-stream"}
+        headers = {"User-Agent": self._user_agent, "Accept": "application/json, text/event-stream", **more}
         if key:
             headers["Idempotency-Key"] = key
         bearer = self._token if token is None else token

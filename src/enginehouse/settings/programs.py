@@ -25,6 +25,7 @@ from enginehouse.core.name import MAX_NAME
 from enginehouse.settings.file import read_file
 from enginehouse.settings.values import (
     AbsolutePath,
+    AbsolutePaths,
     AllowedHosts,
     Confinement,
     Count,
@@ -141,6 +142,7 @@ class WorkerSettings(InstallSettings, frozen=True, kw_only=True):
     advertise_host: Host = ""
     base_port: EnginePort | None = None
     http_port: Port | None = None
+    model_directories: AbsolutePaths = ()  # shared storage: models may name files below these
     labels: Labels = {}
     grace_seconds: DurationOrZero = 10.0
     max_replicas_per_model: Count = 1

@@ -57,6 +57,10 @@ def parse_size(value: object) -> int:
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
+def _parse_paths(value: object) -> tuple[Path, ...]:
+    return tuple(parse_path(one) for one in parse_list(value))
+
+
 def parse_path(value: object) -> Path:
     # Absolute, because children are started in other directories.
     return Path(os.path.abspath(os.path.expanduser(parse_text(value))))
@@ -293,6 +297,7 @@ Count = Annotated[int, Format(parse_count)]
 Duration = Annotated[float, Format(parse_duration)]
 DurationOrZero = Annotated[float, Format(_parse_duration_or_zero)]
 Size = Annotated[int, Format(parse_size)]
+AbsolutePaths = Annotated[tuple[Path, ...], Format(_parse_paths)]
 AbsolutePath = Annotated[Path, Format(parse_path)]
 Host = Annotated[str, Format(parse_host)]
 Port = Annotated[int, Format(parse_port)]

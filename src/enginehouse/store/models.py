@@ -5,10 +5,12 @@ The name is the primary key. A caller that decides about a model locks its row, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from sqlalchemy import bindparam, delete, select, update
 
-from enginehouse.core.model import Model
+from enginehouse.core.model import Model, PinnedFile, pinned
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import insert_unless_there, text_of
 from enginehouse.store.schema import models
@@ -50,6 +52,13 @@ def with_endpoints(connection: Connection) -> list[Model]:
     named = select(models.c.definition).where(models.c.definition.contains('"endpoint":"'))
     found = [_MODEL.decode(definition) for definition in connection.execute(named).scalars()]
     return [model for model in found if model.endpoint]
+
+
+def pin(connection: Connection, name: str, pins: Iterable[PinnedFile]) -> None:
+    """Store the digests that a worker found for files without one."""
+    model = get(connection, name, lock=True)
+    if model is not None and (after := pinned(model, pins)) != model:
+        connection.execute(update(models).where(models.c.name == name).values(definition=text_of(after)))
 
 
 def remove(connection: Connection, name: str) -> bool:

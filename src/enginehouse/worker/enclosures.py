@@ -42,6 +42,7 @@ class EngineNeeds(Struct, frozen=True, kw_only=True):
     nonce: str
     tree: Path
     read: tuple[Path, ...] = ()  # the model's directory and the description file
+    linked: tuple[Path, ...] = ()  # files elsewhere, whose permissions are not ours to change
     shared: tuple[Path, ...] = ()  # directories of inputs and outputs, which other engines of this worker use too
     log: Path | None = None
 
@@ -88,7 +89,7 @@ class Enclosures:
             needs.log.touch(mode=0o600)  # confinement rules apply only to existing files
         self._hand_over(needs, home, temporary)
         allowed = Allowed(
-            read=(needs.tree, *needs.read, *self._interpreters(needs.tree)),
+            read=(needs.tree, *needs.read, *needs.linked, *self._interpreters(needs.tree)),
             write=(needs.log,) if needs.log is not None else (),
             own=(home, temporary, *needs.shared),
             hidden=self._hidden,

@@ -9,9 +9,10 @@ import pytest
 from tests.frontend.world import MODEL, UNREAD, Time, World, installed, running
 
 from enginehouse.core import subjects
-from enginehouse.core.action import InstallBackend, RemoveModel, StartReplica
+from enginehouse.core.action import InstallBackend, PullModel, RemoveModel, StartReplica
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
 from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.model import Model, PinnedFile
 from enginehouse.core.node import Node
 from enginehouse.core.replica import Replica
 from enginehouse.core.routing import Route
@@ -468,3 +469,47 @@ async def test_a_wait_without_an_end_is_no_number(world: World) -> None:
         await put_replica(world, node, "n")
         await router.step()
     assert asked.result().nonce == "n"
+
+
+def unpinned() -> Model:
+    first = msgspec.structs.replace(MODEL.files[0], sha256="", size_bytes=0, uri="https://somewhere/tiny.gguf")
+    return msgspec.structs.replace(MODEL, files=(first,))
+
+
+async def test_a_digest_that_a_worker_found_is_in_the_row_before_the_model_starts(world: World) -> None:
+    await world.store.transaction(lambda c: models.insert(c, unpinned(), 1.0))
+    await world.join_many("first", "second")
+    await world.loader.request("tiny", "first", "someone")
+    found = Outcome(pinned=(PinnedFile("tiny.gguf", "c" * 64, 5), PinnedFile("other", "d" * 64, 1)))
+    done = await drive(world, Outcome(), found, Outcome(address="h:9", nonce="n"))
+    assert isinstance(done[-1].action, StartReplica)
+    stored = await world.store.transaction(lambda c: models.get(c, "tiny"))
+    assert stored is not None
+    assert [(file.sha256, file.size_bytes) for file in stored.files] == [("c" * 64, 5)]
+    assert done[-1].action.model == stored
+    operation_id = await world.loader.request("tiny", "second", "someone")
+    assert isinstance(operation_id, str)
+    done = await drive(world, Outcome(), Outcome(), Outcome(address="h:10", nonce="m"))
+    assert isinstance(done[1].action, PullModel)
+    assert done[1].action.model == stored, "later nodes must find the same bytes"
+    assert (await world.board.view(operation_id)).status == "succeeded"
+
+
+async def test_a_source_that_gives_two_nodes_different_bytes_is_an_error_that_says_so(world: World) -> None:
+    await world.store.transaction(lambda c: models.insert(c, unpinned(), 1.0))
+    await world.join_many("first", "second")
+    operations_of = [await world.loader.request("tiny", name, "someone") for name in ("first", "second")]
+    await drive(world, Outcome())
+    await world.dispatcher.step()
+    first, second = [intent for node in (await world.nodes.every())[0] for intent in await world.open_intents(node.id)]
+    assert isinstance(first.action, PullModel)
+    assert isinstance(second.action, PullModel)
+    await world.reply(first, Outcome(pinned=(PinnedFile("tiny.gguf", "c" * 64, 5),)))
+    await world.reply(second, Outcome(pinned=(PinnedFile("tiny.gguf", "d" * 64, 5),)))
+    ended = await world.intent_now(second)
+    assert (ended.state, ended.reason) == ("failed", "digest_mismatch")
+    assert "was changed there" in ended.message
+    stored = await world.store.transaction(lambda c: models.get(c, "tiny"))
+    assert stored is not None
+    assert stored.files[0].sha256 == "c" * 64
+    assert all(isinstance(one, str) for one in operations_of)

@@ -24,6 +24,7 @@ from enginehouse.host import processes
 from enginehouse.worker.backends.installer import Installed, Installer, InstallRequest, Swapped
 from enginehouse.worker.commands.work import Work
 from enginehouse.worker.models import files as pull
+from enginehouse.worker.models.fetching import FetchedFile
 
 LAYERS = [{"run.sh": launcher("one"), "lib/a.so": noise(500_000, 1)}, {"lib/b.so": noise(300_000, 2)}]
 SLOW = 100_000  # bytes a second: some seconds for an image
@@ -249,21 +250,23 @@ async def test_a_cancelled_pull_leaves_all_of_the_version_before_or_all_of_the_n
     added = [msgspec.structs.replace(file, name=name) for name in ("second.gguf", "third.gguf")]
     wider = msgspec.structs.replace(tiny_chat(), files=(file, *added))
     loop = asyncio.get_running_loop()
-    copy, put = pull._copy_builtin, pull._put
+    obtain, put = node.models._obtain, pull._put
 
     def cancel_when(is_time: bool) -> None:
         if is_time:
             loop.call_soon_threadsafe(node.actions.cancel, IntentId("wide"))
 
-    def copying(file: ModelFile, part: Path) -> None:
-        copy(file, part)
+    async def obtaining(file: ModelFile, target: Path, report: Callable[[int, int], None]) -> FetchedFile:
+        found = await obtain(file, target, report)
         cancel_when(not is_too_late and file.name == "third.gguf")
+        await asyncio.sleep(0)  # the cancellation arrives before the next step
+        return found
 
-    def putting(file: ModelFile, part: Path, final: Path) -> pull.HeldFile:
+    def putting(directory: Path, name: str, incoming: Path, found: FetchedFile, uri: str) -> pull.HeldFile:
         cancel_when(is_too_late)
-        return put(file, part, final)
+        return put(directory, name, incoming, found, uri)
 
-    monkeypatch.setattr(pull, "_copy_builtin", copying)
+    monkeypatch.setattr(node.models, "_obtain", obtaining)
     monkeypatch.setattr(pull, "_put", putting)
     outcome = await node.actions.perform(work(PullModel(model=wider), "wide", 2), silent)
     assert outcome.code == ("" if is_too_late else "cancelled")

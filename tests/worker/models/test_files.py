@@ -72,7 +72,7 @@ async def test_a_source_that_is_not_what_was_promised_is_refused_with_sizes_and_
     [
         ({"name": "../outside"}, "invalid_name"),
         ({"name": "model.json"}, "invalid_name"),
-        ({"uri": "https://elsewhere/model.gguf"}, "unsupported"),
+        ({"uri": "ftp://elsewhere/model.gguf"}, "unsupported"),
         ({"uri": "builtin:../backends.yaml"}, "invalid_name"),
         ({"uri": "builtin:absent.gguf"}, "not_found"),
         ({"uri": "pypi:a==1#file", "requirement": "b==1 --hash=sha256:" + "0" * 64}, "invalid_uri"),

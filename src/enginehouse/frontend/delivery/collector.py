@@ -22,7 +22,7 @@ from msgspec import Struct
 from enginehouse.core import intent as intents_core
 from enginehouse.core import report as reports
 from enginehouse.core import subjects, wire
-from enginehouse.core.action import InstallBackend, StartReplica, UnknownAction, phrase
+from enginehouse.core.action import InstallBackend, PullModel, StartReplica, UnknownAction, phrase
 from enginehouse.core.errors import Conflict, Malformed, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Change, Intent, Outcome
@@ -31,7 +31,7 @@ from enginehouse.core.progress import Progress
 from enginehouse.core.progress import bounded as bounded_progress
 from enginehouse.core.report import Report
 from enginehouse.frontend.delivery.late_replies import LateReplies, Reply
-from enginehouse.frontend.delivery.replica_rows import follow, forget_gone_replicas
+from enginehouse.frontend.delivery.replica_rows import agreeing, follow, forget_gone_replicas
 from enginehouse.frontend.fleet.nodes import Nodes, note_no_subscriber
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus, Clock, Message
@@ -237,7 +237,11 @@ class Collector:
         return done
 
     def _believed(self, connection: Connection, intent: Intent, outcome: Outcome) -> Outcome:
-        """Return the outcome, or a failure if its replica address is not allowed: prompts and keys are sent there."""
+        """Return the outcome, or a failure if its replica address is not allowed, because prompts and keys are sent
+        there, or if a source gave this node other bytes than the nodes before.
+        """
+        if isinstance(intent.action, PullModel) and outcome.pinned:
+            return agreeing(connection, intent.action, outcome)
         if not isinstance(intent.action, StartReplica) or not outcome.succeeded or not outcome.address:
             return outcome
         node = nodes.get(connection, intent.node_id)

@@ -1,4 +1,4 @@
-"""Updates replica rows after an intent ended or a report arrived.
+"""Updates replica rows, and the digests in model rows, after an intent ended or a report arrived.
 
 Every function runs in the transaction that stores its cause, so intents and replica rows always agree.
 """
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
+from enginehouse.core.action import PullModel, RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import Invalid
 from enginehouse.core.ids import NodeId
-from enginehouse.core.intent import Intent
-from enginehouse.core.model import Model
+from enginehouse.core.intent import Intent, Outcome
+from enginehouse.core.model import Model, contradiction
 from enginehouse.core.replica import LOCALAI_GRPC, Replica, parse_process_key
 from enginehouse.core.report import Report
-from enginehouse.store import replicas
+from enginehouse.store import models, replicas
 from enginehouse.store.db import Connection
 
 
@@ -39,11 +39,26 @@ def follow(connection: Connection, after: Intent, now: float) -> None:
                 definition=_definition(action.model) if outcome.protocol == LOCALAI_GRPC else "",
             )
             replicas.put(connection, replica, now)
+        elif isinstance(action, PullModel) and outcome.pinned:
+            models.pin(connection, action.model.name, outcome.pinned)
         elif isinstance(action, StopReplica):
             replicas.remove(connection, after.node_id, action.model, action.slot)
         elif isinstance(action, RemoveModel):
             replicas.remove_of_model(connection, after.node_id, action.model)
         _forget_stopped(connection, after.node_id, outcome.stopped)
+
+
+def agreeing(connection: Connection, action: PullModel, outcome: Outcome) -> Outcome:
+    """Return the outcome of a pull, or a failure if the node found another digest than the nodes before."""
+    model = models.get(connection, action.model.name, lock=True)
+    other = contradiction(model, outcome.pinned) if model is not None else ""
+    if not other:
+        return outcome
+    message = (
+        f"cannot use {other} of {action.model.name}: its source gave this node other bytes than the nodes before, so "
+        "it was changed there; add the model again to use the new file"
+    )
+    return Outcome(code="digest_mismatch", message=message)
 
 
 def _definition(model: Model) -> str:

@@ -17,6 +17,7 @@ from enginehouse.core.archive import ArchiveLimits
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.pypi import Python
+from enginehouse.fetch.registry.requests import Registries
 from enginehouse.host import disk
 from enginehouse.host.confinement import NONE, Confinement
 from enginehouse.worker.backends.installer import Installer
@@ -46,6 +47,7 @@ class Installation(Struct, frozen=True, kw_only=True):
     suppliers: Suppliers
     python: Python
     client: Client
+    registries: Registries
     enclosures: Enclosures
 
     async def close(self) -> None:

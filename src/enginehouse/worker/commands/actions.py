@@ -81,8 +81,8 @@ class Actions:
             case RemoveBackend():
                 return await self._remove(action, current)
             case PullModel():
-                await self._parts.models.pull(action.model, current.generation, current.report)
-                return Outcome()
+                pins = await self._parts.models.pull(action.model, current.generation, current.report)
+                return Outcome(pinned=pins)
             case RemoveModel():
                 return await self._remove_model(action, current)
             case StartReplica():

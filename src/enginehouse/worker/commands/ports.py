@@ -15,7 +15,7 @@ from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.gallery_entry import Gallery
 from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
-from enginehouse.core.model import Model
+from enginehouse.core.model import Model, PinnedFile
 from enginehouse.core.progress import ReportProgress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import CommandResult
@@ -50,7 +50,8 @@ class BackendInstaller(Protocol):
 class ModelStorage(Protocol):
     """The files of models. Callers hold the lock of the model."""
 
-    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> None: ...
+    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> tuple[PinnedFile, ...]:
+        """Place the files; returns the digests of those for which the model has none."""
 
     async def restore(self, model: Model, report: ReportProgress) -> None: ...
 

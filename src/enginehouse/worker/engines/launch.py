@@ -61,6 +61,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     inode: int
     model_path: Path | None  # the first file; None for a process without a model
     model_directory: Path | None = None
+    linked: tuple[Path, ...] = ()  # files of the model on shared storage
     host: str
     port: int = 0
     running_models: Collection[str] = ()  # for the error message: models that could be unloaded
@@ -135,6 +136,7 @@ class Starter:
                 nonce=record.nonce,
                 tree=chosen.tree,
                 read=(chosen.model_directory or self._options.models, description),
+                linked=chosen.linked,
                 shared=(self._options.staging, self._options.data) if chosen.request.process_only else (),
                 log=log,
             )

@@ -130,6 +130,7 @@ class Supervisor:
             inode=inode,
             model_path=None if request.process_only else await in_thread(self._models.check_files, request.model),
             model_directory=None if request.process_only else self._models.path_of(request.model),
+            linked=() if request.process_only else await in_thread(self._models.shared_storage, request.model),
             host=self._host,
             running_models={one.request.model.name for one in self._running.values() if one.is_alive},
             protocols=await in_thread(self._protocols_of, request),

