@@ -7,24 +7,26 @@ so the program, the tests and the simulation run the same objects.
 from __future__ import annotations
 
 import asyncio
-import os
+import socket
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
-from enginehouse import parent
+from enginehouse import frontends, parent
 from enginehouse.api import openapi
 from enginehouse.api.app import build
 from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
 from enginehouse.api.metrics import Metrics
+from enginehouse.api.model_definitions import DefinitionRoutes
 from enginehouse.api.models import ModelRoutes
 from enginehouse.api.node_logs import NodeLogRoutes
 from enginehouse.api.nodes import NodeRoutes
@@ -34,8 +36,17 @@ from enginehouse.api.routes import ApiRoute, RouteObjects, make_routes
 from enginehouse.api.serving import LINGER_SECONDS, answering, serve
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
+from enginehouse.api.uploads import UploadRoutes
 from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
+from enginehouse.build_models import (
+    ModelOutside,
+    ModelRowParts,
+    ModelRows,
+    make_model_rows,
+    model_outside,
+    registries_of,
+)
 from enginehouse.bus import credentials, revocation
 from enginehouse.bus.address import parse_address, worker_url
 from enginehouse.bus.credentials import BusAccounts
@@ -49,10 +60,8 @@ from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import Sources, load_builtin
 from enginehouse.fetch.http.addresses import Rules
 from enginehouse.fetch.http.client import Client
-from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.media import fetch_media
 from enginehouse.fetch.origins import open_origin
-from enginehouse.fetch.registry.requests import Registries
 from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
@@ -71,12 +80,13 @@ from enginehouse.frontend.operations.plan import Planner
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import Freshen, Targets
 from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
-from enginehouse.frontend.operations.versions import LIMIT_SECONDS, AskRegistry, Versions
+from enginehouse.frontend.operations.versions import AskRegistry, Versions
 from enginehouse.frontend.readiness import unready_reasons
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.router import Router
+from enginehouse.frontend.serving.uploads import STEP_SECONDS as UPLOADS_SECONDS
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.statistics import Statistics
@@ -85,7 +95,6 @@ from enginehouse.host import disk, listen, signing
 from enginehouse.host.clock import SystemClock
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Clock, Engine
-from enginehouse.settings.file import read_credentials
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store
 from enginehouse.store.limits import StoreLimits
@@ -109,6 +118,7 @@ class Outside(Struct, frozen=True, kw_only=True):
     addresses: AddressRules = ANYWHERE
     bus_issuer: BusIssuer = BusIssuer()
     violation_log: ViolationLog | None = None  # of the embedded bus server
+    models: ModelOutside = ModelOutside()
     freshen: Freshen | None = None  # None asks LocalAI's workers before targets are chosen
 
 
@@ -126,6 +136,7 @@ class Frontend(Struct, frozen=True, kw_only=True):
     operations: Requests
     cancellation: Cancellation
     models: ModelViews
+    model_rows: ModelRows
     loader: Loader
     router: Router
     collector: Collector
@@ -143,12 +154,11 @@ class Frontend(Struct, frozen=True, kw_only=True):
 
 async def run(settings: FrontendSettings) -> int:
     disk.make_usable(settings.data)
-    inherited = parent.inherited_listener()
-    listener = inherited if inherited is not None else listen.bind(settings.host, settings.port)
+    inherited, listener = _listener(settings)
     accounts = credentials.load_existing(settings.data / "bus")
     wakes = Wakes()
-    # Under `up`, connections wait in the socket until this frontend is ready. Alone, it answers with the reason why it
-    # is not ready yet.
+    # With a parent, connections wait or go to other frontends until this one is ready. Alone, it answers with the
+    # reason why it is not ready yet.
     waiting = Waiting()
     async with nullcontext() if inherited else answering(waiting, listener):
         waiting.reason = "the database does not answer yet"
@@ -165,6 +175,7 @@ async def run(settings: FrontendSettings) -> int:
     wakes.on_connected.append(frontend.bus_credentials.send_again)
     await take_tokens(frontend.keys, {"admin": settings.admin_token, "join": settings.join_token}, settings.data)
     await frontend.galleries.restore()
+    await frontend.model_rows.catalogue.restore()
     await frontend.board.restore()
     await frontend.router.step()
     await frontend.collector.listen(bus)
@@ -184,7 +195,7 @@ async def run(settings: FrontendSettings) -> int:
             wakes.loops,
             on_notice=wakes.note_stop,
             on_stop=wakes.stop_with(frontend.events.close),
-            linger_seconds=0.0 if inherited else LINGER_SECONDS,
+            linger_seconds=0.0 if inherited == "listening" else LINGER_SECONDS,
         )
     finally:
         await bus.close()
@@ -193,6 +204,17 @@ async def run(settings: FrontendSettings) -> int:
         await frontend.galleries.close()
         store.close()
     return 0
+
+
+def _listener(settings: FrontendSettings) -> tuple[Literal["", "listening", "port"], socket.socket]:
+    """The socket to serve on, and what a parent has given for it: the socket itself, a port to share, or nothing."""
+    given = parent.inherited_listener()
+    if given is not None:
+        return "listening", given
+    port = frontends.inherited_port()
+    if port is not None:
+        return "port", listen.share(settings.host, port)
+    return "", listen.bind(settings.host, settings.port)
 
 
 async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wakes: Wakes) -> NatsBus:
@@ -233,6 +255,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         wait_seconds=settings.model_load_wait_seconds or None,
         memory_seconds=settings.route_memory_seconds,
         proofs=proofs,
+        key_of=outside.models.key_of,
     )
     collector = Collector(store, board, nodes, clock, owner, lingering)
     # The router first, because a request may be waiting for the route.
@@ -267,6 +290,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         planner=Planner(store, targets, versions, freshen),
         upgrades=Upgrades(store, targets, versions, freshen),
         models=ModelViews(store, galleries, events),
+        model_rows=_model_rows(outside, board, loader, wakes),
         loader=loader,
         router=router,
         proofs=proofs,
@@ -277,6 +301,17 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         violation_log=outside.violation_log,
         bus_credentials=BusCredentials(store, outside.bus_issuer, wall=time.time),
     )
+
+
+def _model_rows(outside: Outside, board: Board, loader: Loader, wakes: Wakes) -> ModelRows:
+    parts = ModelRowParts(
+        store=outside.store,
+        board=board,
+        galleries=outside.galleries,
+        loader=loader,
+        wake=wakes.of("load", "dispatch", "route"),
+    )
+    return make_model_rows(parts, outside.models)
 
 
 def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop]:
@@ -298,6 +333,8 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("publish-models", frontend.models.step, CATCH_UP_SECONDS),
         Loop("catch-up", frontend.board.catch_up_step, CATCH_UP_SECONDS),
         Loop("galleries", frontend.galleries.step, STEP_SECONDS, is_housekeeping=True),
+        Loop("model-galleries", frontend.model_rows.catalogue.step, STEP_SECONDS, is_housekeeping=True),
+        Loop("uploads", frontend.model_rows.uploads.step, UPLOADS_SECONDS, is_housekeeping=True),
         Loop("prune", frontend.cancellation.prune_step, PRUNE_SECONDS, is_housekeeping=True),
         Loop("hopeless", frontend.cancellation.hopeless_step, HOPELESS_SECONDS, is_housekeeping=True),
         Loop("poll", frontend.poller.step, every),
@@ -329,6 +366,14 @@ def make_entries(
         backends=BackendRoutes(frontend.nodes, frontend.galleries, frontend.upgrades),
         jobs=BackendJobRoutes(frontend.operations, frontend.galleries, frontend.board),
         models=ModelRoutes(frontend.models, frontend.loader, frontend.operations, frontend.board),
+        definitions=DefinitionRoutes(
+            frontend.model_rows.definitions,
+            frontend.model_rows.installs,
+            frontend.models,
+            frontend.operations,
+            frontend.board,
+        ),
+        uploads=UploadRoutes(frontend.model_rows.uploads),
         tokens=TokenRoutes(frontend.keys),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
         inference=OpenAI(frontend.router, engine, frontend.metrics),
@@ -357,17 +402,13 @@ def make_outside(
         addresses=addresses,
         bus_issuer=_bus_issuer(settings, accounts),
         violation_log=ViolationLog(settings.data / "logs" / "nats.log"),
+        models=model_outside(settings, client, rules, addresses),
     )
 
 
 def _registry_question(client: Client, rules: Rules, settings: FrontendSettings) -> AskRegistry:
     """Return a function that resolves a tag by a query to its registry."""
-    registries = Registries(
-        rules,
-        environment=os.environ,
-        credentials=read_credentials(settings.registry_credentials),
-        patience=RetryPolicy(tries=2, total_seconds=LIMIT_SECONDS),
-    )
+    registries = registries_of(rules, settings)
 
     async def ask(uri: str, platform: str, sha256: str) -> Artifact:
         return await open_origin(uri, client=client, registries=registries, sha256=sha256).resolve(platform)

@@ -46,7 +46,14 @@ GALLERY_SECONDS = 30.0  # for the first load of the galleries; later, `gallery l
 LOOK_SECONDS = 2.0  # timeout of one readiness check, and so the longest delay of Ctrl-C
 # Not passed to the children: a secret, and the address of another bus.
 _OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
-_OF_FRONTENDS = ("log_level", "backend_galleries", "node_networks")
+_OF_FRONTENDS = (
+    "log_level",
+    "backend_galleries",
+    "node_networks",
+    "model_galleries",
+    "hf_endpoint",
+    "model_credentials",
+)
 _OF_INSTALLING = ("allowed_hosts", "registry_credentials")  # settings of installing that frontends have too
 ROLES = ("admin", "join")  # of the tokens that a cluster is made with
 

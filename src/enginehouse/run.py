@@ -34,6 +34,11 @@ def up(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
 
 
 def frontend(settings: FrontendSettings) -> int:
+    from enginehouse import frontends
+
+    if frontends.is_parent(settings):
+        os.umask(0o077)
+        return asyncio.run(frontends.run(settings))
     from enginehouse import build_frontend
 
     return _run(build_frontend.run(settings), settings.log_level)

@@ -25,12 +25,16 @@ async def test_a_frontend_offers_its_galleries_and_says_of_each_how_fresh_it_is(
         assert {(one["name"], one["gallery"]["name"], one["fits"]) for one in offered} == {
             ("llama-cpp", "enginehouse", False),
             ("xllamacpp", "enginehouse", False),
+            ("llama-cpp-grpc", "enginehouse", False),
+            ("minilm", "enginehouse", False),
         }
         assert (await here.ask("POST", "/api/nodes/old/approve", token=token)).status == 200
         offered = (await here.ask("GET", "/backends/available", token=token)).json
         assert [(one["is_meta"], one["is_variant"], one["fits"], one["stale"]) for one in offered] == [
             (True, False, True, False),
             (False, True, True, False),
+            (False, False, True, False),
+            (False, False, True, False),
         ]
         states = (await here.ask("GET", "/backends/galleries", token=token)).json
         assert [(one["name"], one["status"]) for one in states] == [

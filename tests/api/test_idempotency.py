@@ -33,6 +33,12 @@ CREATING: dict[tuple[str, str], object] = {
     ("POST", "/api/models/{name:path}/load"): {},
     ("POST", "/api/models/{name:path}/unload"): {},
     ("DELETE", "/api/models/{name:path}"): None,
+    ("POST", "/api/models"): {
+        **{"name": "another", "backend": "llama-cpp", "load": True},
+        "files": [{"name": "t.gguf", "uri": "builtin:tiny-chat-2m-q8_0.gguf", "sha256": "0" * 64}],
+    },
+    ("POST", "/models/apply"): {"id": "tiny-chat"},
+    ("POST", "/models/delete/{name:path}"): None,
 }
 # Those that change something and create none. A new route fails here until somebody has said which it is.
 OTHERS = {
@@ -51,9 +57,21 @@ OTHERS = {
     ("POST", "/api/operations/{id}/dismiss"),
     ("POST", "/backends/upgrades/check"),
     ("POST", "/api/tokens"),
+    ("PUT", "/api/models/{name:path}"),
+    ("PATCH", "/api/models/{name:path}"),
+    ("POST", "/api/models/{name:path}/copy"),
+    ("POST", "/models/import"),
+    ("POST", "/models/plan"),
+    ("HEAD", "/api/uploads/{sha256}"),
+    ("PUT", "/api/uploads/{sha256}"),
     ("DELETE", "/api/tokens/{id}"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
+    *(
+        ("POST", f"{prefix}/{name}")
+        for prefix in ("/v1", "")
+        for name in ("chat/completions", "completions", "embeddings", "rerank", "tokenize", "detokenize")
+    ),
+    ("POST", "/v1/{path:path}"),
+    ("POST", "/api/engines/{model:path}/{call}"),
 }
 
 
@@ -105,7 +123,7 @@ async def ask(here: Site, method: str, path: str, body: object, key: str) -> str
     answer = await here.ask(method, path, body, token=here.tokens["admin"], headers=headers)
     assert answer.status in (200, 202), answer.body
     found = answer.json
-    return str(found.get("jobID") or found.get("id") or "")
+    return str(found.get("jobID") or found.get("id") or found.get("uuid") or "")
 
 
 async def refusal(here: Site, method: str, path: str, body: object, key: str) -> str:

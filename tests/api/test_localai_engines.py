@@ -60,7 +60,7 @@ class Stubs:
             config={"options": [f"stub.{one}" for one in options]},
         )
         if is_loaded:
-            await self.engine.load(target, load_options(model, "/models", "/models/m.gguf", 1), limit_seconds=SECONDS)
+            await self.engine.load(target, load_options(model, "/models", 1), limit_seconds=SECONDS)
         config = served_config(model)
         self.routing.routes.append(
             Route(
@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_stops_the_engine_within_a_second(tmp_path: P
             async with asyncio.timeout(SECONDS):
                 await client.got_bytes.wait()
             client.left.set()
-        await until(lambda: b"stopped after" in log.read_bytes(), limit_seconds=5.0)
+        await until(lambda: b"call over" in log.read_bytes(), limit_seconds=5.0)
         assert world.routing.held == 0
 
 

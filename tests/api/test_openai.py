@@ -12,7 +12,7 @@ from tests.api.inference import CHAT, EVENTS, Client, World, answering, plain, s
 
 from enginehouse.api import intake, openai
 from enginehouse.api.relay import EventPasser
-from enginehouse.core.errors import Unavailable
+from enginehouse.core.errors import NotFound, Unavailable
 
 
 async def test_a_plain_answer_passes_byte_for_byte_with_only_its_own_headers() -> None:
@@ -280,3 +280,23 @@ def test_only_whole_events_pass_whatever_line_ends_they_use() -> None:
     assert passer.feed(b"rest") == b""
     assert passer.finish() == b"rest"
     assert EventPasser().feed(b"x" * 2_000_000) == b"x" * 2_000_000
+
+
+@pytest.mark.parametrize(
+    "path", ["../metrics", "..", "a/../../slots", "a b", "a\r\nx: y", "a?b", "a//b", ".hidden", "a%2f", "ä"]
+)
+async def test_a_passed_path_cannot_leave_the_routes_of_the_api(path: str) -> None:
+    async with serving(answering(plain(b"{}"))) as world:
+        client = Client(CHAT)
+        client.scope["path_params"] = {"path": path}
+        with pytest.raises(NotFound):
+            await world.api.passed(client.scope, client.receive, client.send)
+        assert world.requests == []
+
+
+async def test_any_other_plain_path_is_passed_to_the_engine() -> None:
+    async with serving(answering(plain(b"{}"))) as world:
+        client = Client(CHAT)
+        client.scope["path_params"] = {"path": "audio/speech"}
+        await world.api.passed(client.scope, client.receive, client.send)
+        assert world.requests[0].startswith(b"POST /v1/audio/speech ")

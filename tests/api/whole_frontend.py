@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
-from starlette.applications import Starlette
 from tests.bus.memory import MemoryBus, MemoryNetwork
 
-from enginehouse.api.app import build
+from enginehouse.api.app import Application, build
+from enginehouse.api.openai import CLIENT_GONE
 from enginehouse.api.routes import ApiRoute
 from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
+from enginehouse.core.gallery_source import GallerySource
 from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.fetch.models.sources import ModelFinder
 from enginehouse.loop import Wakes
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store
@@ -55,7 +59,7 @@ class Site:
         self.open = self.app(is_loopback=False)
         self.tokens: dict[str, str] = {"": ""}
 
-    def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Starlette:
+    def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Application:
         return build([*self.routes, *extra], self.frontend.keys, self.frontend.metrics, is_loopback=is_loopback)
 
     async def ask(
@@ -66,10 +70,13 @@ class Site:
         *,
         token: str = "",
         headers: Sequence[tuple[str, str]] = LOCAL,
-        app: Starlette | None = None,
+        app: Application | None = None,
         client: str = "10.0.0.9",
+        stays: bool = False,
     ) -> Answer:
-        """One request. A `body` that is not bytes is sent as JSON; the client leaves after its last byte."""
+        """One request. A `body` that is not bytes is sent as JSON; the client leaves after its last byte unless it
+        `stays`.
+        """
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         given = [(key.encode(), value.encode("latin-1")) for key, value in headers]
         if token:
@@ -93,12 +100,16 @@ class Site:
         sent: list[MutableMapping[str, Any]] = []
 
         async def receive() -> MutableMapping[str, Any]:
+            if not messages and stays:
+                await asyncio.Event().wait()  # the answer ends this
             return messages.pop(0) if messages else {"type": "http.disconnect"}
 
         async def send(message: MutableMapping[str, Any]) -> None:
             sent.append(message)
 
         await (app or self.open)(scope, receive, send)
+        if not sent:
+            return Answer(CLIENT_GONE, {}, b"")  # this client leaves when its request is sent
         return Answer(
             int(sent[0]["status"]),
             {key.decode(): value.decode() for key, value in sent[0]["headers"]},
@@ -107,14 +118,28 @@ class Site:
 
 
 @asynccontextmanager
-async def site(data: Path, database_url: str = "") -> AsyncIterator[Site]:
+async def site(
+    data: Path,
+    database_url: str = "",
+    *,
+    sources: ModelFinder | None = None,
+    model_galleries: tuple[GallerySource, ...] = (),
+) -> AsyncIterator[Site]:
     """A frontend with one token of each role, and a keyless node `old` whose token is that of the role `node`; on
     SQLite, unless another database is named.
     """
     settings = FrontendSettings(data=data, nats_url="nats://127.0.0.1:4222", model_load_wait_seconds=0.1)
+    allowed = ("127.0.0.1",) if sources is not None else ()
+    settings = msgspec.structs.replace(settings, allowed_hosts=allowed, model_galleries=model_galleries)
+    if sources is not None:
+        settings = msgspec.structs.replace(settings, backend_galleries=())  # no gallery that is still to be fetched
     store = await Store.open(database_url or f"sqlite:///{data / 'test.db'}")
     bus, wakes, engine = MemoryBus(MemoryNetwork(tells_no_responders=False)), Wakes(), HttpEngine()
-    frontend = make_frontend(settings, make_outside(settings, store, bus), wakes)
+    outside = make_outside(settings, store, bus)
+    if sources is not None:
+        models = msgspec.structs.replace(outside.models, sources=sources)
+        outside = msgspec.structs.replace(outside, models=models)
+    frontend = make_frontend(settings, outside, wakes)
     await frontend.collector.listen(bus)
     made = Site(store, frontend, bus, wakes, make_entries(settings, frontend, engine, bus, wakes))
     for role in ("admin", "user", "join"):

@@ -67,7 +67,7 @@ class Recorded:
             def do_GET(self) -> None:
                 world.react(self)
 
-            do_POST = do_DELETE = do_GET
+            do_POST = do_DELETE = do_PUT = do_PATCH = do_HEAD = do_GET
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
@@ -98,9 +98,7 @@ class Recorded:
     def react(self, handler: BaseHTTPRequestHandler) -> None:
         length = int(handler.headers.get("content-length") or 0)
         content = handler.rfile.read(length)
-        request = Request(
-            handler.command, handler.path, dict(handler.headers), json.loads(content) if content else None
-        )
+        request = Request(handler.command, handler.path, dict(handler.headers), _decoded(content) if content else None)
         with self.changed:
             self.requests.append(request)
             reaction = self._next(request)
@@ -119,6 +117,13 @@ class Recorded:
         return reaction if reaction is not None else refused(404, f"cannot find {request.path}", "not_found")
 
 
+def _decoded(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content
+
+
 def _send(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
     content = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
     handler.send_response(answer.status)
@@ -126,7 +131,8 @@ def _send(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
         handler.send_header(name, value)
     handler.send_header("content-length", str(len(content)))
     handler.end_headers()
-    handler.wfile.write(content)
+    if handler.command != "HEAD":
+        handler.wfile.write(content)
 
 
 def _stream(handler: BaseHTTPRequestHandler, stream: Stream) -> None:

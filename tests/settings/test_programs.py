@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
-from enginehouse.core.gallery_source import LOCALAI
-from enginehouse.settings.file import read_credentials
+from enginehouse.core.gallery_source import LOCALAI, LOCALAI_MODELS
+from enginehouse.settings.file import read_credentials, read_model_credentials
 from enginehouse.settings.programs import (
     ClientSettings,
     FrontendSettings,
@@ -246,6 +246,27 @@ def test_galleries_are_localais_unless_the_flag_a_variable_or_the_file_says_othe
     assert names(flags={"backend_galleries": named("flag")}, environ=ours) == ["flag"]
     assert names(flags={"backend_galleries": "[]"}, environ=ours) == []
     assert load(LocalSettings, {"data": str(tmp_path)}, ours).backend_galleries[0].name == "ours"
+
+
+def test_sources_of_models_are_localais_and_can_be_others(tmp_path: Path) -> None:
+    (tmp_path / "secrets.toml").write_text('mine = "s3cret"\n')
+    assert up(tmp_path).model_galleries == (LOCALAI_MODELS,)
+    assert up(tmp_path, environ={"GALLERIES": "[]"}).model_galleries == ()
+    assert up(tmp_path).hf_endpoint == "https://huggingface.co"
+    assert up(tmp_path, environ={"HF_ENDPOINT": "http://mirror:80/", "HF": "hub.example"}).hf_endpoint == (
+        "https://hub.example"
+    )
+    given = up(tmp_path, {"model_credentials": str(tmp_path / "secrets.toml"), "model_galleries": "[]"})
+    words = as_flags(given, ("model_galleries", "hf_endpoint", "model_credentials"))
+    assert words == [
+        *("--model-galleries", "[]", "--hf-endpoint", "https://huggingface.co"),
+        *("--model-credentials", str(tmp_path / "secrets.toml")),
+    ]
+    assert read_model_credentials(given.model_credentials) == {"mine": "s3cret"}
+    (tmp_path / "secrets.toml").write_text("mine = 5\nother = 's3cret'\n")
+    with pytest.raises(Invalid) as caught:
+        read_model_credentials(given.model_credentials)
+    assert "s3cret" not in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -410,6 +410,19 @@ async def test_a_replica_takes_the_place_of_the_one_before_it(store: Store) -> N
     assert await store.transaction(lambda c: replicas.of_model(c, "m")) == []
 
 
+async def test_a_model_is_added_once_replaced_and_found_by_its_endpoint(store: Store) -> None:
+    model = Model(name="a", backend="b", files=(), config={"x": {"endpoint": "no"}})
+    far = Model(name="far", backend="", files=(), endpoint="10.0.0.1:80")
+    assert await store.transaction(lambda c: models.add(c, model, 5.0))
+    assert not await store.transaction(lambda c: models.add(c, Model(name="a", backend="other", files=()), 6.0))
+    assert await store.transaction(lambda c: models.add(c, far, 7.0))
+    assert await store.transaction(lambda c: models.get(c, "a")) == model
+    assert await store.transaction(models.with_endpoints) == [far]
+    changed = Model(name="a", backend="c", files=())
+    await store.transaction(lambda c: models.replace(c, changed))
+    assert await store.transaction(lambda c: (models.get(c, "a"), models.created_at(c, "a"))) == (changed, 5.0)
+
+
 async def test_models_and_tokens_are_read_as_they_were_written(store: Store) -> None:
     model = Model(name="a/b c#1", backend="llama-cpp", files=(ModelFile("f", "builtin:f", "ab", 3),))
     await store.transaction(lambda c: models.insert(c, model, 5.0))

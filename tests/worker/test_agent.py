@@ -314,7 +314,7 @@ async def test_messages_of_a_go_frontend_are_understood(tmp_path: Path, installe
             assert external.outcome is not None
             assert external.outcome.code == code
         model = await worker.tell(subjects.INSTALL, wire.BackendInstallRequest(backend="llama-cpp", model_id="m"))
-        assert "speaks OpenAI's HTTP API" in model.error
+        assert "speaks OpenAI's HTTP API, which only Enginehouse frontends use" in model.error
         answer = await worker.bus.ask(subjects.node_subject(NodeId("node-1"), subjects.RUNNING), b"{}", "r")
         assert wire.decode(answer, wire.ModelsRunningReply, "what runs").models == ()
         stop = wire.ModelStopRequest(model_name="m", process_key="m#0", expected_address="127.0.0.1:1")

@@ -2,19 +2,23 @@
 
 Only the routes of `routes.make_routes` exist, and each has a role. The inference routes and the event stream are plain
 ASGI callables, because streaming through response classes costs several times as much per token; all other routes are
-functions of a request. This file holds the second of the program's two broad `except`s.
+functions of a request. Paths without parameters are looked up in a dict; only what it does not have passes the
+framework's middleware and its list of patterns. This file holds the second of the program's two broad `except`s.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from enginehouse.api.auth import authorize, bearer
 from enginehouse.api.errors import error_answer
@@ -94,21 +98,40 @@ async def _answer(error: EnginehouseError, request_id: str, send: Send, is_start
     await send({"type": "http.response.body", "body": body})
 
 
-def build(routes: Sequence[ApiRoute], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Starlette:
-    app = Starlette(
-        routes=[
-            Route(
-                route.path,
-                endpoint=RouteEndpoint(route, keys, metrics, is_loopback=is_loopback),
-                methods=[route.method],
-            )
-            for route in routes
-        ],
+class Application:
+    """The whole HTTP interface as ASGI.
+
+    `endpoints` are the inference routes without parameters, by their path as it is on the wire. A path that is written
+    differently (percent-encoded, with a query) is not in it and takes the framework's way to the same endpoint.
+    """
+
+    def __init__(self, framework: Starlette, endpoints: dict[bytes, tuple[str, ASGIApp]]) -> None:
+        self.routes = framework.routes
+        self.endpoints = endpoints
+        self._by_path = {path: endpoint for path, endpoint in endpoints.values()}
+        # Only behind a proxy on this machine: who asks, and whether by HTTPS. Inference needs neither.
+        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+        self._framework: Any = ProxyHeadersMiddleware(framework, trusted_hosts=trusted)  # type: ignore[arg-type]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._by_path.get(scope["path"]) if scope.get("method") == "POST" else None
+        await (endpoint or self._framework)(scope, receive, send)
+
+
+def build(routes: Sequence[ApiRoute], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Application:
+    made = [(route, RouteEndpoint(route, keys, metrics, is_loopback=is_loopback)) for route in routes]
+    framework = Starlette(
+        routes=[Route(route.path, endpoint=endpoint, methods=[route.method]) for route, endpoint in made],
         exception_handlers={404: _no_route, 405: _no_route},
     )
     # A redirect would be an answer outside the table, and would contain a host name chosen by the client.
-    app.router.redirect_slashes = False
-    return app
+    framework.router.redirect_slashes = False
+    endpoints: dict[bytes, tuple[str, ASGIApp]] = {
+        route.path.encode(): (route.path, endpoint)
+        for route, endpoint in made
+        if route.raw is not None and route.method == "POST" and "{" not in route.path
+    }
+    return Application(framework, endpoints)
 
 
 async def _no_route(request: Request, _error: Exception) -> Response:

@@ -80,10 +80,10 @@ class BackendJobRoutes:
         return json_response({"id": operation_id, "status_url": address})
 
     async def job(self, request: Request) -> Response:
-        return json_response(_status(await self._board.view(OperationId(request.path_params["id"]))))
+        return json_response(job_status(await self._board.view(OperationId(request.path_params["id"]))))
 
 
-def _status(view: OperationView) -> JobStatus:
+def job_status(view: OperationView) -> JobStatus:
     rows = view.nodes if isinstance(view.nodes, list) else []
     current = next((row for row in rows if row.state == "running" and isinstance(row.file_name, str)), None)
     total = view.totalBytes if isinstance(view.totalBytes, int) else 0

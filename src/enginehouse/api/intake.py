@@ -6,7 +6,7 @@ The body is decoded once, only for the fields that routing needs; its bytes are 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import random
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -106,4 +106,5 @@ def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
         is_id = name in (b"x-request-id", b"x-correlation-id")
         if is_id and 0 < len(value) <= 128 and all(0x21 <= byte <= 0x7E for byte in value):
             return value.decode("ascii")
-    return secrets.token_hex(16)
+    # It must be unique, not secret: the generator is seeded by the system, and asks it no more.
+    return f"{random.getrandbits(128):032x}"

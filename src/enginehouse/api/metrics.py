@@ -29,6 +29,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         build = Gauge("enginehouse_build", "The running version.", ["version"], registry=self.registry)
         build.labels(__version__).set(1)
+        self._counters: dict[tuple[str, str, str, int], Counter] = {}
+        self._durations: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
         labels = ["model", "node", "path", "status"]
         self._requests = Counter("enginehouse_requests", "Inference requests answered.", labels, registry=self.registry)
         self._seconds = Histogram(
@@ -63,10 +65,18 @@ class Metrics:
     def request_done(
         self, *, model: str, node: str, path: str, status: int, seconds: float, first_byte_seconds: float | None
     ) -> None:
-        self._requests.labels(model, node, path, str(status)).inc()
-        self._seconds.labels(model, path).observe(seconds)
+        # Looked up here, because `labels` takes a lock and makes a string of each label.
+        counter = self._counters.get((model, node, path, status))
+        if counter is None:
+            counter = self._counters[model, node, path, status] = self._requests.labels(model, node, path, str(status))
+        durations = self._durations.get((model, path))
+        if durations is None:
+            durations = self._seconds.labels(model, path), self._first_byte.labels(model, path)
+            self._durations[model, path] = durations
+        counter.inc()
+        durations[0].observe(seconds)
         if first_byte_seconds is not None:
-            self._first_byte.labels(model, path).observe(first_byte_seconds)
+            durations[1].observe(first_byte_seconds)
 
     def denied(self, code: str) -> None:
         self._denied.labels(code).inc()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
@@ -20,7 +21,9 @@ from starlette.types import ASGIApp
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import Receive, model_asked_for, read_body, request_id_of, until_disconnect
 from enginehouse.api.relay import EventPasser, engine_error, passed_headers
-from enginehouse.core.errors import EnginehouseError, Unavailable, Upstream
+from enginehouse.api.requests import WHEN_GONE
+from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable, Upstream
+from enginehouse.core.name import shown
 from enginehouse.core.routing import Route
 from enginehouse.ports import Engine, EngineCall, EngineResponse
 
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Callback = Callable[[], None]
+WhenGone = Callable[[Callback | None], None]
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # of an answer that is not a stream, which is held until it is complete
 CONNECT_SECONDS = 2.0
@@ -38,7 +43,9 @@ _PUBLIC = {
     "upstream_timeout": "cannot answer: the engine did not begin to answer in time. Ask for a stream or for less",
     "replica_unreachable": "cannot answer: no replica of the model can be reached at the moment. Ask again soon",
 }
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*(?:/[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)*")
 CLIENT_GONE = 499  # nginx's number; only the observer sees it
+_NO_STATE: dict[str, Any] = {}
 
 
 class Routes(Protocol):
@@ -83,6 +90,26 @@ class _Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
 
+class _Departure:
+    """Ends the work on a request when its client disconnects. `asyncio.timeout` could do it, and costs more."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._has_happened = False
+        self.is_over = False  # the answer is complete, and the task goes on to other things
+
+    def __call__(self) -> None:
+        if not self.is_over and not self._has_happened:
+            self._has_happened = True
+            self._task.cancel()
+
+    def is_all_that_happened(self) -> bool:
+        """Whether a cancellation came from here alone. It is then withdrawn."""
+        return self._has_happened and self._task.uncancel() == 0
+
+
 class OpenAI:
     """The routes. `head_seconds` bounds the time until an engine begins to answer."""
 
@@ -99,8 +126,14 @@ class OpenAI:
         return partial(self._serve, path)
 
     async def passed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Any other path below `/v1`: it is the engine that knows whether it has it."""
-        await self._serve(f"/v1/{scope['path_params']['path']}", scope, receive, send)
+        """Any other path below `/v1`: it is the engine that knows whether it has it.
+
+        Only plain segments: a path must not lead to the engine's own routes, or break the head of the request.
+        """
+        path = str(scope["path_params"]["path"])
+        if not _PLAIN_PATH.fullmatch(path):
+            raise NotFound(f"cannot find POST {shown('/v1/' + path)}: there is no such route", code="not_found")
+        await self._serve(f"/v1/{path}", scope, receive, send)
 
     async def engine_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A call of LocalAI's protocol: the model and the call are in the path, the message is the body."""
@@ -113,7 +146,11 @@ class OpenAI:
             body = await read_body(scope["headers"], receive)
             if body is not None:
                 exchange.model = model or model_asked_for(body)
-                await self._answer_unless_gone(exchange, body, receive)
+                when_gone = scope.get("state", _NO_STATE).get(WHEN_GONE)
+                if when_gone is None:
+                    await self._answer_and_watch(exchange, body, receive)
+                else:
+                    await self._answer_unless_gone(exchange, body, when_gone)
         except EnginehouseError as error:
             if exchange.status == 0:
                 await exchange.answer(*error_answer(_public_error(error, exchange), exchange.request_id))
@@ -130,22 +167,41 @@ class OpenAI:
                 first_byte_seconds=exchange.first_byte_seconds,
             )
 
-    async def _answer_unless_gone(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:
+    async def _answer_unless_gone(self, exchange: _Exchange, body: bytes, when_gone: WhenGone) -> None:
+        departure = _Departure()
+        when_gone(departure)
+        try:
+            await self._route(exchange, body)
+        except asyncio.CancelledError:
+            if not departure.is_all_that_happened():
+                raise
+            exchange.status = CLIENT_GONE
+        finally:
+            departure.is_over = True
+            when_gone(None)
+
+    async def _answer_and_watch(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:
+        """The same for a server that tells of a disconnect only to those who wait for it."""
         failure: Exception | None = None
-        # A timeout without a deadline is a scope that the watcher can end, when the client disconnects.
-        gone = asyncio.timeout(None)
+        told: list[Callback] = []
+
+        def when_gone(callback: Callback | None) -> None:
+            told[:] = [] if callback is None else [callback]
+
+        async def watch() -> None:
+            await until_disconnect(receive)
+            for callback in told:
+                callback()
+
         async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(_watch(receive, gone))
+            watcher = group.create_task(watch())
             try:
-                async with gone:
-                    await self._route(exchange, body)
+                await self._answer_unless_gone(exchange, body, when_gone)
             except (EnginehouseError, OSError) as error:
                 failure = error  # raised below: raised here, the task group would wrap it
             finally:
                 watcher.cancel()
-        if gone.expired():
-            exchange.status = CLIENT_GONE
-        elif failure is not None:
+        if failure is not None:
             raise failure
 
     async def _route(self, exchange: _Exchange, body: bytes) -> None:
@@ -255,8 +311,3 @@ async def _whole(response: EngineResponse) -> bytes:
             raise Upstream(f"cannot pass on the answer: it is larger than {MAX_ANSWER_BYTES} bytes; ask for a stream")
         pieces.append(chunk)
     return b"".join(pieces)
-
-
-async def _watch(receive: Receive, gone: asyncio.Timeout) -> None:
-    await until_disconnect(receive)
-    gone.reschedule(asyncio.get_running_loop().time())

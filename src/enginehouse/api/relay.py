@@ -23,16 +23,19 @@ _CODES = {404: "not_found", 413: "too_large", 429: "rate_limited", 503: "resourc
 
 def passed_headers(headers: Headers, request_id: str) -> tuple[list[tuple[bytes, bytes]], bool]:
     """The headers for the client, and whether the body is a stream of events."""
-    passed = [(name, value) for name, value in headers if name in _PASSED]
-    is_stream = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in passed)
+    passed = [header for header in headers if header[0] in _PASSED]
+    is_stream = False
+    for name, value in passed:
+        if name == b"content-type" and value.startswith(b"text/event-stream"):
+            is_stream = True
     if is_stream:
         names = {name for name, _ in passed}
         if b"cache-control" not in names:
             passed.append((b"cache-control", b"no-cache"))
         if b"x-accel-buffering" not in names:
             passed.append((b"x-accel-buffering", b"no"))  # otherwise nginx buffers the tokens
-    passed.append((b"x-request-id", request_id.encode()))
-    passed.append((b"x-correlation-id", request_id.encode()))
+    encoded = request_id.encode()
+    passed += ((b"x-request-id", encoded), (b"x-correlation-id", encoded))
     return passed, is_stream
 
 

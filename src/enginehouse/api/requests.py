@@ -27,6 +27,9 @@ BODY_SECONDS = 30.0  # to receive 1 MiB; a slower client does not keep its conne
 ABORT = "enginehouse.abort"
 # Key in the state of a request: a function that limits the bytes the kernel buffers for a client that does not read.
 SEND_BUFFER = "enginehouse.send_buffer"
+# Key in the state of a request: a function that takes a callback for the moment when the client disconnects. Not every
+# ASGI server has it.
+WHEN_GONE = "enginehouse.when_gone"
 T = TypeVar("T")
 
 

@@ -19,6 +19,7 @@ from enginehouse.api.auth import RouteRole
 from enginehouse.api.backend_jobs import Apply, BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
+from enginehouse.api.model_definitions import ApplyRequest, DefinitionRoutes
 from enginehouse.api.models import ModelRoutes, ModelTarget
 from enginehouse.api.node_logs import NodeLogRoutes
 from enginehouse.api.nodes import NodeBackend, NodeRoutes
@@ -26,7 +27,9 @@ from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes, OperationTarget
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRequest, TokenRoutes
+from enginehouse.api.uploads import UploadRoutes
 from enginehouse.api.workers import WorkerRoutes
+from enginehouse.core.model_answers import AddModel, CopyModel, ReplaceModel
 from enginehouse.core.node_api import HeartbeatRequest, RegisterRequest
 from enginehouse.core.operation import BackendRequest
 
@@ -37,6 +40,8 @@ _CANCEL = "Cancel the open intents of an operation, on every node or on one."
 _RETRY = "Retry what failed or was cancelled, on every node or on one."
 _EVENTS = "Stream every change as server-sent events; `operation=ID` selects one operation."
 _LOAD = "Load a model; installs what it needs."
+_ADD_MODEL = "Add a model from sources, a configuration or files; with `load`, answers 202 with the operation."
+_IMPORT = "Import LocalAI's model YAML or JSON from the body, or from `url`."
 _UNLOAD = "Stop the replicas of a model."
 _ENGINE_CALL = "Make any call of LocalAI's protocol to the engine of a model, with the message as JSON."
 _NODE_LOGS = "Show what the engine of a model has logged; with `follow=1` as events."
@@ -67,6 +72,8 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     backends: BackendRoutes
     jobs: BackendJobRoutes
     models: ModelRoutes
+    definitions: DefinitionRoutes
+    uploads: UploadRoutes
     tokens: TokenRoutes
     node_logs: NodeLogRoutes
     inference: OpenAI
@@ -75,7 +82,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
 def make_routes(of: RouteObjects) -> list[ApiRoute]:
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
     system, workers, nodes, operations = of.system, of.workers, of.nodes, of.operations
-    backends, jobs, models, tokens = of.backends, of.jobs, of.models, of.tokens
+    backends, jobs, tokens = of.backends, of.jobs, of.tokens
     return [
         # The frontend itself.
         get("/", "public", "A page about this server, for browsers.", system.root),
@@ -130,16 +137,42 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/backends/upgrade/{name}", "admin", "Upgrade a backend wherever it is installed.", jobs.upgrade),
         post("/backends/delete/{name}", "admin", "Delete a backend wherever it is installed.", jobs.delete),
         get("/backends/jobs/{id}", "admin", "Show such an operation as a job of LocalAI's.", jobs.job),
-        # Models.
-        get("/api/models", "admin", "List served models and those that a gallery offers.", models.every),
-        post("/api/models/{name:path}/load", "admin", _LOAD, models.load, body=ModelTarget, status=202),
-        post("/api/models/{name:path}/unload", "admin", _UNLOAD, models.unload, body=ModelTarget, status=202),
-        delete("/api/models/{name:path}", "admin", _DELETE_MODEL, models.delete, status=202),
+        *_model_routes(of),
         # Tokens.
         post("/api/tokens", "admin", "Create a token.", tokens.create, body=TokenRequest, status=201),
         get("/api/tokens", "admin", "List tokens; secrets are omitted.", tokens.every),
         delete("/api/tokens/{id}", "admin", "Revoke a token, by id or name, within a second.", tokens.revoke),
         *_inference_routes(of),
+    ]
+
+
+def _model_routes(of: RouteObjects) -> list[ApiRoute]:
+    """Models: rows, loads, LocalAI's routes, and uploads of their files."""
+    get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
+    put, patch, head = partial(ApiRoute, "PUT"), partial(ApiRoute, "PATCH"), partial(ApiRoute, "HEAD")
+    models, defined, uploads = of.models, of.definitions, of.uploads
+    one, upload = "/api/models/{name:path}", "/api/uploads/{sha256}"
+    return [
+        get("/api/models", "admin", "List served models and those that a gallery offers.", models.every),
+        post("/api/models", "admin", _ADD_MODEL, defined.add, body=AddModel, status=201),
+        post(f"{one}/load", "admin", _LOAD, models.load, body=ModelTarget, status=202),
+        post(f"{one}/unload", "admin", _UNLOAD, models.unload, body=ModelTarget, status=202),
+        post(f"{one}/copy", "admin", "Copy a model under another name.", defined.copy, body=CopyModel, status=201),
+        get(f"{one}/export", "admin", "A model's configuration as LocalAI's YAML.", defined.export),
+        get(one, "admin", "Show a model: files, configuration, revision, replicas.", defined.show),
+        put(one, "admin", "Replace the configuration of a model.", defined.replace, body=ReplaceModel),
+        patch(one, "admin", "Change keys of a model's configuration; null removes.", defined.patch, body=ReplaceModel),
+        delete(one, "admin", _DELETE_MODEL, models.delete, status=202),
+        post("/models/import", "admin", _IMPORT, defined.import_all, status=201),
+        post("/models/apply", "admin", "Add a model of a gallery and load it.", defined.apply, body=ApplyRequest),
+        post("/models/plan", "admin", "Show what such a request would add.", defined.plan, body=ApplyRequest),
+        get("/models/jobs/{id}", "admin", "Show such an operation as a job of LocalAI's.", defined.job),
+        post("/models/delete/{name:path}", "admin", _DELETE_MODEL, defined.delete),
+        get("/models/available", "admin", "List the models that galleries offer; `term` searches.", defined.available),
+        get("/models/galleries", "admin", "List galleries of models: age and unusable entries.", defined.galleries),
+        head(upload, "admin", "How far an upload is (`Upload-Offset`).", uploads.state),
+        put(upload, "admin", "Append the part of a file that Content-Range names.", uploads.write, status=201),
+        get(upload, "node", "An uploaded file, or a range of it, for workers.", uploads.read),
     ]
 
 

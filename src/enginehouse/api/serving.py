@@ -1,4 +1,4 @@
-"""Serves the application on a socket and runs the loops of the frontend beside it; the only door to uvicorn.
+"""Serves the application on a socket and runs the loops of the frontend beside it. `warm` has its connections.
 
 The loops end after the server, because answers in progress may need them.
 """
@@ -9,17 +9,18 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from functools import partial
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from enginehouse.api.requests import ABORT, SEND_BUFFER
+from enginehouse.api.app import Application
+from enginehouse.api.warm import WarmConnection
 from enginehouse.host import processes
 from enginehouse.loop import Loop
 
 STOP_SECONDS = 10  # for answers in progress when a frontend is asked to stop
 SHORT_STOP_SECONDS = 1  # for answers that take no time
+KEEP_ALIVE_SECONDS = 5.0  # an idle connection costs little, and clients reconnect
 LINGER_SECONDS = 1.0  # load balancers check several times a second, and an operator hardly notices the delay
 
 
@@ -48,7 +49,7 @@ async def answering(app: object, listener: socket.socket) -> AsyncIterator[None]
 
 
 async def serve(
-    app: object,
+    app: Application,
     listener: socket.socket,
     loops: dict[str, Loop],
     *,
@@ -60,12 +61,14 @@ async def serve(
     that load balancers learn of it; then it accepts no more requests. A second signal ends the lingering.
     """
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]  # an ASGI application
-        http=_connection,  # type: ignore[arg-type]  # only ever called
+        app,
+        http=partial(WarmConnection, endpoints=app.endpoints),  # type: ignore[arg-type]  # only ever called
+        proxy_headers=False,  # the application reads them where they matter
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,  # type: ignore[arg-type]  # fractions work too
         h11_max_incomplete_event_size=16 * 1024,
         server_header=False,
     )
@@ -94,18 +97,3 @@ async def serve(
         await server.serve(sockets=[listener])
         for task in tasks:
             task.cancel()
-
-
-def _connection(**given: Any) -> asyncio.Protocol:
-    """uvicorn's connection, with functions for routes to limit its send buffer and to abort it."""
-    made: Any = None
-
-    def abort() -> None:
-        made.transport.abort()
-
-    def bound(size_bytes: int) -> None:
-        made.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
-
-    made = AutoHTTPProtocol(**{**given, "app_state": {**given["app_state"], ABORT: abort, SEND_BUFFER: bound}})
-    connection: asyncio.Protocol = made
-    return connection

@@ -30,7 +30,7 @@ COMMANDS = {
     "backends": "List, install, upgrade and delete engines.",
     "gallery": "Browse the galleries, without a server.",
     "local": "Install, upgrade and delete engines in a directory, without a server.",
-    "models": "List, load, unload and delete models.",
+    "models": "Add, import, list, load, unload and delete models.",
     "ops": "List, follow, cancel and retry operations.",
     "logs": "Show what the engine of a model has logged on a node.",
     "tokens": "Create, list and revoke access tokens.",

@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from enginehouse.core.model import Model
+from enginehouse.core.model_gallery import ModelEntry
 from enginehouse.core.replica import EngineProtocol
 
 DEVELOPMENT = "-development"  # the suffix of entries built from LocalAI's main branch
@@ -59,6 +60,7 @@ class Gallery(Struct, frozen=True, kw_only=True):
     url: str
     backends: tuple[GalleryEntry, ...] = ()
     models: tuple[Model, ...] = ()
+    offers: tuple[ModelEntry, ...] = ()  # of a gallery of models
     skipped: tuple[Skipped, ...] = ()
     demands_signatures: bool = False
     problem: str = ""  # why it could not be loaded, while nothing of it is known

@@ -45,6 +45,12 @@ LOCALAI = GallerySource(
     mirrors=("github:mudler/LocalAI/backend/index.yaml@master",),
 )
 
+LOCALAI_MODELS = GallerySource(
+    name="localai",
+    url="https://index.localai.io/models",
+    mirrors=("github:mudler/LocalAI/gallery/index.yaml@master",),
+)
+
 
 def decode_sources(value: str | bytes | object) -> tuple[GallerySource, ...]:
     """Parse sources from JSON text or from the decoded list; `Invalid` says what is wrong."""

@@ -54,11 +54,15 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
     replicas: int = 1
     # The configuration in the form of LocalAI's model YAML, as imported: keys that have no effect here are kept.
     config: dict[str, Any] = {}
+    # A server that runs elsewhere and speaks OpenAI's API, as host:port; such a model has no files and no replicas.
+    endpoint: str = ""
+    credential: str = ""  # the name of the credential with the key of the endpoint
 
     @property
     def revision(self) -> str:
         """Changes if and only if a running replica would have to be replaced."""
         described = [self.backend, self.files, self.options, *([self.config] if self.config else [])]
+        described += [self.endpoint, self.credential] if self.endpoint else []
         return hashlib.sha256(msgspec.json.encode(described, order="sorted")).hexdigest()[:16]
 
     @property
@@ -105,10 +109,23 @@ def served_config(model: Model) -> ModelConfig:
     return config
 
 
-def load_options(model: Model, directory: str, model_file: str, threads: int) -> dict[str, Any]:
+def load_options(model: Model, directory: str, threads: int) -> dict[str, Any]:
     """The fields of the request that loads a model whose files are in `directory`."""
-    paths = ModelPaths(directory=directory, model_file=model_file, threads=threads)
-    return model_options(served_config(model), paths)
+    config = served_config(model)
+    path = f"{directory}/{main_file(model, config)}".rstrip("/")
+    return model_options(config, ModelPaths(directory=directory, model_file=path, threads=threads))
+
+
+def main_file(model: Model, config: ModelConfig) -> str:
+    """The file that an engine opens, relative to the model's directory; "" if it reads the directory itself.
+
+    Companions, such as a projector, come after it. Of a model in several parts, engines open the first part.
+    """
+    names = [file.name for file in model.files]
+    if config.parameters.model in names:
+        return config.parameters.model
+    own = [name for name in names if name not in (config.mmproj, config.draft_model)]
+    return own[0] if len(own) == 1 or (own and own[0].endswith(".gguf")) else ""
 
 
 GIB = 1024**3

@@ -37,5 +37,7 @@ class Route(Struct, frozen=True, kw_only=True):
 
 def choose_route(routes: Sequence[Route], in_flight: Mapping[str, int], turn: int) -> Route:
     """The least busy route; equal ones take turns. `routes` must not be empty."""
+    if len(routes) == 1:
+        return routes[0]
     rotated = [routes[(turn + offset) % len(routes)] for offset in range(len(routes))]
     return min(rotated, key=lambda route: in_flight.get(route.id, 0))

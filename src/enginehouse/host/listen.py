@@ -9,6 +9,7 @@ import asyncio
 import errno
 import ipaddress
 import socket
+from typing import Any
 
 import psutil
 
@@ -43,9 +44,13 @@ def bind(host: str, port: int | None) -> socket.socket:
     )
 
 
+def _address(host: str, port: int) -> Any:
+    """What `socket.socket` and `bind` need to listen there."""
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+
+
 def _bind_one(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = _address(host, port)
     listener = socket.socket(family, kind, protocol)
     try:
         # A restart must not wait for TIME_WAIT connections of the previous process.
@@ -56,6 +61,32 @@ def _bind_one(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def reserve(host: str, port: int | None) -> socket.socket:
+    """Hold a port for several processes, without listening. `port` None means 8080 or the next free port."""
+    # Sharing is possible only among sockets that allow it, so a second group of processes would join the first
+    # unnoticed. A socket that does not allow it shows whether anybody listens.
+    with bind(host, port) as probe:
+        chosen = probe.getsockname()[1]
+    return share(host, chosen)
+
+
+def share(host: str, port: int) -> socket.socket:
+    """Return a socket, not listening yet, on a port that other processes of this user share."""
+    try:
+        family, kind, protocol, _, address = _address(host, port)
+        shared = socket.socket(family, kind, protocol)
+        try:
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            shared.bind(address)
+        except OSError:
+            shared.close()
+            raise
+    except OSError as error:
+        raise _refused(host, port, error) from error
+    return shared
 
 
 def _refused(host: str, port: int, error: OSError) -> Conflict | Invalid:

@@ -207,6 +207,14 @@ def is_listening(pid: int, port: int) -> bool:
         return False
 
 
+def is_serving(pid: int, port: int) -> bool:
+    """Whether the process listens and is not suspended: it may be too busy to answer."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_STOPPED and is_listening(pid, port)
+    except psutil.Error:
+        return False
+
+
 def _listens(process: psutil.Process, port: int) -> bool:
     return any(
         connection.status == psutil.CONN_LISTEN and connection.laddr.port == port

@@ -35,6 +35,13 @@ ANSWER_SILENCE_SECONDS = 900.0  # a long prompt on a slow machine takes minutes 
 _Connection = http.client.HTTPConnection
 
 
+class RawBody(Struct, frozen=True):
+    """A body that is sent as it is, with its own headers."""
+
+    content: bytes
+    headers: dict[str, str] = {}
+
+
 class _Described(Struct):
     message: str
     code: str | int = ""  # a Go frontend repeats the status here
@@ -141,6 +148,12 @@ class FrontendClient:
             raise self._refused(response, content)
         return content
 
+    def head(self, path: str, *, timeout_seconds: float = REQUEST_SECONDS) -> tuple[int, dict[str, str]]:
+        """The status and the headers (lowercase) that a GET would have; an error has no body that could be read."""
+        connection, response = self._exchange("HEAD", path, None, None, timeout_seconds)
+        self._finish(connection, response)
+        return response.status, {name.lower(): value for name, value in response.headers.items()}
+
     def stream_events(self, path: str, *, silence_seconds: float = EVENT_SILENCE_SECONDS) -> EventStream:
         """The events of a GET. The iteration ends when the frontend ends the stream; the caller reconnects."""
         return self._stream("GET", path, None, silence_seconds)
@@ -216,10 +229,13 @@ class FrontendClient:
         if bearer:
             headers["Authorization"] = f"Bearer {bearer}"
         content = None
-        if body is not None:
+        if isinstance(body, RawBody):
+            content = body.content
+            headers.update(body.headers)
+        elif body is not None:
             content = msgspec.json.encode(body)
             headers["Content-Type"] = "application/json"
-        elif method != "GET":
+        elif method not in ("GET", "HEAD"):
             content = b""
         while True:
             connection, reused = self._take(timeout_seconds)

@@ -57,6 +57,20 @@ def _refused(message: str, param: str | None = None) -> Invalid:
     return Invalid(message, code="invalid_setting", param=param)
 
 
+def read_model_credentials(path: Path | None) -> dict[str, str]:
+    """Credentials of sources of models by name, from lines of `NAME = "SECRET"`. Messages never contain the values."""
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else 'it must have lines like name = "secret"'
+        raise _refused(f"cannot read credentials of models from {path}: {reason}", "model_credentials") from None
+    if any(not isinstance(value, str) or not value for value in content.values()):
+        raise _refused(f'cannot use {path}: it must have lines like name = "secret"', "model_credentials")
+    return content
+
+
 def read_credentials(path: Path | None) -> dict[str, str]:
     """Credentials by registry, from lines of `HOST = "USER:PASSWORD"`. Error messages never contain the values."""
     if path is None:

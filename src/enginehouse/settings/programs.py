@@ -19,7 +19,8 @@ from typing import Any, TypeVar, get_type_hints
 from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
-from enginehouse.core.gallery_source import LOCALAI, encode_sources
+from enginehouse.core.gallery_source import LOCALAI, LOCALAI_MODELS, encode_sources
+from enginehouse.core.model_source import HUGGINGFACE
 from enginehouse.core.name import MAX_NAME
 from enginehouse.settings.file import read_file
 from enginehouse.settings.values import (
@@ -36,6 +37,7 @@ from enginehouse.settings.values import (
     Galleries,
     Host,
     HttpUrls,
+    HubUrl,
     Labels,
     Level,
     Networks,
@@ -91,6 +93,9 @@ class UpSettings(Timings, frozen=True, kw_only=True):
     installing: InstallSettings = InstallSettings()
     node_networks: Networks = ()
     backend_galleries: Galleries = (LOCALAI,)
+    model_galleries: Galleries = (LOCALAI_MODELS,)
+    hf_endpoint: HubUrl = HUGGINGFACE
+    model_credentials: AbsolutePath | None = None
     host: Host = "127.0.0.1"
     port: Port | None = None
     name: NodeName
@@ -104,6 +109,7 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     log_level: Level = "info"
     host: Host = "127.0.0.1"
     port: Port | None = None
+    processes: Count = 1  # equal frontends behind one port; Python uses one core in each
     database_url: DatabaseUrl = ""
     nats_url: SecretText = ""
     # A request gets 503 within five seconds; people do not wait longer for a slow disk or link.
@@ -118,6 +124,9 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     backend_galleries: Galleries = (LOCALAI,)  # the built-in gallery always comes first
     allowed_hosts: AllowedHosts = ()  # hosts that may be reached although they are not public
     registry_credentials: AbsolutePath | None = None  # for resolving tags at registries
+    model_galleries: Galleries = (LOCALAI_MODELS,)
+    hf_endpoint: HubUrl = HUGGINGFACE  # Hugging Face, or a mirror of it
+    model_credentials: AbsolutePath | None = None  # a file of lines NAME = "SECRET", for sources of models
     # The same for all frontends of a cluster. If they are not given, the first frontend creates them.
     admin_token: SecretText = ""
     join_token: SecretText = ""
@@ -175,12 +184,23 @@ _LOCALAI_TIMINGS = {
     "model_load_wait_seconds": ("LOCALAI_MODEL_LOAD_WAIT",),
 }
 _LOCALAI_GALLERIES = {"backend_galleries": ("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES")}
+_LOCALAI_MODELS = {
+    "model_galleries": ("LOCALAI_GALLERIES", "GALLERIES"),
+    "hf_endpoint": ("HF_MIRROR", "HF", "HF_ENDPOINT"),
+}
 _LOCALAI_SYSTEM = {"backends_system_path": ("LOCALAI_BACKENDS_SYSTEM_PATH",)}
 _LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
-    UpSettings: {**_LOCALAI_TIMINGS, **_LOCALAI_GALLERIES, **_LOCALAI_SYSTEM, "name": ("LOCALAI_NODE_NAME",)},
+    UpSettings: {
+        **_LOCALAI_TIMINGS,
+        **_LOCALAI_GALLERIES,
+        **_LOCALAI_MODELS,
+        **_LOCALAI_SYSTEM,
+        "name": ("LOCALAI_NODE_NAME",),
+    },
     FrontendSettings: {
         **_LOCALAI_TIMINGS,
         **_LOCALAI_GALLERIES,
+        **_LOCALAI_MODELS,
         "nats_url": ("LOCALAI_NATS_URL",),
         "join_token": ("LOCALAI_REGISTRATION_TOKEN",),
     },
@@ -227,7 +247,7 @@ def as_flags(settings: Settings | InstallSettings, fields: Iterable[str]) -> lis
         value = getattr(settings, field)
         if field == "allowed_hosts":
             words += [word for host in value for word in (flag_of(field), host)]
-        elif field == "backend_galleries":
+        elif field in ("backend_galleries", "model_galleries"):
             words += [flag_of(field), encode_sources(value)]
         elif field == "node_networks":
             words += [flag_of(field), ",".join(value)] if value else []

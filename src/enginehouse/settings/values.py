@@ -172,6 +172,12 @@ def parse_http_url(value: object) -> str:
     return text.rstrip("/")
 
 
+def parse_hub_url(value: object) -> str:
+    """Read the address of a hub; LocalAI's variables have it without a scheme too."""
+    text = parse_text(value)
+    return parse_http_url(text if "://" in text else f"https://{text}")
+
+
 def parse_http_urls(value: object) -> str:
     """Read one address, or those of several frontends of one cluster, separated by commas."""
     return ",".join(parse_http_url(one) for one in parse_text(value).split(","))
@@ -296,6 +302,7 @@ AbsolutePath = Annotated[Path, Format(parse_path)]
 Host = Annotated[str, Format(parse_host)]
 Port = Annotated[int, Format(parse_port)]
 EnginePort = Annotated[int, Format(_parse_engine_port)]
+HubUrl = Annotated[str, Format(parse_hub_url)]
 HttpUrls = Annotated[str, Format(parse_http_urls)]
 DatabaseUrl = Annotated[str, Format(parse_database_url, is_secret=True)]
 AllowedHosts = Annotated[tuple[str, ...], Format(parse_allowed_hosts)]

@@ -12,7 +12,7 @@ from sqlalchemy import bindparam, delete, select, update
 
 from enginehouse.core.model import Model, PinnedFile, pinned
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import text_of
+from enginehouse.store.rows import insert_unless_there, text_of
 from enginehouse.store.schema import models
 
 _DEFINITION = select(models.c.definition).where(models.c.name == bindparam("named"))
@@ -27,8 +27,31 @@ def get(connection: Connection, name: str, *, lock: bool = False) -> Model | Non
     return None if definition is None else _MODEL.decode(definition)
 
 
+def created_at(connection: Connection, name: str) -> float:
+    """When the model was added; 0 if there is none."""
+    return connection.execute(select(models.c.created_at).where(models.c.name == name)).scalar_one_or_none() or 0.0
+
+
 def insert(connection: Connection, model: Model, now: float) -> None:
     connection.execute(models.insert().values(name=model.name, definition=text_of(model), created_at=now))
+
+
+def add(connection: Connection, model: Model, now: float) -> bool:
+    """Insert the model; False if there is one of that name."""
+    return insert_unless_there(
+        connection, models, {"name": model.name, "definition": text_of(model), "created_at": now}
+    )
+
+
+def replace(connection: Connection, model: Model) -> None:
+    connection.execute(update(models).where(models.c.name == model.name).values(definition=text_of(model)))
+
+
+def with_endpoints(connection: Connection) -> list[Model]:
+    """The models that a server elsewhere serves. There are few of them, and rows of other models are not decoded."""
+    named = select(models.c.definition).where(models.c.definition.contains('"endpoint":"'))
+    found = [_MODEL.decode(definition) for definition in connection.execute(named).scalars()]
+    return [model for model in found if model.endpoint]
 
 
 def pin(connection: Connection, name: str, pins: Iterable[PinnedFile]) -> None:

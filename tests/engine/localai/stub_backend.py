@@ -1,7 +1,7 @@
 """A backend of LocalAI's protocol on grpcio, whose speed, failures and identity tests choose.
 
 `write_tree(directory, **behaviour)` makes an installed backend of it. What it does before a model is there is in its
-`behaviour.json` (`never_ready`, `ignores_key`, `start_seconds`, `ends`); what it does with a model is in the model's
+`behaviour.json` (`never_ready`, `ignores_key`, `calls_at_once`, `ends`); what it does with a model is in the model's
 `options`, each `stub.NAME:VALUE`. As a program it runs from that directory, with `backend_pb2.py` beside it, and
 imports nothing else of the project.
 """
@@ -33,6 +33,23 @@ def write_tree(tree: Path, **behaviour: object) -> Path:
     (tree / "behaviour.json").write_text(json.dumps(behaviour))
     (tree / "metadata.json").write_text(json.dumps({"name": tree.name}))
     return tree
+
+
+def in_one_file() -> bytes:
+    """The whole program as one executable file, for images that have no other."""
+    from enginehouse.engine import localai
+
+    messages = Path(str(localai.__file__)).with_name("backend_pb2.py").read_text()
+    lines = [
+        f"#!{sys.executable}",
+        "import sys, types",
+        "messages = types.ModuleType('backend_pb2')",
+        f"exec(compile({messages!r}, 'backend_pb2.py', 'exec'), messages.__dict__)",
+        "sys.modules['backend_pb2'] = messages",
+        f"program = compile({Path(__file__).read_text()!r}, 'stub_backend.py', 'exec')",
+        "exec(program, {'__name__': '__main__', '__file__': __file__})",
+    ]
+    return "\n".join([*lines, ""]).encode()
 
 
 class Stub:
@@ -73,6 +90,7 @@ class Stub:
 
     def Predict(self, request: Any, context: Any) -> Any:
         self._check(request, context)
+        print("asked", file=sys.stderr, flush=True)
         if "echo_load" in self._options:
             shown = {"Model": self._loaded.Model, "ModelFile": self._loaded.ModelFile, "Threads": self._loaded.Threads}
             return self._messages.Reply(message=json.dumps(shown).encode())
@@ -87,14 +105,13 @@ class Stub:
         self._check(request, context)
         count = int(self._options.get("tokens", len(SENTENCE)))
         pause = float(self._options.get("token_seconds", 0))
+        # Called when the call is over, also by a client that left: the generator itself may not run again then.
+        context.add_callback(lambda: print("call over", file=sys.stderr, flush=True))
         for number in range(count):
             if self._options.get("die_after") == str(number):
                 os._exit(4)
             if self._options.get("fail_after") == str(number):
                 context.abort(_status("INTERNAL"), "the card is gone")
-            if not context.is_active():
-                print(f"stopped after {number}", file=sys.stderr, flush=True)
-                return
             yield self._messages.Reply(
                 message=SENTENCE[number % len(SENTENCE)].encode(), tokens=number + 1, prompt_tokens=9
             )
@@ -137,11 +154,11 @@ def main() -> None:
     import backend_pb2
     import grpc
 
-    behaviour = json.loads((here / "behaviour.json").read_text())
+    chosen = here / "behaviour.json"
+    behaviour = json.loads(chosen.read_text()) if chosen.exists() else {}
     if behaviour.get("ends"):
         print(behaviour["ends"], file=sys.stderr, flush=True)
         os._exit(1)
-    time.sleep(float(behaviour.get("start_seconds", 0)))
     stub = Stub(backend_pb2, behaviour)
     expected = os.environ.get("LOCALAI_GRPC_AUTH_TOKEN", "")
 
@@ -166,7 +183,9 @@ def main() -> None:
                 request_deserializer=getattr(backend_pb2, method.input_type.name).FromString,
                 response_serializer=getattr(backend_pb2, method.output_type.name).SerializeToString,
             )
-    server = grpc.server(ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
+    server = grpc.server(
+        ThreadPoolExecutor(int(behaviour.get("calls_at_once", 32))), options=[("grpc.so_reuseport", 0)]
+    )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("backend.Backend", handlers),))
     if not server.add_insecure_port(sys.argv[sys.argv.index("--addr") + 1]):
         os._exit(98)

@@ -193,13 +193,28 @@ async def test_a_machine_that_does_not_answer_is_given_up_after_the_connect_limi
 async def test_idle_connections_do_not_starve_an_engine_that_gives_each_a_thread() -> None:
     """llama.cpp's server has a fixed number of threads and keeps one for every open connection, busy or not."""
     threads = asyncio.Semaphore(6)
+    answer = OK.replace(b"\r\n", b"\r\nKeep-Alive: timeout=5, max=100\r\n", 1)
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with threads:
             while True:
                 await read_request(reader)
-                writer.write(OK)
+                writer.write(answer)
 
     async with serving(script) as world, asyncio.timeout(IDLE_SECONDS / 2), asyncio.TaskGroup() as group:
         for _ in range(40):
             group.create_task(world.ask())
+
+
+async def test_as_many_connections_are_kept_as_an_engine_without_such_threads_had_requests() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await read_request(reader)
+            writer.write(OK)
+
+    async with serving(script) as world:
+        for _ in range(3):
+            async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+                for _ in range(40):
+                    group.create_task(world.ask())
+        assert world.connections == 40

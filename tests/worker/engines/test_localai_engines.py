@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from tests.engine.localai.stub_backend import write_tree
-from tests.worker.world import KEY, World, nothing, running_world, silent, tiny_chat
+from tests.worker.engines.test_supervisor import pid_of
+from tests.worker.world import KEY, World, nothing, running_world, silent, tiny_chat, until
 
 from enginehouse.core.errors import EnginehouseError, Hopeless
 from enginehouse.core.gallery import resolve
@@ -149,6 +151,26 @@ async def test_the_engine_may_release_its_model_before_it_is_stopped(stubs: Worl
     log = next(stubs.place.engine_logs.glob("*.log"))
     assert await stubs.supervisor.stop("tiny-chat#0")
     assert "freed now" in log.read_text()
+
+
+async def test_an_engine_that_is_busy_with_its_only_call_is_not_replaced(stubs: World) -> None:
+    write_tree(stubs.place.backends / "stub", calls_at_once=1)
+    first = await stubs.supervisor.start(request("answer_seconds:4"))
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(ask(stubs.engine, first.address, model("answer_seconds:4")))
+        log = next(stubs.place.engine_logs.glob("*.log"))
+        await until(lambda: "asked" in log.read_text())
+        assert await stubs.supervisor.start(request("answer_seconds:4")) == first
+    assert b"Paris" in asking.result()
+
+
+async def test_a_suspended_engine_is_replaced(stubs: World) -> None:
+    write_tree(stubs.place.backends / "stub")
+    first = await stubs.supervisor.start(request())
+    suspended = psutil.Process(pid_of(stubs))
+    suspended.suspend()
+    await until(lambda: suspended.status() == psutil.STATUS_STOPPED)
+    assert (await stubs.supervisor.start(request())).nonce != first.nonce
 
 
 async def test_the_built_in_engine_answers_in_this_protocol(tmp_path: Path) -> None:

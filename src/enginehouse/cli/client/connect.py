@@ -54,7 +54,9 @@ class FrontendApi:
     def delete(self, path: str, *, timeout_seconds: float = REQUEST_SECONDS) -> object:
         return self._ask("DELETE", path, None, timeout_seconds)
 
-    def request(self, method: str, path: str, body: object = None) -> object:
+    def request(
+        self, method: str, path: str, body: object = None, *, timeout_seconds: float = REQUEST_SECONDS
+    ) -> object:
         """Request an operation. The idempotency key makes a retry after a lost answer the same request. Also retries
         while the frontend has not read a gallery yet.
         """
@@ -64,7 +66,7 @@ class FrontendApi:
             while True:
                 tries -= 1
                 try:
-                    return self.client.request(method, path, body, object, key=key)
+                    return self.client.request(method, path, body, object, key=key, timeout_seconds=timeout_seconds)
                 except Unavailable as error:
                     may_be_read = error.code == "gallery_loading" and time.monotonic() < read_by
                     if not may_be_read and (error.code not in _MAY_HAVE_BEEN_ACCEPTED or tries <= 0):

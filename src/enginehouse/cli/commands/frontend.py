@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from enginehouse.cli.options.galleries import allow_host, galleries
+from enginehouse.cli.options.galleries import allow_host, galleries, model_sources
 from enginehouse.cli.options.shared import NO_ANSWER, command, given, log_level, setting
 from enginehouse.cli.options.timings import timings
 from enginehouse.core.errors import Invalid
@@ -17,10 +17,12 @@ from enginehouse.core.errors import Invalid
     examples=(
         "enginehouse frontend --nats-url nats://bus:4222",
         "ENGINEHOUSE_DATABASE_URL=postgresql://… enginehouse frontend --host 0.0.0.0",
+        "ENGINEHOUSE_DATABASE_URL=postgresql://… enginehouse frontend --processes 4",
     ),
 )
 @setting("host", "Address to listen on (127.0.0.1).", "ADDRESS")
 @setting("port", "HTTP port; if not given, 8080 or the next free one.", "PORT")
+@setting("processes", "Equal frontends behind the port; needs PostgreSQL (1).", "COUNT")
 @setting("database_url", "SQLite or PostgreSQL (SQLite in the data directory).", "URL")
 @setting("nats_url", "The NATS server.", "URL")
 @setting("store_timeout_seconds", "How long the database may take before requests get 503 (4s).", "DURATION")
@@ -31,6 +33,7 @@ from enginehouse.core.errors import Invalid
 @setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")
 @setting("node_networks", "Networks within which an approved node may move without another approval.", "CIDR,…")
 @galleries
+@model_sources
 @allow_host
 @timings
 @log_level

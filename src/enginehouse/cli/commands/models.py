@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from enginehouse.cli.commands import models_define, models_gallery
 from enginehouse.cli.options.names import node_body
 from enginehouse.cli.options.shared import command, emit, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
@@ -15,9 +16,16 @@ if TYPE_CHECKING:
     from enginehouse.cli.client.connect import FrontendApi
 
 
-@group("models", examples=("enginehouse models list", "enginehouse models load tiny-chat"))
+@group(
+    "models",
+    examples=(
+        "enginehouse models list",
+        "enginehouse models add llama hf:bartowski/Llama-3.2-1B-Instruct-GGUF --load",
+        "enginehouse models load tiny-chat",
+    ),
+)
 def entry() -> None:
-    """List, load, unload and delete models."""
+    """Add, import, list, load, unload and delete models."""
 
 
 @command("list", examples=("enginehouse models list",))
@@ -90,6 +98,15 @@ def delete(name: str, no_follow: bool) -> int:
     return finish(frontend, answer, no_follow=no_follow)
 
 
+@command("rm", examples=("enginehouse models rm tiny-chat",))
+@click.argument("name")
+@no_follow_option
+@click.pass_context
+def remove(context: click.Context, name: str, no_follow: bool) -> int:
+    """The same as `delete`."""
+    return int(context.invoke(delete, name=name, no_follow=no_follow))
+
+
 def request_load(frontend: FrontendApi, name: str, node: str | None) -> object:
     """The operation that loads the model, or an answer that it is already running."""
     from enginehouse.cli.client.connect import segment
@@ -101,5 +118,5 @@ def is_ready(answer: object) -> bool:
     return isinstance(answer, dict) and answer.get("ready") is True
 
 
-for each in (list_models, load, unload, delete):
+for each in (list_models, load, unload, delete, remove, *models_define.COMMANDS, *models_gallery.COMMANDS):
     entry.add_command(each)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from enginehouse.cli.options.galleries import galleries, installing
+from enginehouse.cli.options.galleries import galleries, installing, model_sources
 from enginehouse.cli.options.shared import NO_SERVER, command, given, log_level, setting, wants_json
 from enginehouse.cli.options.timings import timings
 from enginehouse.cli.terminal import output
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @setting("base_port", "First port for engines (50051).", "PORT")
 @setting("node_networks", "Networks within which an approved node may move without another approval.", "CIDR,…")
 @galleries
+@model_sources
 @installing
 @timings
 @log_level

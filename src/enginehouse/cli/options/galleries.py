@@ -57,6 +57,13 @@ def galleries(function: Function) -> Function:
     )
 
 
+def model_sources(function: Function) -> Function:
+    """Add the flags of programs that find models at their sources."""
+    function = setting("model_galleries", "Galleries of models, in LocalAI's format; [] for none.", "JSON")(function)
+    function = setting("hf_endpoint", "Hugging Face, or a mirror of it (https://huggingface.co).", "URL")(function)
+    return setting("model_credentials", 'A file of lines NAME = "SECRET", for sources of models.', "FILE")(function)
+
+
 def load_galleries(
     flags: dict[str, Any], chosen: tuple[str, ...] = ()
 ) -> tuple[tuple[Gallery, ...], tuple[GalleryState, ...]]:

@@ -26,6 +26,7 @@ class Connection(asyncio.Protocol):
         self.address = address
         self.idle_since = 0.0
         self.is_lost = False
+        self.takes_a_thread = False  # of the engine, as long as it is open
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
@@ -63,6 +64,15 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._wait()
+
+    def expire(self, limit_seconds: float) -> None:
+        """Give up waiting for the head."""
+        if not self.has_head and self._error is None:
+            self._error = Upstream(
+                f"cannot get an answer from the engine at {self.address} within {limit_seconds:g} s",
+                code="upstream_timeout",
+            )
+            self._wake()
 
     async def next_chunk(self) -> bytes:
         """The bytes that arrived since the last call; empty at the end of the response."""
@@ -150,7 +160,10 @@ class Connection(asyncio.Protocol):
         self._header_bytes += len(name) + len(value)
         if len(self.headers) >= MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
             raise ValueError("the head is too large")
-        self.headers.append((name.lower(), value))
+        name = name.lower()
+        if name == b"keep-alive":
+            self.takes_a_thread = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None

@@ -40,6 +40,19 @@ MAX_REFERENCE_BYTES = 4096
 NOT_YET = "it has not been fetched yet"
 
 
+# Returns the gallery with the entries of a document. Blocks; raises `Invalid` if it has none.
+ParseGallery = Callable[[Gallery, bytes], Gallery]
+
+
+def with_backends(gallery: Gallery, body: bytes) -> Gallery:
+    entries, skipped = read_backends(body, gallery.name)
+    if not entries:
+        raise Invalid(
+            f"cannot use the gallery {gallery.name}: it has no usable entries; check its URL", code="unsupported"
+        )
+    return replace(gallery, backends=entries, skipped=skipped, problem="", is_expected=False)
+
+
 class StoredCopy(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Metadata of a copy, stored beside it."""
 
@@ -61,6 +74,7 @@ class Copy:
         *,
         may_read_files: bool = True,
         now: Callable[[], float] = time.time,
+        parse: ParseGallery | None = None,
     ) -> None:
         self.gallery = Gallery(
             name=source.name,
@@ -73,6 +87,7 @@ class Copy:
         self._client = client
         self._may_read_files = may_read_files
         self._now = now
+        self._parsed_into = parse or with_backends
         name = hashlib.sha256(source.url.encode()).hexdigest()
         self._document = directory / f"{name}.yaml"
         self._about = directory / f"{name}.json"
@@ -97,7 +112,7 @@ class Copy:
             status="never loaded" if self._kept is None else "stale" if is_old else "fresh",
             age_seconds=age,
             error=self._error,
-            entries=len(self.gallery.backends),
+            entries=len(self.gallery.backends) + len(self.gallery.offers),
             skipped=self.gallery.skipped,
         )
 
@@ -167,7 +182,7 @@ class Copy:
                     f"cannot read {shown_uri(place)}: a remote frontend named it, and it may not name local files",
                     code="uri_not_allowed",
                 )
-            return await asyncio.to_thread(_read_file, Path(unquote(place.removeprefix("file://"))), validator)
+            return await asyncio.to_thread(read_file, Path(unquote(place.removeprefix("file://"))), validator)
         headers = {"if-none-match": validator} if validator else {}
         answer = await self._client.document(
             place, limit_bytes=limit_bytes, headers=headers, total_seconds=FETCH_SECONDS
@@ -179,13 +194,7 @@ class Copy:
         return answer.body, answer.headers.get("etag", "")
 
     def _parsed(self, body: bytes) -> Gallery:
-        entries, skipped = read_backends(body, self._source.name)
-        if not entries:
-            raise Invalid(
-                f"cannot use the gallery {self._source.name}: it has no usable entries; check its URL",
-                code="unsupported",
-            )
-        return replace(self.gallery, backends=entries, skipped=skipped, problem="", is_expected=False)
+        return self._parsed_into(self.gallery, body)
 
     def _read_copy(self) -> tuple[Gallery, StoredCopy] | None:
         try:
@@ -218,7 +227,8 @@ class Copy:
                 Path(temporary).unlink(missing_ok=True)
 
 
-def _read_file(path: Path, validator: str) -> tuple[bytes, str] | None:
+def read_file(path: Path, validator: str) -> tuple[bytes, str] | None:
+    """Return the content of a regular file and its identity, or None if that still is `validator`. Blocks."""
     try:
         # Non-blocking, so that opening a named pipe does not hang. Links are followed: the operator chose this file.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,9 +1,9 @@
 """Gallery documents: YAML parsed under hard limits, entries validated one by one.
 
 The only module that imports YAML. Values are built from the events of the C parser and counted during parsing, so a
-document whose aliases would expand beyond the limit is refused before the expansion. All plain values stay text (the
-version `1.10` does not become the number 1.1); dates, octal numbers and tags are not interpreted. An invalid entry is
-skipped and does not affect the others.
+document whose aliases would expand beyond the limit is refused before the expansion. In galleries of backends all plain
+values stay text (the version `1.10` does not become the number 1.1); configurations of models have numbers and booleans
+(`read_mappings`). Dates and tags are not interpreted. An invalid entry is skipped and does not affect the others.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import re
 import time
+from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Invalid
 from enginehouse.core.gallery_entry import GalleryEntry, Skipped
@@ -34,7 +36,17 @@ _TAGS = {f"tag:yaml.org,2002:{word}" for word in ("null", "bool", "int", "float"
 _NULL_TAG = "tag:yaml.org,2002:null"
 _NULL = ("", "~", "null", "Null", "NULL")
 
+_BOOLEANS = {word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")}
+_WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
+_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]{1,15}")
+_FRACTION = re.compile(r"[-+]?(?:[0-9]{1,30}\.[0-9]{0,30}|\.[0-9]{1,30}|[0-9]{1,30}(?=[eE]))(?:[eE][-+]?[0-9]{1,3})?")
+
 T = TypeVar("T", GalleryEntry, Model)
+
+
+class YamlLimits(Struct, frozen=True):
+    nodes: int = MAX_NODES
+    seconds: float = LIMIT_SECONDS
 
 
 class _Frame:
@@ -57,9 +69,11 @@ class _Refused(Exception):
 class _Builder:
     """Builds the value of one document from its events."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: YamlLimits, *, is_typed: bool) -> None:
         self.root: Any = None
         self._nodes = 0
+        self._limits = limits
+        self._is_typed = is_typed
         self._stack: list[_Frame] = []
         self._anchors: dict[str, tuple[Any, int]] = {}  # value and number of nodes
 
@@ -83,12 +97,12 @@ class _Builder:
 
     def _count(self, nodes: int, event: Any) -> None:
         self._nodes += nodes
-        if self._nodes > MAX_NODES:
-            raise _Refused(f"it has more than {MAX_NODES} values with aliases expanded{_place(event)}")
+        if self._nodes > self._limits.nodes:
+            raise _Refused(f"it has more than {self._limits.nodes} values with aliases expanded{_place(event)}")
 
     def _scalar(self, event: Any) -> None:
         self._check_tag(event)
-        value: str | None = event.value
+        value: Any = event.value
         frame = self._stack[-1] if self._stack else None
         if frame is not None and isinstance(frame.target, dict) and frame.key is None:
             if event.value in frame.target or (event.value == "<<" and frame.merged):
@@ -98,6 +112,8 @@ class _Builder:
         is_plain = event.tag is None and event.implicit[0]
         if event.tag == _NULL_TAG or (is_plain and event.value in _NULL):
             value = None
+        elif is_plain and self._is_typed:
+            value = _typed(event.value)
         if event.anchor:
             self._anchors[event.anchor] = (value, 1)
         self._put(value, event)
@@ -163,27 +179,94 @@ def read_list(document: bytes, gallery: str) -> list[Any]:
 
 
 def _read_list(document: bytes) -> list[Any]:
+    documents = _documents(document, YamlLimits(MAX_NODES, LIMIT_SECONDS), is_typed=False)
+    if len(documents) > 1:
+        raise _Refused("it contains more than one document")
+    root = documents[0] if documents else None
+    if root is None:
+        return []
+    if not isinstance(root, list):
+        raise _Refused("it must be a list of entries")
+    return root
+
+
+def _documents(document: bytes, limits: YamlLimits, *, is_typed: bool) -> list[Any]:
+    """The values of all documents. The limits are for all of them together."""
     if len(document) > MAX_DOCUMENT_BYTES:
         raise _Refused(f"it has {len(document)} bytes; the limit is {MAX_DOCUMENT_BYTES}")
     text = document.decode("utf-8")
     if "\x00" in text:
         raise _Refused("it contains a NUL character")
-    builder = _Builder()
-    deadline = time.monotonic() + LIMIT_SECONDS
-    documents = 0
+    builder = _Builder(limits, is_typed=is_typed)
+    deadline = time.monotonic() + limits.seconds
+    found: list[Any] = []
     for number, event in enumerate(yaml.parse(text, Loader=yaml.CSafeLoader)):
-        if isinstance(event, yaml.DocumentStartEvent):
-            documents += 1
-        if documents > 1:
-            raise _Refused("it contains more than one document")
         builder.take(event)
+        if isinstance(event, yaml.DocumentEndEvent):
+            found.append(builder.root)
+            builder.root = None
         if number % _CHECK_TIME_EVERY == 0 and time.monotonic() > deadline:
-            raise _Refused(f"parsing it takes more than {LIMIT_SECONDS:.0f} s")
-    if builder.root is None:
-        return []
-    if not isinstance(builder.root, list):
-        raise _Refused("it must be a list of entries")
-    return builder.root
+            raise _Refused(f"parsing it takes more than {limits.seconds:.0f} s")
+    return found
+
+
+def read_mappings(document: bytes, what: str, limits: YamlLimits | None = None) -> list[dict[str, Any]]:
+    """Parse mappings with numbers and booleans: one, a list of them, or several documents. Raises `Invalid`.
+
+    Go's parser accepts `\\'` in a double-quoted text, and some of LocalAI's documents have it.
+    """
+    limits = limits or YamlLimits()
+    try:
+        try:
+            roots = _documents(document, limits, is_typed=True)
+        except yaml.YAMLError as error:
+            if b"\\'" not in document or "escape" not in str(error):
+                raise
+            roots = _documents(document.replace(b"\\'", b"'"), limits, is_typed=True)
+        items = [item for root in roots if root is not None for item in (root if isinstance(root, list) else [root])]
+        for item in items:
+            if not isinstance(item, dict):
+                raise _Refused("it must be a mapping, or a list of mappings")
+        return items
+    except (_Refused, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise Invalid(f"cannot read {what} as YAML: {reason}", code="unsupported") from error
+
+
+def _typed(text: str) -> str | int | float | bool:
+    """A plain value by the rules that LocalAI's parser has: YAML 1.2, without dates and octal numbers."""
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _HEXADECIMAL.fullmatch(text):
+        return int(text, 16)
+    if _FRACTION.fullmatch(text) and isfinite(number := float(text)):
+        return number
+    return text
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, and lists inside of their mapping: as people write configurations."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _write_text(writer: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in value else None
+    return writer.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Writer.add_representer(str, _write_text)
+
+
+def write_mapping(mapping: dict[str, Any]) -> str:
+    """A mapping as YAML, in its own order."""
+    written: str = yaml.dump(
+        mapping, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False
+    )
+    return written
 
 
 def read_backends(document: bytes, gallery: str) -> tuple[tuple[GalleryEntry, ...], tuple[Skipped, ...]]:

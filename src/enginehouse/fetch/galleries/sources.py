@@ -16,7 +16,7 @@ from pathlib import Path
 
 from enginehouse.core.gallery_entry import Gallery, GalleryState
 from enginehouse.core.gallery_source import BUILTIN, GallerySource, decode_sources
-from enginehouse.fetch.galleries.copies import Copy
+from enginehouse.fetch.galleries.copies import Copy, ParseGallery
 from enginehouse.fetch.galleries.documents import parse_backends, parse_models
 from enginehouse.fetch.http.client import Client
 
@@ -49,10 +49,13 @@ class Sources:
         *,
         may_read_files: bool = True,
         now: Callable[[], float] = time.time,
+        parse: ParseGallery | None = None,
     ) -> None:
         self._client = client
         self.configured = tuple(sources)
-        self._copies = [Copy(one, client, directory, may_read_files=may_read_files, now=now) for one in self.configured]
+        self._copies = [
+            Copy(one, client, directory, may_read_files=may_read_files, now=now, parse=parse) for one in self.configured
+        ]
 
     @property
     def galleries(self) -> tuple[Gallery, ...]:

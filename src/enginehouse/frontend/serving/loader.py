@@ -17,7 +17,7 @@ import msgspec
 
 from enginehouse.core.action import Action, PullModel, StartReplica, phrase, subject_of
 from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import EnginehouseError, Hopeless, NotFound, Unavailable
+from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, NotFound, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Intent
 from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
@@ -76,6 +76,12 @@ class Loader:
         def work(connection: Connection) -> OperationId | list[Replica]:
             wanted = self._row(connection, model)
             only = find_node(connection, node).id if node else None
+            if wanted.endpoint:
+                raise Invalid(
+                    f"cannot load {wanted.name}: it runs elsewhere, at {wanted.endpoint}, and is always ready here",
+                    code="unsupported",
+                    param="model",
+                )
             running = [one for one in reachable(connection, wanted.name) if only in (None, one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
 
@@ -84,6 +90,10 @@ class Loader:
             self._wake()
             await self._board.operations_changed([found])
         return found
+
+    def begin(self, connection: Connection, model: Model, author: str) -> OperationId:
+        """Begin or join a load anywhere, in the transaction of the caller, who wakes the loops after it."""
+        return self._open_or_new(connection, model, None, author)
 
     async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> OperationId:
         """Join the running load of a model, begin one, or raise the error of one that just failed.
@@ -96,7 +106,7 @@ class Loader:
             wanted = models.get(connection, model, lock=True)
             if wanted is None:
                 raise model_not_found(model)
-            if any(one.nonce not in dead for one in reachable(connection, model)):
+            if wanted.endpoint or any(one.nonce not in dead for one in reachable(connection, model)):
                 return OperationId(""), False
             last = operations.last_of(connection, "load", model, targets=())
             if last is not None and last.is_steered:

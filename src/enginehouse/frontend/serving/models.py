@@ -49,7 +49,7 @@ class ModelViews:
             state = "added" if model.name in rows else "available"
             if model.name in loading:
                 state = "loading"
-            if model.name in running:
+            if model.name in running or model.endpoint:
                 state = "loaded"
             views.append(_view(model, state, running.get(model.name, []), created_at))
         return views

@@ -9,20 +9,24 @@ or joins a load and waits for the route; the load continues if the request ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import logging
+from collections.abc import Callable, Collection
 from math import ceil
 from typing import Protocol
 
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
-from enginehouse.core.ids import OperationId
-from enginehouse.core.model import ServedModel, served_model
+from enginehouse.core.ids import NodeId, OperationId
+from enginehouse.core.model import Model, ServedModel, served_model
 from enginehouse.core.name import shown
 from enginehouse.core.replica import Replica
 from enginehouse.core.routing import Route, choose_route
-from enginehouse.store import db, nodes, replicas
+from enginehouse.store import db, models, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
+log = logging.getLogger(__name__)
+
 MEMORY_SECONDS = 60.0  # how long routes are used without a refresh
+NO_NODE = NodeId("")  # of a route to a server elsewhere
 LOOK_AGAIN_SECONDS = 1.0  # a waiting request checks its load, which another frontend may steer
 
 
@@ -64,12 +68,16 @@ class Router:
         wait_seconds: float | None,
         memory_seconds: float = MEMORY_SECONDS,
         proofs: RouteProofs | None = None,
+        key_of: Callable[[str], str] = lambda credential: "",
     ) -> None:
-        """`wait_seconds` is how long a request waits for a load; None means no limit."""
+        """`wait_seconds` is how long a request waits for a load; None means no limit. `key_of` gives the value of a
+        credential, for servers elsewhere.
+        """
         self._store = store
         self._loads = loads
         self._wait_seconds = wait_seconds
         self._proofs = proofs
+        self._key_of = key_of
         self._routes: dict[str, list[Route]] = {}
         self._served: dict[tuple[str, str], ServedModel] = {}
         self._in_flight: dict[str, int] = {}
@@ -150,6 +158,7 @@ class Router:
                 for replica in replicas.every(connection)
                 if replica.node_id in by_id
             ]
+            found += [route for one in models.with_endpoints(connection) if (route := self._route_elsewhere(one))]
             alive = {
                 route.id for route in found if route.id in dropped and _is_shown(connection, route, dropped[route.id])
             }
@@ -174,6 +183,24 @@ class Router:
         self._looked_at = began
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _route_elsewhere(self, model: Model) -> Route | None:
+        """The route to a server that is no node of the cluster; None if its credential is not known here."""
+        try:
+            key = self._key_of(model.credential)
+        except EnginehouseError as error:
+            log.warning("endpoint.skipped model=%s error=%s", model.name, error)
+            return None
+        return Route(
+            model=model.name,
+            slot=0,
+            node_id=NO_NODE,
+            node_name=model.endpoint,
+            address=model.endpoint,
+            key=key,
+            revision=model.revision,
+            nonce=model.revision,
+        )
 
     def _served_by(self, replica: Replica) -> ServedModel | None:
         """The configuration of a replica; read once per model and revision."""
@@ -246,7 +273,11 @@ class Router:
 
 
 def _is_shown(connection: Connection, route: Route, since: float | None) -> bool:
-    """Whether the route's node reported its process after that moment."""
+    """Whether the route's node reported its process after that moment. A server elsewhere reports nothing: it is tried
+    again after each step.
+    """
+    if route.node_id == NO_NODE:
+        return since is not None
     node = nodes.get(connection, route.node_id) if since is not None else None
     if node is None or since is None or node.report.mark <= since:
         return False

@@ -47,7 +47,7 @@ MAX_POLL_SECONDS, POLL_GROWTH = 0.25, 1.05
 ACTIVITY_SECONDS = 0.2  # between looks at what an engine that is not ready has used
 LINES_LOOKED_AT = 50  # of an engine's log, in search of a refused access
 LAST_LINES = 5  # of an engine's log, in the error of a failed load
-FREE_SECONDS = 5.0  # LocalAI's limit
+FREE_SECONDS = 5.0  # LocalAI's limit; shorter where a process has less time to end
 ENDING_SECONDS = 1.0  # between a broken connection and the end of its process
 VULKAN_DRIVERS = "vulkan/icd.d"  # in the tree of an image that brings its own
 BUDGET_SECONDS = 5.0  # for the machine-wide lock, which is held for milliseconds; then the start goes on without it
@@ -59,7 +59,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     request: StartRequest
     tree: Path
     inode: int
-    model_path: Path | None  # None for a process without a model
+    model_path: Path | None  # the first file; None for a process without a model
+    model_directory: Path | None = None
     linked: tuple[Path, ...] = ()  # files of the model on shared storage
     host: str
     port: int = 0
@@ -134,7 +135,7 @@ class Starter:
                 directory=record.directory,
                 nonce=record.nonce,
                 tree=chosen.tree,
-                read=(chosen.model_path.parent if chosen.model_path is not None else self._options.models, description),
+                read=(chosen.model_directory or self._options.models, description),
                 linked=chosen.linked,
                 shared=(self._options.staging, self._options.data) if chosen.request.process_only else (),
                 log=log,
@@ -198,10 +199,9 @@ class Starter:
     async def load(self, current: Running, chosen: LaunchPlan) -> None:
         """Load the model into a ready process that takes it after its start."""
         request, target = current.request, current.targets[0]
-        if request.process_only or chosen.model_path is None or target.protocol != LOCALAI_GRPC:
+        if request.process_only or chosen.model_directory is None or target.protocol != LOCALAI_GRPC:
             return
-        path = chosen.model_path
-        options = load_options(request.model, str(path.parent), str(path), current.threads)
+        options = load_options(request.model, str(chosen.model_directory), current.threads)
         try:
             await self._engine.load(target, options, limit_seconds=load_seconds(request.model.size_bytes))
         except EnginehouseError as error:
@@ -219,7 +219,8 @@ class Starter:
 
     async def free(self, current: Running) -> bool:
         """Let an engine release its model before it is stopped, as LocalAI does; a refusal changes nothing."""
-        return await self._engine.free(current.targets[0], limit_seconds=FREE_SECONDS)
+        limit_seconds = min(FREE_SECONDS, self._options.grace_seconds / 2)
+        return await self._engine.free(current.targets[0], limit_seconds=limit_seconds)
 
     def _check_memory(self, chosen: LaunchPlan) -> None:
         """Refuse a model whose files exceed the free memory. What an engine needs beyond that is not known before."""

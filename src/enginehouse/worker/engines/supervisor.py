@@ -132,6 +132,7 @@ class Supervisor:
             tree=self._trees.path_of(request.directory),
             inode=inode,
             model_path=None if request.process_only else await in_thread(self._models.check_files, request.model),
+            model_directory=None if request.process_only else self._models.path_of(request.model),
             linked=() if request.process_only else await in_thread(self._models.shared_storage, request.model),
             host=self._host,
             running_models={one.request.model.name for one in self._running.values() if one.is_alive},
@@ -249,6 +250,9 @@ class Supervisor:
                         return True
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
+            # Many engines of LocalAI answer one call at a time, so that a health check waits behind a long answer.
+            if current.is_alive and current.protocols[0] == LOCALAI_GRPC:
+                return await in_thread(processes.is_serving, current.process.pid, current.port)
             log.warning("engine.silent key=%s address=%s", current.request.process_key, current.address)
         return False
 
