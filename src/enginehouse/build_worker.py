@@ -24,6 +24,7 @@ from enginehouse.engine.engines import Engines
 from enginehouse.fetch.galleries.sources import load_named
 from enginehouse.fetch.http.addresses import Rules
 from enginehouse.fetch.http.client import Client
+from enginehouse.fetch.models.credentials import ModelCredentials
 from enginehouse.fetch.pypi import Limits, Python
 from enginehouse.fetch.registry.requests import Registries
 from enginehouse.host import confinement, disk, hardware, processes
@@ -33,7 +34,7 @@ from enginehouse.link.uploads import FrontendUploads
 from enginehouse.link.worker import WorkerLink
 from enginehouse.loop import Signal
 from enginehouse.ports import Engine
-from enginehouse.settings.file import read_credentials
+from enginehouse.settings.file import read_credentials, read_model_credentials
 from enginehouse.settings.programs import InstallSettings, WorkerSettings
 from enginehouse.worker.agent import Agent
 from enginehouse.worker.backends.installation import Installation, InstallerOptions, lock_backends
@@ -52,7 +53,7 @@ from enginehouse.worker.identity import IdentityFiles
 from enginehouse.worker.local import Local
 from enginehouse.worker.models.fetching import FileFetcher
 from enginehouse.worker.models.files import DOWNLOADS, ModelFiles
-from enginehouse.worker.models.sources import ModelSources, credentials_of
+from enginehouse.worker.models.sources import ModelSources
 from enginehouse.worker.options import WorkerOptions
 from enginehouse.worker.parts import AgentParts
 
@@ -153,7 +154,7 @@ def make_models(
         client=installation.client,
         registries=installation.registries,
         patience=options.installing.patience,
-        headers=credentials_of(environment),
+        headers=ModelCredentials(options.model_credentials, environment).headers,
         uploads=uploads,
         directories=options.model_directories,
     )
@@ -229,6 +230,7 @@ def _options(settings: WorkerSettings) -> WorkerOptions:
         base_port=settings.base_port or FIRST_ENGINE_PORT,
         http_port=settings.http_port,
         model_directories=settings.model_directories,
+        model_credentials=read_model_credentials(settings.model_credentials),
         labels=settings.labels,
         max_replicas_per_model=settings.max_replicas_per_model,
         grace_seconds=settings.grace_seconds,
@@ -239,6 +241,9 @@ def _options(settings: WorkerSettings) -> WorkerOptions:
 def installer_options(settings: InstallSettings, data: Path, backends: Path) -> InstallerOptions:
     """The options of installs into `backends`, by a worker or by a command without a server."""
     chosen = confinement.choose(settings.engine_confinement, settings.engine_user)
+    secret_files = [settings.registry_credentials]
+    if isinstance(settings, WorkerSettings):
+        secret_files.append(settings.model_credentials)
     return InstallerOptions(
         backends=backends,
         system=settings.backends_system_path,
@@ -247,7 +252,7 @@ def installer_options(settings: InstallSettings, data: Path, backends: Path) -> 
         limits=ArchiveLimits(total_bytes=settings.archive_limit_bytes),
         cap_bytes=settings.blob_cap_bytes,
         data=data,
-        hidden=(settings.registry_credentials,) if settings.registry_credentials is not None else (),
+        hidden=tuple(path for path in secret_files if path is not None),
         confinement=chosen,
         # Any other directory may be LocalAI's, whose engines are not confined and may write into linked files.
         may_link=chosen.protects_trees and backends == data / "backends",

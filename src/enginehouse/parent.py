@@ -197,7 +197,9 @@ def inherited_owner() -> str:
 
 def _worker(settings: UpSettings, url: str) -> ChildProgram:
     argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
-    argv += as_flags(settings, ("log_level",)) + as_flags(settings.installing, InstallSettings.__struct_fields__)
+    argv += as_flags(settings, ("log_level", "model_credentials")) + as_flags(
+        settings.installing, InstallSettings.__struct_fields__
+    )
     if settings.base_port is not None:
         argv += ["--base-port", str(settings.base_port)]
     return ChildProgram("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": _token(settings.data, "join")})

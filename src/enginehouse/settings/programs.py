@@ -142,6 +142,7 @@ class WorkerSettings(InstallSettings, frozen=True, kw_only=True):
     advertise_host: Host = ""
     base_port: EnginePort | None = None
     http_port: Port | None = None
+    model_credentials: AbsolutePath | None = None
     model_directories: AbsolutePaths = ()  # shared storage: models may name files below these
     labels: Labels = {}
     grace_seconds: DurationOrZero = 10.0

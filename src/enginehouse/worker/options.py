@@ -5,6 +5,7 @@ All paths below the data directory are defined here and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     advertise_host: str = ""  # "" means the local address of the connection to the frontend
     base_port: int = 50051
     http_port: int | None = None  # None means the port below the first one for engines, or the next free one below that
+    model_credentials: Mapping[str, str] = {}  # secrets for sources of models, by name
     model_directories: tuple[Path, ...] = ()  # shared storage: models may name files below these
     labels: dict[str, str] = {}
     max_replicas_per_model: int = 1  # how many replicas of one model LocalAI's frontends may start here

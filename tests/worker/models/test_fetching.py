@@ -20,11 +20,11 @@ from enginehouse.artifact.blobs.partial import journalled_bytes
 from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Invalid, Unavailable
 from enginehouse.core.model import Model, ModelFile, PinnedFile, holds
 from enginehouse.fetch.http.retries import RetryPolicy
+from enginehouse.fetch.models.credentials import ModelCredentials
 from enginehouse.host import confinement, disk
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.uploads import FrontendUploads
 from enginehouse.worker.models.files import DOWNLOADS
-from enginehouse.worker.models.sources import credentials_of
 
 CONTENT = os.urandom(1024) * (20 * 1024)  # 20 MiB: several parts
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -248,7 +248,7 @@ async def test_a_file_that_does_not_fit_is_refused_with_both_numbers(
 
 async def test_a_credential_goes_to_its_source_alone_and_a_missing_one_is_named(world: World, web: Faulty) -> None:
     fetcher = world.models._fetcher
-    headers = credentials_of({"ENGINEHOUSE_CREDENTIAL_HUB": "secret", "HF_TOKEN": "hub-token"})
+    headers = ModelCredentials({}, {"ENGINEHOUSE_CREDENTIAL_HUB": "secret"}).headers
     fetcher._sources = msgspec.structs.replace(fetcher._sources, headers=headers)
     await world.models.pull(model(f"{web.url}/model.gguf", credential="hub"), 1, silent)
     assert {one.headers["authorization"] for one in web.requests} == {"Bearer secret"}

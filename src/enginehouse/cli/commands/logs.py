@@ -13,7 +13,7 @@ from enginehouse.cli.terminal import output
 from enginehouse.core.name import check_model_name
 
 
-class _Line(Struct):
+class _LoggedLine(Struct):
     timestamp: str
     stream: str
     text: str
@@ -41,16 +41,16 @@ def entry(node: str, model: str, follow: bool, lines: int) -> int:
     frontend = connect()
     path = f"/api/nodes/{segment(node)}/logs/{segment(check_model_name(model))}?lines={lines}"
     if not follow:
-        for line in read(frontend.get(path), list[_Line]):
+        for line in read(frontend.get(path), list[_LoggedLine]):
             _show(line)
         return 0
     with frontend.client.stream_events(f"{path}&follow=1") as events:
         for event in events:
-            _show(msgspec.json.decode(event.data, type=_Line))
+            _show(msgspec.json.decode(event.data, type=_LoggedLine))
     return 0
 
 
-def _show(line: _Line) -> None:
+def _show(line: _LoggedLine) -> None:
     if wants_json():
         output.emit_json_line(line)
     else:

@@ -25,6 +25,7 @@ from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, log_level
 @node
 @setting("grace_seconds", "How long an engine may take to stop (10s).", "DURATION")
 @setting("max_replicas_per_model", "Replicas of one model on this node (1).", "NUMBER")
+@setting("model_credentials", 'A file of lines NAME = "SECRET", for sources of models.', "FILE")
 @setting("model_directories", "Shared storage from which models may name files, read in place.", "PATH,…")
 @installing
 @log_level

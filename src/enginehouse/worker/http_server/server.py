@@ -26,7 +26,7 @@ from enginehouse.worker.http_server import storage
 from enginehouse.worker.http_server.access import Access
 from enginehouse.worker.http_server.logs import LogAnswers
 from enginehouse.worker.http_server.storage import Roots
-from enginehouse.worker.http_server.uploads import RefusedRequest, Uploads, plain
+from enginehouse.worker.http_server.uploads import FileUploads, RefusedRequest, plain
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class WorkerHttpServer:
         self._options = options
         self._roots = options.roots
         self._access = Access(options.join_token, _now)
-        self._uploads = Uploads(options.roots)
+        self._uploads = FileUploads(options.roots)
         self._logs = LogAnswers(options.logs)
         self._runner: web.ServerRunner | None = None
         self._bound = ("", 0)

@@ -29,7 +29,7 @@ WAIT_SECONDS = 10.0  # for another upload of the same file
 _CONTENT_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
-class UploadRange(Struct, frozen=True):
+class ReceivedRange(Struct, frozen=True):
     start: int
     end: int  # the last byte
     total: int
@@ -47,7 +47,7 @@ def plain(status: int, text: str, headers: dict[str, str] | None = None) -> web.
     return web.Response(status=status, text=text, content_type="text/plain", charset="utf-8", headers=headers)
 
 
-class Uploads:
+class FileUploads:
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
         self._locks = Locks()
@@ -85,7 +85,7 @@ class Uploads:
             except OSError as error:
                 raise RefusedRequest(500, f"{disk.storage_error(error, 'store the file').message}\n") from error
 
-    async def _check_room(self, request: web.BaseRequest, path: Path, part: UploadRange | None) -> None:
+    async def _check_room(self, request: web.BaseRequest, path: Path, part: ReceivedRange | None) -> None:
         coming = part.total - part.start if part is not None else request.content_length or 0
         if (request.content_length or 0) > MAX_BODY_BYTES:
             raise RefusedRequest(413, f"send more than {format_bytes(MAX_BODY_BYTES)} in ranges\n")
@@ -110,7 +110,9 @@ class Uploads:
         await in_thread(incoming.place, digest)
         return web.json_response({"local_path": str(path)})
 
-    async def _take_part(self, request: web.BaseRequest, path: Path, declared: str, part: UploadRange) -> web.Response:
+    async def _take_part(
+        self, request: web.BaseRequest, path: Path, declared: str, part: ReceivedRange
+    ) -> web.Response:
         await in_thread(_prepare, path, declared, part)
         if part.start != (current := await in_thread(storage.size_of, path)):
             raise _wrong_start(part, current)
@@ -157,7 +159,7 @@ class Uploads:
         return size + len(gathered)
 
 
-def _prepare(path: Path, declared: str, part: UploadRange) -> None:
+def _prepare(path: Path, declared: str, part: ReceivedRange) -> None:
     """Decide whether the bytes that are there belong to this upload. Blocks."""
     target, whole = storage.read_sidecar(path, storage.TARGET), storage.read_sidecar(path, storage.DIGEST)
     if part.start == 0:
@@ -171,7 +173,7 @@ def _prepare(path: Path, declared: str, part: UploadRange) -> None:
         )
 
 
-def _range_of(request: web.BaseRequest) -> UploadRange | None:
+def _range_of(request: web.BaseRequest) -> ReceivedRange | None:
     given = request.headers.get("Content-Range", "")
     if not given:
         return None
@@ -180,13 +182,13 @@ def _range_of(request: web.BaseRequest) -> UploadRange | None:
     found = _CONTENT_RANGE.fullmatch(given.removeprefix("bytes "))
     if found is None:
         raise RefusedRequest(400, "invalid Content-Range: write bytes START-END/TOTAL with three numbers\n")
-    part = UploadRange(*map(int, found.groups()))
+    part = ReceivedRange(*map(int, found.groups()))
     if part.end < part.start or part.total < part.end + 1:
         raise RefusedRequest(400, "invalid Content-Range: its numbers contradict each other\n")
     return part
 
 
-def _wrong_start(part: UploadRange | None, current: int) -> RefusedRequest:
+def _wrong_start(part: ReceivedRange | None, current: int) -> RefusedRequest:
     start, total = (part.start, str(part.total)) if part is not None else (0, "*")
     return RefusedRequest(
         416,

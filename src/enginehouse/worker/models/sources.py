@@ -26,8 +26,6 @@ from enginehouse.fetch.registry.requests import Registries
 from enginehouse.link.uploads import FrontendUploads, UploadOrigin
 
 CredentialHeaders = Callable[[str], Mapping[str, str]]  # of a credential by its name; {} for ""
-VARIABLE = "ENGINEHOUSE_CREDENTIAL_"
-HUB_TOKEN = "HF_TOKEN"
 
 
 class FileOrigin(Origin, Protocol):
@@ -87,24 +85,3 @@ class ModelSources(Struct, frozen=True, kw_only=True):
         if not found.is_file():
             raise Hopeless(f"cannot use {shown(str(path))}: it is not a file", code="not_found")
         return found
-
-
-def credentials_of(environment: Mapping[str, str]) -> CredentialHeaders:
-    """Credentials by name, from variables `ENGINEHOUSE_CREDENTIAL_NAME` and `HF_TOKEN` of this worker."""
-    named = {key.removeprefix(VARIABLE): value for key, value in environment.items() if key.startswith(VARIABLE)}
-    named.setdefault(HUB_TOKEN, environment.get(HUB_TOKEN, ""))
-
-    def headers(name: str) -> Mapping[str, str]:
-        if not name:
-            return {}
-        plain = name.upper().replace("-", "_")
-        value = named.get(name) or named.get(plain)
-        if not value:
-            raise Invalid(
-                f"cannot find the credential {shown(name)} on this node: set {VARIABLE}{plain[:40]} for the worker",
-                code="missing_credential",
-                param="credential",
-            )
-        return {"authorization": f"Bearer {value}"}
-
-    return headers
