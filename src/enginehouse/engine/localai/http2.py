@@ -73,6 +73,7 @@ class Http2Connection(asyncio.Protocol):
         self._sending = Sending(self._write)
         self._unread_reply_bytes = 0
         self._replies = bytearray()
+        self._outgoing: list[bytes] = []
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._is_greeted = False
 
@@ -158,11 +159,15 @@ class Http2Connection(asyncio.Protocol):
         try:
             position = self._read_frames(data, woken)
             self._rest = data[position:]
-            self._send_replies()
+            self._check_replies()
         except frames.Violation as violation:
             self._leave(violation.code, f"the engine broke the protocol: {violation}")
         for stream in woken:
             stream.wake()
+        if self._replies:
+            # After the streams: a client waits for them, and nobody for these.
+            self._write(bytes(self._replies))
+            self._replies.clear()
 
     # Reading --------------------------------------------------------------------------------------------------------
 
@@ -338,25 +343,29 @@ class Http2Connection(asyncio.Protocol):
 
     # Writing and ending ---------------------------------------------------------------------------------------------
 
-    def _send_replies(self) -> None:
-        """What the frames of one read ask for, and the credit for their bytes."""
+    def _check_replies(self) -> None:
+        """What the frames of one read ask for, completed with the credit for their bytes."""
         if self._window < 0:
             raise frames.Violation(frames.FLOW_CONTROL_ERROR, "more bytes than the window of the connection")
         if CONNECTION_WINDOW_BYTES - self._window >= CONNECTION_CREDIT_BYTES:
             self._replies += frames.window_update(0, CONNECTION_WINDOW_BYTES - self._window)
             self._window = CONNECTION_WINDOW_BYTES
-        if not self._replies:
-            return
-        if self._sending.is_paused:
+        if self._replies and self._sending.is_paused:
             self._unread_reply_bytes += len(self._replies)
             if self._unread_reply_bytes > UNREAD_REPLY_BYTES:
                 raise frames.Violation(frames.ENHANCE_YOUR_CALM, "questions without reading the replies")
-        self._write(bytes(self._replies))
-        self._replies.clear()
 
     def _write(self, piece: bytes) -> None:
+        """Everything of one turn of the event loop is one write: a write costs more than all else about a call."""
         if not self.is_lost and self._transport is not None:
-            self._transport.write(piece)
+            if not self._outgoing:
+                self._loop.call_soon(self._flush)
+            self._outgoing.append(piece)
+
+    def _flush(self) -> None:
+        if self._outgoing and self._transport is not None:
+            self._transport.write(b"".join(self._outgoing))
+            self._outgoing.clear()
 
     def _leave(self, code: int, cause: str) -> None:
         """Say GOAWAY, close, and end all streams."""
@@ -364,6 +373,7 @@ class Http2Connection(asyncio.Protocol):
             return
         if self._transport is not None:
             self._write(frames.goaway(code, cause))
+            self._flush()
             self._transport.close()
             # For a peer that does not read; on a closed transport this does nothing.
             self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
