@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -140,3 +141,12 @@ def test_rings_are_bounded_survive_their_process_and_follow_truncation(tmp_path:
     logs.look()
     assert logs.lines("m")[-1].text == "end"
     assert max(len(line.text) for line in logs.lines("m")) <= 4096
+
+
+def test_lines_keep_their_order_when_the_clock_steps_back_or_hits_a_whole_second(tmp_path: Path) -> None:
+    times = [datetime(2026, 1, 1, 0, 0, 5, micros, UTC) for micros in (0, 1, 0, 2)]
+    logs, path = EngineLogs(clock=lambda: times.pop(0)), tmp_path / "log"
+    logs.began("m#0", path)
+    path.write_text("a\nb\nc\nd\n")
+    logs.look()
+    assert [line.text for line in logs.lines("m")] == ["a", "b", "c", "d"]

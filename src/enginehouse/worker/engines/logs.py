@@ -117,7 +117,9 @@ class EngineLogs:
             self._add(ring, line.decode("utf-8", "replace").rstrip("\r"))
 
     def _add(self, ring: _Ring, text: str) -> None:
-        at = self._clock().isoformat().replace("+00:00", "Z")
+        # With a fixed width, and never before the last one, so that texts sort as times do.
+        at = self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        at = max(at, ring.lines[-1][1].timestamp if ring.lines else at)
         ring.count += 1
         ring.lines.append((ring.count, LogLine(at, "stdout", redacted(text, ring.secrets)[:MAX_LINE])))
 

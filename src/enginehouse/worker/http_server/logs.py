@@ -6,6 +6,7 @@ A follower is answered from the rings of `engines.logs`, so a slow one holds up 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -55,6 +56,11 @@ class LogAnswers:
     async def _stream(self, request: web.BaseRequest, name: str, limit: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
+        with contextlib.suppress(ConnectionError):  # the follower has left
+            await self._write_events(response, name, limit)
+        return response
+
+    async def _write_events(self, response: web.StreamResponse, name: str, limit: int) -> None:
         positions: dict[str, int] = {}
         lines = self._logs.lines(name, positions, limit)
         waited = KEEP_ALIVE_SECONDS  # so that the head and a first comment go out at once
@@ -66,7 +72,7 @@ class LogAnswers:
                 await response.write(b": keep-alive\n\n")
                 waited = 0.0
             if await self._is_over():
-                return response
+                return
             waited += LOOK_SECONDS
             lines = self._logs.lines(name, positions)
 
@@ -75,15 +81,25 @@ class LogAnswers:
         await socket.prepare(request)
         positions: dict[str, int] = {}
         first = msgspec.to_builtins(self._logs.lines(name, positions))
-        await socket.send_json({"type": "initial", "lines": first})
+        with contextlib.suppress(ConnectionError):  # the follower has left
+            await socket.send_json({"type": "initial", "lines": first})
+            await self._send_lines(socket, name, positions)
+            await socket.close()
+        return socket
+
+    async def _send_lines(self, socket: web.WebSocketResponse, name: str, positions: dict[str, int]) -> None:
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(_until_closed(socket))
-            while not (reading.done() or await self._is_over()):
-                for line in self._logs.lines(name, positions):
-                    await socket.send_json({"type": "line", "line": msgspec.to_builtins(line)})
-            reading.cancel()
-        await socket.close()
-        return socket
+            try:
+                while not (reading.done() or await self._is_over()):
+                    for line in self._logs.lines(name, positions):
+                        if reading.done():
+                            return
+                        await socket.send_json({"type": "line", "line": msgspec.to_builtins(line)})
+            except ConnectionError:
+                return
+            finally:
+                reading.cancel()
 
     async def _is_over(self) -> bool:
         try:

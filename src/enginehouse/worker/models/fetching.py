@@ -65,7 +65,10 @@ class FileFetcher:
         else:
             return await self._download(file, target, report)
         size = (await in_thread(target.stat)).st_size
-        digest = await in_thread(disk.sha256_of, target, lambda done: report(done, size))
+        # Of a file in place, hashing is all that is done; of the others the bytes are counted already.
+        digest = await in_thread(
+            disk.sha256_of, target, (lambda done: report(done, size)) if scheme == "file" else None
+        )
         _check(file, FetchedFile(digest, size))
         return FetchedFile(digest, size)
 
