@@ -37,6 +37,9 @@ from enginehouse.core.replica import LOCALAI_GRPC, Replica
 LIMIT_SECONDS = 60.0
 AIO = str(Path(__file__).parent / "serving" / "aio_frontend.py")
 OPEN_STREAMS, PACE_MS = 1000, 200
+# Between direct calls to the gRPC engine: grpc-go looks for work a while before it sleeps, so calls without a pause
+# find it awake, and those that come at the pace of a frontend do not. The pace has to be the same for both.
+PAUSE_US = 300
 CORES_FOR_TWO = 4  # two frontends, the load generator and the engine
 
 
@@ -92,10 +95,12 @@ class Ways:
 
     def turns(self, contenders: list[Place], connections: int, tokens: int, model: str = "stub") -> Turns:
         found: Turns = {place.name: [] for place in contenders}
+        # A long stream takes a tenth of a second; a turn has several one after the other.
+        seconds = self._seconds * (2 if tokens > 100 else 1)
         for number in range(self._rounds + 1):
             for place in contenders:
                 # The first round opens connections and is not counted.
-                seen = ask(place, connections, tokens, model=model, seconds=self._seconds if number else 0.1)
+                seen = ask(place, connections, tokens, model=model, seconds=seconds if number else 0.1)
                 if seen.errors:
                     raise SystemExit(f"{place.name}: {seen.errors} of {seen.answers} answers were wrong")
                 if number:
@@ -105,7 +110,8 @@ class Ways:
 
 def ask(place: Place, connections: int, tokens: int, *, model: str, seconds: float, pace_ms: int = 0) -> Load:
     if place.name == "direct" and model == "grpc":
-        command = [places.built("grpc_stub"), "load", str(place.port), str(connections), str(seconds), str(tokens)]
+        numbers = [str(one) for one in (place.port, connections, seconds, tokens, 0 if tokens else PAUSE_US)]
+        command = [places.built("grpc_stub"), "load", *numbers]
     else:
         numbers = [str(one) for one in (place.port, connections, seconds, tokens, pace_ms)]
         command = [places.built("load"), *numbers, place.bearer, model]

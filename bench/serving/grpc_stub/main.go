@@ -1,8 +1,9 @@
 // Command grpc_stub is a fast engine that speaks LocalAI's gRPC protocol, and a client that calls it directly.
 //
 // Without arguments it serves: Predict answers with fixed words, PredictStream sends as many tokens as the request
-// asks for, as fast as the machine can; it prints its port. With `load PORT STREAMS SECONDS TOKENS` it calls such an
-// engine and prints one line of JSON; TOKENS 0 calls Predict. Messages pass as bytes, so no generated code is needed.
+// asks for, as fast as the machine can; it prints its port. With `load PORT STREAMS SECONDS TOKENS PAUSE` it calls such
+// an engine, with a pause in microseconds after each call, and prints one line of JSON; TOKENS 0 calls Predict. Messages
+// pass as bytes, so no generated code is needed.
 package main
 
 import (
@@ -148,7 +149,7 @@ func call(connection *grpc.ClientConn, tokens int) (int, error) {
 	}
 }
 
-func load(port string, streams int, seconds float64, tokens int) {
+func load(port string, streams int, seconds float64, tokens int, pause time.Duration) {
 	connection, err := grpc.NewClient("127.0.0.1:"+port, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		log.Fatal(err)
@@ -170,6 +171,9 @@ func load(port string, streams int, seconds float64, tokens int) {
 				}
 				got.Add(int64(count))
 				mine = append(mine, int(time.Since(asked).Microseconds()))
+				if pause > 0 {
+					time.Sleep(pause)
+				}
 			}
 			lock.Lock()
 			latencies = append(latencies, mine...)
@@ -190,8 +194,9 @@ func load(port string, streams int, seconds float64, tokens int) {
 
 func main() {
 	encoding.RegisterCodecV2(rawCodec{})
-	if len(os.Args) == 6 && os.Args[1] == "load" {
-		load(os.Args[2], int(number(os.Args[3])), number(os.Args[4]), int(number(os.Args[5])))
+	if len(os.Args) == 7 && os.Args[1] == "load" {
+		pause := time.Duration(number(os.Args[6])) * time.Microsecond
+		load(os.Args[2], int(number(os.Args[3])), number(os.Args[4]), int(number(os.Args[5])), pause)
 		return
 	}
 	serve()
