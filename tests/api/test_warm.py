@@ -15,6 +15,7 @@ from tests.api.inference import CHAT, EVENTS, Script, World, answering, plain, s
 from tests.api.whole_frontend import site
 from tests.worker.world import until
 
+from enginehouse.api import intake
 from enginehouse.api import serving as server
 from enginehouse.api.routes import ApiRoute
 from enginehouse.api.serving import serve
@@ -108,6 +109,18 @@ async def test_a_body_that_comes_after_its_head_or_in_pieces_is_waited_for(tmp_p
             writer.write(whole[cut:])
             assert (await answer_of(reader))[::2] == (200, ANSWER)
             assert made.world.requests[-1].endswith(b"\r\n\r\n" + CHAT)
+        writer.close()
+
+
+async def test_a_body_that_does_not_come_is_given_up_after_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "BODY_SECONDS", 0.2)
+    async with wire(tmp_path, answering(plain(ANSWER))) as made:
+        reader, writer = await made.connect()
+        writer.write(made.chat()[:-5])
+        status, _, body = await answer_of(reader)
+        assert (status, b"did not arrive" in body) == (400, True)
         writer.close()
 
 
