@@ -22,7 +22,8 @@ import pytest
 PROGRAM = str(Path(sys.executable).with_name("enginehouse"))
 # The relations of the defaults, ten times as fast, so that a test sees minutes in seconds.
 FAST = ("--heartbeat", "1s", "--stale", "3s", "--lease", "5s", "--reconcile", "1s")
-OFFLINE = {"ENGINEHOUSE_BACKEND_GALLERIES": "[]"}  # the built-in gallery alone: no test asks the internet
+# The built-in gallery alone: no test asks the internet.
+OFFLINE = {"ENGINEHOUSE_BACKEND_GALLERIES": "[]", "ENGINEHOUSE_MODEL_GALLERIES": "[]"}
 
 
 def wait_for(what: str, probe: Callable[[], Any], limit_seconds: float = 30.0) -> Any:

@@ -114,6 +114,7 @@ class Warehouse:
         galleries = [{"name": "lab", "url": f"file://{self.gallery}"}]
         return {
             "ENGINEHOUSE_BACKEND_GALLERIES": json.dumps(galleries),
+            "ENGINEHOUSE_MODEL_GALLERIES": "[]",
             "ENGINEHOUSE_ALLOWED_HOSTS": "127.0.0.1",
             "ENGINEHOUSE_CAPABILITY": "default",
         }

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
+from tests.engine.localai.stub_backend import in_one_file
 from tests.fetch.galleries.gallery_server import GalleryServer, serving
 from tests.fetch.images import OCI_MANIFEST, Image, write_image
 from tests.fetch.real_registry import Registry, running_registry
@@ -42,20 +43,14 @@ ENTRIES = (
     {"name": "cpu-other", "alias": "other", "uri": f"{REGISTRY}/lab/mock:latest"},
 )
 # Says which version it is; started as an engine it answers that it is healthy, which is all that a worker looks at.
-_LAUNCHER = """#!/bin/sh
-[ "$1" = --addr ] || exec echo SAYS
-exec python3 -c '
-import http.server, sys
-class Healthy(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-host, _, port = sys.argv[1].rpartition(":")
-http.server.HTTPServer((host, int(port)), Healthy).serve_forever()
-' "$2"
-"""
 _NOISE_BYTES = 300_000  # more than one read, so that a download has a middle
+
+
+def _launcher(says: str) -> bytes:
+    """An engine that speaks LocalAI's protocol, as the recorded one did; without an address it only says who it is."""
+    first, rest = in_one_file().split(b"\n", 1)
+    answer = f"import sys\nif '--addr' not in sys.argv:\n    print({says!r})\n    sys.exit()\n"
+    return b"\n".join((first, answer.encode() + rest))
 
 
 class Lab(Struct, frozen=True):
@@ -103,7 +98,7 @@ async def open_lab(directory: Path) -> AsyncIterator[Lab]:
     images = []
     async with running_registry(directory) as registry:
         for tag, says in (("v1", "old"), ("v2", "new")):
-            layers = [{"lib.so": noise(_NOISE_BYTES)}, {"run.sh": _LAUNCHER.replace("SAYS", says).encode()}]
+            layers = [{"lib.so": noise(_NOISE_BYTES)}, {"run.sh": _launcher(says)}]
             image = write_image(directory / tag, layers, platform=hardware.platform())
             await registry.push(image.directory, f"lab/mock:{tag}")
             images.append(image)

@@ -185,7 +185,10 @@ async def test_a_process_is_refused_under_another_address_and_stopped_by_any_of_
         assert [one["address"] for one in await go.running()] == [reply["address"]]
         await go.tell(subjects.STOP, payload)
         await until(lambda: go.worker.agent._parts.supervisor.find("m#0") is None)
-    absent = await go.ask(subjects.STOP_MODEL, stop)
+    for _ in range(100):
+        absent = await go.ask(subjects.STOP_MODEL, stop)
+        if not absent["matched"]:
+            break  # the stop by its backend's name has no reply, so its end is seen here
     assert absent == {"matched": False, "freed": False, "terminated": True, "process_key": "m#0"}
 
 
