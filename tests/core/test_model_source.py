@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.core.errors import Invalid
-from enginehouse.core.model_source import ModelSource, check_file_name, is_repository, parse_source, plain_file_name
+from enginehouse.core.file_name import check_file_name
+from enginehouse.core.model_source import ModelSource, is_repository, parse_source, plain_file_name
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ def _refusal(name: str) -> str:
     if not name.isprintable() or "\\" in name or name != unicodedata.normalize("NFC", name):
         return "it has control characters, a backslash or decomposed letters"
     if name.startswith("/"):
-        return "it must be relative to the model's directory"
+        return "it must be a relative path below the model's directory"
     for part in name.split("/"):
         if part.startswith(".") or not part or part != part.strip():
-            return "each part must begin with something else than a dot or a space"
+            return "it must be a relative path without '..', hidden or empty parts, and spaces at the ends of a part"
         if len(part.encode()) > MAX_PART_BYTES:
             return f"a part of it is longer than {MAX_PART_BYTES} bytes"
     if name.lower() == _MANIFEST or name.lower().endswith(_SUFFIXES_OF_THE_WORKER):

@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import Invalid
+from enginehouse.core.file_name import check_file_name, check_file_names
 from enginehouse.core.model import Model, ModelFile, ModelOptions
 from enginehouse.core.model_config import MAX_DEPTH, ModelConfig, read_config
 from enginehouse.core.model_source import (
     FoundModel,
-    check_file_name,
     check_sha256,
     is_repository,
     is_source,
@@ -40,7 +40,6 @@ _DIRECTORY_BACKENDS = frozenset(
         "fish-speech liquid-audio longcat-video",
     )
 )
-_CASE_TWINS = "two of its files have names that differ only in case"
 
 
 class FileNeed(Struct, frozen=True, kw_only=True):
@@ -248,9 +247,8 @@ def ordered(files: Iterable[ModelFile], typed: ModelConfig) -> tuple[ModelFile, 
 
 
 def _check_files(typed: ModelConfig, files: Sequence[ModelFile]) -> None:
-    names = [check_file_name(file.name) for file in files]
-    if len({name.lower() for name in names}) < len(names):
-        raise Invalid(f"cannot add {shown(typed.name)}: {_CASE_TWINS}", code="invalid_name", param="files")
+    names = [file.name for file in files]
+    check_file_names(names)
     for key, value in (
         ("parameters.model", typed.parameters.model),
         ("mmproj", typed.mmproj),

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Invalid
+from enginehouse.core.file_name import check_file_name
 from enginehouse.core.gallery_source import location
 from enginehouse.core.gguf import GgufHeader
 from enginehouse.core.model import ModelFile
@@ -105,26 +106,6 @@ def is_repository(text: str) -> bool:
     organisation, slash, name = text.partition("/")
     is_file = name.lower().endswith((".gguf", ".bin", ".safetensors", ".pt", ".onnx", ".ggml"))
     return bool(slash and _OWNER.fullmatch(organisation) and _OWNER.fullmatch(name)) and not is_file
-
-
-def check_file_name(name: str) -> str:
-    """Return `name` if it can be the name of a model's file: a relative path that stays below its directory."""
-    parts = name.split("/")
-    if (
-        not name
-        or len(name) > 1024
-        or not name.isprintable()
-        or "\\" in name
-        or any(not part or part.startswith(".") or len(part.encode()) > 255 for part in parts)
-        or len(parts) > 16
-    ):
-        raise Invalid(
-            f"cannot use {shown_uri(name)!r} as the name of a model's file: it must be a relative path without '..', "
-            "hidden or empty parts and control characters",
-            code="invalid_name",
-            param="files",
-        )
-    return name
 
 
 def plain_file_name(text: str) -> str:

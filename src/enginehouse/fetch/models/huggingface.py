@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Struct, field
 
 from enginehouse.core.errors import Hopeless, Invalid, NotFound, TooLarge
+from enginehouse.core.file_name import check_file_name
 from enginehouse.core.gguf import about_architecture
 from enginehouse.core.model import ModelFile
-from enginehouse.core.model_source import FoundModel, ModelSource, check_file_name
+from enginehouse.core.model_source import FoundModel, ModelSource
 from enginehouse.core.quantization import GgufChoice, RepositoryFile, choose_directory, choose_gguf
 from enginehouse.fetch.http.answers import failure
 from enginehouse.fetch.http.client import Client, OutboundRequest

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from enginehouse.core.errors import Hopeless, Invalid
+from enginehouse.core.file_name import check_file_name
 from enginehouse.core.model import ModelFile
-from enginehouse.core.model_source import FoundModel, ModelSource, check_file_name
+from enginehouse.core.model_source import FoundModel, ModelSource
 from enginehouse.core.reference import ImageReference, parse_image
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.oci.manifests import ACCEPT, MAX_DOCUMENT_BYTES, Descriptor, Parsed, parse

@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import Invalid, Upstream
+from enginehouse.core.file_name import check_file_name
 from enginehouse.core.gguf import about_architecture
 from enginehouse.core.model import ModelFile
-from enginehouse.core.model_source import FoundModel, ModelSource, check_file_name, parse_source, plain_file_name
+from enginehouse.core.model_source import FoundModel, ModelSource, parse_source, plain_file_name
 from enginehouse.core.reference import shown_uri
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.http.retries import RetryPolicy

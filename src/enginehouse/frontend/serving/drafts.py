@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.file_name import check_file_name
 from enginehouse.core.gguf import GgufHeader
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.core.model_answers import AddModel
@@ -26,7 +27,7 @@ from enginehouse.core.model_definition import (
     with_companions,
     with_templates,
 )
-from enginehouse.core.model_source import FoundModel, check_file_name, check_sha256, parse_source
+from enginehouse.core.model_source import FoundModel, check_sha256, parse_source
 from enginehouse.core.name import check_model_name, shown
 from enginehouse.core.node import Node
 from enginehouse.core.placement import free_memory
