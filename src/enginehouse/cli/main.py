@@ -32,7 +32,7 @@ COMMANDS = {
     "local": "Install, upgrade and delete engines in a directory, without a server.",
     "models": "Add, import, list, load, unload and delete models.",
     "ops": "List, follow, cancel and retry operations.",
-    "logs": "Show what the engine of a model has logged on a node.",
+    "logs": "Show what the engine of MODEL on NODE has logged.",
     "tokens": "Create, list and revoke access tokens.",
     "keys": "Create, list and revoke API keys of applications.",
     "frontend": "Run one frontend alone.",
