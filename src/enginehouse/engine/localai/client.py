@@ -12,6 +12,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 import msgspec
 from msgspec import Struct
@@ -164,16 +165,12 @@ class LocalaiEngine:
             for stream in streams:
                 stream.cancel()
 
-        try:
+        with ExitStack() as unless_begun:
+            unless_begun.callback(cancel)
             for call in planned.calls:
                 streams.append(await self._client.start(sent.to(call)))  # noqa: PERF401  # `cancel` must see each at once
             first = await _first_messages(sent, streams[0])
-        except GrpcError as error:
-            cancel()
-            raise sent.failure(error) from error
-        except BaseException:
-            cancel()
-            raise
+            unless_begun.pop_all()
         return StreamedResponse(_events(sent, planned, streams, first), cancel)
 
     async def _send_generic(self, sent: _Sent) -> EngineResponse:
@@ -181,17 +178,13 @@ class LocalaiEngine:
         wanted = generic.read_call(call.path, call.body, call.served.identity if call.served is not None else "")
         first, *rest = wanted.requests
         stream = await self._client.start(sent.to(PlannedCall(wanted.method, first), is_last=not rest))
-        try:
+        with ExitStack() as unless_begun:
+            unless_begun.callback(stream.cancel)
             for message in rest:
                 await stream.send(message)
             await stream.end()
             messages = await _first_messages(sent, stream)
-        except GrpcError as error:
-            stream.cancel()
-            raise sent.failure(error) from error
-        except BaseException:
-            stream.cancel()
-            raise
+            unless_begun.pop_all()
         if wanted.is_stream:
             return StreamedResponse(generic.events(wanted, messages, stream), stream.cancel)
         stream.cancel()
@@ -223,6 +216,8 @@ async def _first_messages(sent: _Sent, stream: GrpcStream) -> list[bytes]:
             return await stream.next_messages()
     except TimeoutError as error:
         raise _too_slow(sent) from error
+    except GrpcError as error:
+        raise sent.failure(error) from error
 
 
 async def _events(
