@@ -50,7 +50,7 @@ def place_of(directory: Path, chosen: Confinement) -> WorkerOptions:
     backends = directory / "backends"
     installing = InstallerOptions(backends=backends, data=directory, confinement=chosen, may_link=chosen.protects_trees)
     port = 30000 + os.getpid() % 20000
-    return WorkerOptions(directory=directory, name="bench", base_port=port, thread_budget=1000, installing=installing)
+    return WorkerOptions(directory=directory, name="bench", base_port=port, installing=installing)
 
 
 async def install(directory: Path) -> None:

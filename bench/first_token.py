@@ -45,7 +45,8 @@ def seconds_by_hand(place: Path) -> float:
     model = find_model(galleries, MODEL)
     assert model is not None
     engine = resolve(galleries, model.backend, hardware.capability(), hardware.platform())
-    shutil.copy(gallery / "launchers" / f"{engine.launcher}.py", place / "launcher.py")
+    for name, copied in ((engine.launcher, "launcher"), ("startup", "startup")):
+        shutil.copy(gallery / "launchers" / f"{name}.py", place / f"{copied}.py")
     (place / "requirements.txt").write_text("\n".join(engine.requirements))
     options = {"context": model.options.context_size, "parallel": model.options.parallel, "threads": 1}
     described = {"name": model.name, "path": str(gallery / model.files[0].name), "key": "by-hand", **options}

@@ -1,8 +1,8 @@
-"""Every test, in two streams side by side, so that both cores have work until the end.
+"""Every test, in three streams side by side, so that both cores have work until the end.
 
-What only computes runs at low priority and gives way to real processes that wait for each other. The clusters of
-`fleet` mostly wait, so they come beside the engines of `worker` and `e2e`, which mostly compute. The simulation comes
-last, because it takes every core there is. Both streams are told in full; one that fails makes the whole fail.
+Clusters of `fleet` mostly wait, and engines of `worker` and `e2e` compute and wait for each other; the rest runs beside
+both. Only the simulation has a low priority: it knows no wall clock and takes every core that is free, while others
+have limits of seconds. All streams are told in full; one that fails makes the whole fail.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-CLUSTERS = ("fleet",)
 REAL = ("artifact", "worker", "host", "e2e", "replay")
+CLUSTERS = ("fleet",)
 SIMULATED = ("sim",)
 
 
@@ -25,7 +27,7 @@ class Batch(NamedTuple):
     """Suites that one run of pytest takes."""
 
     places: tuple[str, ...]
-    is_quiet: bool  # behind whatever else wants the cores
+    is_quiet: bool = False  # behind whatever else wants the cores
 
     def command(self) -> list[str]:
         pytest = [sys.executable, "-m", "pytest", "-q", "--durations=15", *self.places]
@@ -34,8 +36,11 @@ class Batch(NamedTuple):
 
 def run(batches: list[Batch], told: BinaryIO | None, ends: list[int]) -> None:
     """One after the other; into `told`, or to the terminal."""
-    errors = subprocess.STDOUT if told else None
-    ends.extend(subprocess.call(batch.command(), stdout=told, stderr=errors) for batch in batches)
+    for batch in batches:
+        began = time.monotonic()
+        ends.append(subprocess.call(batch.command(), stdout=told, stderr=subprocess.STDOUT if told else None))
+        line = f"== {time.monotonic() - began:.0f} s: {' '.join(batch.places)}\n"
+        os.write(told.fileno() if told else 1, line.encode())
 
 
 def suites(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -47,19 +52,21 @@ def main() -> int:
     every = sorted(path for path in Path("tests").iterdir() if path.is_dir() or path.name.startswith("test_"))
     named = (*CLUSTERS, *REAL, *SIMULATED, "__pycache__")
     pure = tuple(str(path) for path in every if path.name not in named)
-    first = [Batch(pure, is_quiet=True), Batch(suites(CLUSTERS), is_quiet=False)]
-    second = [Batch(suites(REAL), is_quiet=False), Batch(suites(SIMULATED), is_quiet=True)]
-    with tempfile.TemporaryFile() as told:
-        ends: list[int] = []
-        beside = threading.Thread(target=run, args=(first, told, ends))
-        beside.start()
-        print(f"== {' '.join(place for batch in second for place in batch.places)}", flush=True)
-        run(second, None, ends)
-        beside.join()
-        print(f"== beside it: {' '.join(place for batch in first for place in batch.places)}", flush=True)
-        told.seek(0)
-        sys.stdout.buffer.write(told.read())
-        sys.stdout.flush()
+    others = ([Batch(suites(CLUSTERS))], [Batch(pure), Batch(suites(SIMULATED), is_quiet=True)])
+    ends: list[int] = []
+    with ExitStack() as stack:
+        told = [stack.enter_context(tempfile.TemporaryFile()) for _ in others]
+        beside = [
+            threading.Thread(target=run, args=(each, file, ends)) for each, file in zip(others, told, strict=True)
+        ]
+        for thread in beside:
+            thread.start()
+        run([Batch(suites(REAL))], None, ends)
+        for thread, file in zip(beside, told, strict=True):
+            thread.join()
+            file.seek(0)
+            sys.stdout.buffer.write(file.read())
+            sys.stdout.flush()
     return 1 if any(ends) else 0
 
 

@@ -2,7 +2,7 @@
 
    It answers chats with fixed words. A stream gets one write per token, all streams in turn, as an engine that computes
    a batch does; with "pace_ms" in the request a token each so many milliseconds, else as fast as the machine can.
-   GET /counters shows how many connections and requests there were. Usage: stub KEY; prints its port. */
+   GET /counters shows how many connections and requests there were. Usage: stub KEY [PORT]; prints its port. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -175,6 +175,7 @@ int main(int count, char **words) {
     write_texts();
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     struct sockaddr_in place = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    place.sin_port = htons(count > 2 ? atoi(words[2]) : 0);
     socklen_t size = sizeof place;
     if (bind(listener, (void *)&place, size) || listen(listener, 4096)) return perror("listen"), 1;
     getsockname(listener, (void *)&place, &size);

@@ -10,17 +10,17 @@ import asyncio
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
 from enginehouse import frontends, parent
 from enginehouse.api import openapi
+from enginehouse.api.accounts import Accounts
 from enginehouse.api.app import build
 from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
@@ -32,94 +32,94 @@ from enginehouse.api.node_logs import NodeLogRoutes
 from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
+from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.routes import ApiRoute, RouteObjects, make_routes
+from enginehouse.api.schedules import ScheduleRoutes
 from enginehouse.api.serving import LINGER_SECONDS, answering, serve
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRoutes
 from enginehouse.api.uploads import UploadRoutes
+from enginehouse.api.usage import UsageRoutes
 from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
-from enginehouse.build_models import (
-    ModelOutside,
-    ModelRowParts,
-    ModelRows,
-    make_model_rows,
-    model_outside,
-    registries_of,
-)
-from enginehouse.bus import credentials, revocation
-from enginehouse.bus.address import parse_address, worker_url
+from enginehouse.build_localai import CarrierSite, make_carrier, make_tokens
+from enginehouse.build_outside import Outside, address_rules, make_outside, store_schedules, with_localai
+from enginehouse.build_serving import make_routing
+from enginehouse.bus import credentials
 from enginehouse.bus.credentials import BusAccounts
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.bus.violations import LOOK_SECONDS, ViolationLog
 from enginehouse.core import subjects
-from enginehouse.core.address import Endpoint, plain_host
-from enginehouse.core.artifact import Artifact
-from enginehouse.core.ids import NodeId
 from enginehouse.engine.engines import Engines
-from enginehouse.fetch.galleries.sources import Sources, load_builtin
+from enginehouse.fetch.galleries.model_index import BaseDocuments
 from enginehouse.fetch.http.addresses import Rules
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.media import fetch_media
-from enginehouse.fetch.origins import open_origin
+from enginehouse.fetch.worker_files import WorkerFileServers
 from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
-from enginehouse.frontend.fleet.bus_credentials import BusCredentials, BusIssuer, Minted
+from enginehouse.frontend.fleet.bus_credentials import BusCredentials
+from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.node_http import NodeDoors
-from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Nodes, Verify
+from enginehouse.frontend.fleet.nodes import Nodes
+from enginehouse.frontend.fleet.rate_limits import SHARE_SECONDS, RateLimits
 from enginehouse.frontend.fleet.token_files import take_tokens
 from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys
+from enginehouse.frontend.fleet.usage import PRUNE_SECONDS as PRUNE_USAGE_SECONDS
+from enginehouse.frontend.fleet.usage import WRITE_SECONDS, UsageLedger
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
 from enginehouse.frontend.localai import lingering
+from enginehouse.frontend.localai.carrier import Carrier
 from enginehouse.frontend.localai.listings import Listings
 from enginehouse.frontend.localai.poller import Poller
+from enginehouse.frontend.localai.worker_tokens import WorkerTokens
+from enginehouse.frontend.operations.canary import CANARY_STEP_SECONDS, Canaries
+from enginehouse.frontend.operations.canary_choice import CanaryRules
 from enginehouse.frontend.operations.cancel import PRUNE_SECONDS, Cancellation
 from enginehouse.frontend.operations.plan import Planner
 from enginehouse.frontend.operations.request import Requests
-from enginehouse.frontend.operations.targets import Freshen, Targets
+from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
-from enginehouse.frontend.operations.versions import AskRegistry, Versions
+from enginehouse.frontend.operations.versions import Versions
 from enginehouse.frontend.readiness import unready_reasons
+from enginehouse.frontend.serving.catalogue import ModelCatalogue
+from enginehouse.frontend.serving.counts import TELL_SECONDS, SharedCounts
+from enginehouse.frontend.serving.definitions import DefinitionParts, Definitions
+from enginehouse.frontend.serving.drafts import Drafts
+from enginehouse.frontend.serving.installs import InstallParts, ModelInstalls
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
+from enginehouse.frontend.serving.reconciler import STEP_SECONDS as RECONCILE_SECONDS
+from enginehouse.frontend.serving.reconciler import USES_SECONDS, Reconciler, ReconcilerParts
+from enginehouse.frontend.serving.replica_views import ReplicaViews
 from enginehouse.frontend.serving.router import Router
+from enginehouse.frontend.serving.schedules import Schedules
 from enginehouse.frontend.serving.uploads import STEP_SECONDS as UPLOADS_SECONDS
+from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.frontend.watching.views import SilenceLimits
-from enginehouse.host import disk, listen, signing
-from enginehouse.host.clock import SystemClock
+from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
-from enginehouse.ports import Bus, Clock, Engine
+from enginehouse.ports import Bus, Engine
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.store.db import Store
 from enginehouse.store.limits import StoreLimits
 
-POSTGRES_PORT = 5432
-RESOLVE_SECONDS = 2.0  # for the name that a worker advertises; a name that does not resolve in time has no addresses
-REVOKE_SECONDS = 2.0  # for the server on this machine; the loop retries a failure
 HOPELESS_SECONDS = 60.0  # ends intents that can never run; not urgent
 
 
-class Outside(Struct, frozen=True, kw_only=True):
-    """Everything outside of a frontend. Tests and the simulation pass their own."""
+class ModelRows(Struct, frozen=True, kw_only=True):
+    """The objects that define models."""
 
-    store: Store
-    bus: Bus
-    clock: Clock
-    ask_registry: AskRegistry  # resolves a tag to a version
-    galleries: Galleries
-    owner: str  # of this frontend's leases
-    verify: Verify = signing.verify
-    addresses: AddressRules = ANYWHERE
-    bus_issuer: BusIssuer = BusIssuer()
-    violation_log: ViolationLog | None = None  # of the embedded bus server
-    models: ModelOutside = ModelOutside()
-    freshen: Freshen | None = None  # None asks LocalAI's workers before targets are chosen
+    definitions: Definitions
+    installs: ModelInstalls
+    catalogue: ModelCatalogue
+    uploads: Uploads
 
 
 class Frontend(Struct, frozen=True, kw_only=True):
@@ -148,8 +148,17 @@ class Frontend(Struct, frozen=True, kw_only=True):
     planner: Planner
     upgrades: Upgrades
     metrics: Metrics
+    rate_limits: RateLimits
+    usage: UsageLedger
     violation_log: ViolationLog | None
     bus_credentials: BusCredentials
+    worker_tokens: WorkerTokens | None = None
+    carrier: Carrier | None = None
+    labels: NodeLabels
+    schedules: Schedules
+    reconciler: Reconciler
+    canaries: Canaries
+    counts: SharedCounts
 
 
 async def run(settings: FrontendSettings) -> int:
@@ -169,18 +178,25 @@ async def run(settings: FrontendSettings) -> int:
         bus = await _open_bus(settings, accounts, wakes)
     media = Client(Rules(settings.allowed_hosts))
     engine = Engines(partial(fetch_media, media))
-    addresses = await asyncio.to_thread(_address_rules, settings, listener.getsockname()[1])
-    outside = make_outside(settings, store, bus, accounts, addresses)
+    servers = WorkerFileServers()
+    addresses = await asyncio.to_thread(address_rules, settings, listener.getsockname()[1])
+    outside = with_localai(settings, make_outside(settings, store, bus, accounts, addresses), engine, servers)
     frontend = make_frontend(settings, outside, wakes)
-    wakes.on_connected.append(frontend.bus_credentials.send_again)
+    frontend.router.on_gone(engine.forget)
+    # The first connection was made before this.
+    wakes.on_connected += (frontend.bus_credentials.send_again, frontend.metrics.bus_reconnected)
     await take_tokens(frontend.keys, {"admin": settings.admin_token, "join": settings.join_token}, settings.data)
     await frontend.galleries.restore()
     await frontend.model_rows.catalogue.restore()
+    await store_schedules(frontend.schedules, settings.schedules)
     await frontend.board.restore()
     await frontend.router.step()
     await frontend.collector.listen(bus)
     await frontend.poller.listen(bus)
     await frontend.proofs.listen()
+    await frontend.counts.listen()
+    if frontend.carrier is not None:
+        await frontend.carrier.listen()
     wakes.loops = make_loops(settings, frontend)
     app = build(
         make_entries(settings, frontend, engine, bus, wakes),
@@ -198,8 +214,10 @@ async def run(settings: FrontendSettings) -> int:
             linger_seconds=0.0 if inherited == "listening" else LINGER_SECONDS,
         )
     finally:
+        await frontend.usage.finish()
         await bus.close()
         await engine.close()
+        await servers.close()
         await media.close()
         await frontend.galleries.close()
         store.close()
@@ -231,52 +249,41 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     """Create the objects of one frontend. The program, the tests and the simulation use it."""
     store, bus, clock, owner, lease = outside.store, outside.bus, outside.clock, outside.owner, settings.lease_seconds
     events = Events()
-    limits = SilenceLimits(
-        settings.stall_seconds, settings.backend_install_timeout_seconds, settings.backend_upgrade_timeout_seconds
-    )
+    limits = _silence_limits(settings)
     board = Board(store, events, clock, limits)
-    board.on_nodes_changed(wakes.of("route", "dispatch"))
-    galleries = outside.galleries
-    nodes = Nodes(
-        store,
-        board,
-        stale_seconds=settings.stale_seconds,
-        approve_keys=settings.approve_keys,
-        verify=outside.verify,
-        wake=wakes.of("dispatch", "load", "route"),
-        addresses=outside.addresses,
-    )
-    loader = Loader(store, board, galleries, owner=owner, lease_seconds=lease)
-    loader.on_step(wakes.of("load", "dispatch", "route"))
-    proofs = Proofs(bus, clock, owner)
-    router = Router(
-        store,
-        loader,
-        wait_seconds=settings.model_load_wait_seconds or None,
-        memory_seconds=settings.route_memory_seconds,
-        proofs=proofs,
-        key_of=outside.models.key_of,
-    )
+    board.on_nodes_changed(wakes.of("route", "dispatch", "reconcile"))
+    nodes = _nodes(settings, outside, board, wakes)
+    loader = _loader(outside, board, wakes, lease)
+    tokens = make_tokens(store, outside.localai)
+    routing = make_routing(settings, outside, loader, tokens)
+    router = routing.router
     collector = Collector(store, board, nodes, clock, owner, lingering)
     # The router first, because a request may be waiting for the route.
-    collector.on_settled(wakes.of("route", "load", "dispatch"))
-    dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease)
+    collector.on_settled(wakes.of("route", "load", "dispatch", "reconcile", "canary"))
+    dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease, addresses=outside.addresses)
     dispatcher.on_more(wakes.of("dispatch"))
     collector.on_old_worker(dispatcher.send_forced)
-    listings = Listings(store, collector, owner, galleries.has)
+    listings = Listings(store, collector, owner, outside.galleries.has)
     poller = Poller(store, nodes, collector, listings, limits, owner=owner, lease_seconds=lease)
     poller.on_due(wakes.of("poll-answers"))
     collector.on_ended(poller.note_ended)
-    acceptance = Acceptance(store, board, wakes.of("dispatch", "route"))
+    acceptance = Acceptance(store, board, wakes.of("dispatch", "route", "reconcile"))
     versions = Versions(outside.ask_registry, clock)
-    targets = Targets(galleries, versions)
+    canaries = _canaries(settings, outside, board, wakes)
+    targets = Targets(outside.galleries, versions, canaries.rules)
     freshen = outside.freshen or listings.freshen
-    violations = [collector.violations, *([outside.violation_log.counts] if outside.violation_log is not None else [])]
+    model_rows = _model_rows(outside, board, loader, wakes)
+    site = CarrierSite(store, bus, nodes, collector, outside.galleries, router, model_rows.uploads, owner, limits)
+    carrier = make_carrier(site, tokens, outside.localai)
+    dispatcher.carry_with(carrier)
+    keys = Keys(store)
     return Frontend(
         store=store,
         board=board,
         events=events,
-        keys=Keys(store),
+        keys=keys,
+        rate_limits=RateLimits(store, keys.now, wakes.of("rates")),
+        usage=UsageLedger(store),
         nodes=nodes,
         acceptance=acceptance,
         targets=targets,
@@ -285,33 +292,125 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         cancellation=Cancellation(
             acceptance, dispatcher.send_cancels, targets, versions, owner=owner, lease_seconds=lease
         ),
+        canaries=canaries,
         listings=listings,
         poller=poller,
         planner=Planner(store, targets, versions, freshen),
         upgrades=Upgrades(store, targets, versions, freshen),
-        models=ModelViews(store, galleries, events),
-        model_rows=_model_rows(outside, board, loader, wakes),
+        models=ModelViews(store, outside.galleries, events),
+        model_rows=model_rows,
         loader=loader,
         router=router,
-        proofs=proofs,
+        proofs=routing.proofs,
         collector=collector,
         dispatcher=dispatcher,
-        galleries=galleries,
-        metrics=Metrics(Statistics(store), router, violations),
+        galleries=outside.galleries,
+        metrics=_metrics(outside, router, loader, collector, carrier),
         violation_log=outside.violation_log,
         bus_credentials=BusCredentials(store, outside.bus_issuer, wall=time.time),
+        worker_tokens=tokens,
+        carrier=carrier,
+        labels=NodeLabels(store, nodes, wakes.of("load", "reconcile", "route")),
+        schedules=Schedules(
+            store, outside.galleries, wakes.of("reconcile", "route"), has_carrier=outside.localai is not None
+        ),
+        reconciler=_reconciler(outside, board, loader, router, wakes.of("load", "dispatch", "route"), lease),
+        counts=routing.counts,
     )
 
 
-def _model_rows(outside: Outside, board: Board, loader: Loader, wakes: Wakes) -> ModelRows:
-    parts = ModelRowParts(
+def _nodes(settings: FrontendSettings, outside: Outside, board: Board, wakes: Wakes) -> Nodes:
+    return Nodes(
+        outside.store,
+        board,
+        stale_seconds=settings.stale_seconds,
+        approve_keys=settings.approve_keys,
+        verify=outside.verify,
+        wake=wakes.of("dispatch", "load", "route", "reconcile"),
+        addresses=outside.addresses,
+    )
+
+
+def _reconciler(
+    outside: Outside, board: Board, loader: Loader, router: Router, wake: Callable[[], None], lease_seconds: float
+) -> Reconciler:
+    parts = ReconcilerParts(
         store=outside.store,
         board=board,
         galleries=outside.galleries,
         loader=loader,
-        wake=wakes.of("load", "dispatch", "route"),
+        traffic=router,
+        wake=wake,
+        owner=outside.owner,
+        lease_seconds=lease_seconds,
+        has_carrier=outside.localai is not None,
     )
-    return make_model_rows(parts, outside.models)
+    return Reconciler(parts)
+
+
+def _canaries(settings: FrontendSettings, outside: Outside, board: Board, wakes: Wakes) -> Canaries:
+    rules = CanaryRules(seconds=settings.canary_seconds, limit_seconds=settings.canary_limit_seconds)
+    lease, wake = settings.lease_seconds, wakes.of("dispatch", "reconcile")
+    return Canaries(outside.store, board, rules, wake, owner=outside.owner, lease_seconds=lease)
+
+
+def _silence_limits(settings: FrontendSettings) -> SilenceLimits:
+    return SilenceLimits(
+        settings.stall_seconds, settings.backend_install_timeout_seconds, settings.backend_upgrade_timeout_seconds
+    )
+
+
+def _metrics(
+    outside: Outside, router: Router, loader: Loader, collector: Collector, carrier: Carrier | None
+) -> Metrics:
+    violations = [collector.violations, *([outside.violation_log.counts] if outside.violation_log is not None else [])]
+    metrics = Metrics(Statistics(outside.store), router, violations)
+    if carrier is not None:
+        metrics.staged = carrier.sent_bytes
+    loader.on_ended(metrics.load_ended)
+    return metrics
+
+
+def _loader(outside: Outside, board: Board, wakes: Wakes, lease_seconds: float) -> Loader:
+    loader = Loader(
+        outside.store,
+        board,
+        outside.galleries,
+        owner=outside.owner,
+        lease_seconds=lease_seconds,
+        has_carrier=outside.localai is not None,
+    )
+    loader.on_step(wakes.of("load", "dispatch", "route", "reconcile"))
+    return loader
+
+
+def _model_rows(outside: Outside, board: Board, loader: Loader, wakes: Wakes) -> ModelRows:
+    sources, store, galleries = outside.models.sources, outside.store, outside.galleries
+    uploads = Uploads(outside.models.uploads, store)
+    drafts = Drafts(store, galleries, sources, outside.models.check_endpoint, uploads)
+    documents = BaseDocuments(sources.client) if sources is not None else None
+    catalogue = ModelCatalogue(outside.models.galleries, documents, sources)
+    definitions = Definitions(
+        DefinitionParts(
+            store=store,
+            board=board,
+            galleries=galleries,
+            loader=loader,
+            drafts=drafts,
+            wake=wakes.of("load", "dispatch", "route", "reconcile"),
+        )
+    )
+    installs = ModelInstalls(
+        InstallParts(
+            store=store,
+            galleries=galleries,
+            definitions=definitions,
+            drafts=drafts,
+            catalogue=catalogue,
+            client=sources.client if sources is not None else None,
+        )
+    )
+    return ModelRows(definitions=definitions, installs=installs, catalogue=catalogue, uploads=uploads)
 
 
 def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop]:
@@ -326,8 +425,15 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("health", frontend.nodes.step, max(0.2, settings.stale_seconds / 10)),
         Loop("load", frontend.loader.step, every),
         Loop("route", frontend.router.step, every),
+        Loop("reconcile", frontend.reconciler.step, max(every, RECONCILE_SECONDS)),
+        Loop("canary", frontend.canaries.step, min(every, CANARY_STEP_SECONDS)),
+        Loop("note-uses", frontend.reconciler.uses_step, USES_SECONDS),
+        Loop("tell-counts", frontend.counts.step, TELL_SECONDS),
         Loop("keys", frontend.keys.step, every),
         Loop("watch-keys", frontend.keys.watch_step, WATCH_SECONDS),
+        Loop("rates", frontend.rate_limits.step, SHARE_SECONDS),
+        Loop("write-usage", frontend.usage.step, WRITE_SECONDS, is_housekeeping=True),
+        Loop("prune-usage", frontend.usage.prune_step, PRUNE_USAGE_SECONDS, is_housekeeping=True),
         Loop("revoke", frontend.bus_credentials.step, REVOKING_SECONDS, is_housekeeping=True),
         Loop("publish", frontend.board.step, PUBLISH_SECONDS),
         Loop("publish-models", frontend.models.step, CATCH_UP_SECONDS),
@@ -341,6 +447,8 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("poll-answers", frontend.poller.answers_step, every),
         Loop("upgrades", frontend.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS, is_housekeeping=True),
     ]
+    if frontend.carrier is not None:
+        loops.append(Loop("carry", frontend.carrier.step, every))
     if frontend.violation_log is not None:
         count = partial(asyncio.to_thread, frontend.violation_log.count_new)
         loops.append(Loop("violations", count, LOOK_SECONDS, is_housekeeping=True))
@@ -358,10 +466,13 @@ def make_entries(
             frontend.collector,
             frontend.keys,
             frontend.bus_credentials,
+            frontend.worker_tokens,
             heartbeat_seconds=settings.heartbeat_seconds,
         ),
-        nodes=NodeRoutes(frontend.nodes, frontend.operations, frontend.cancellation, frontend.board),
-        operations=OperationRoutes(frontend.operations, frontend.cancellation, frontend.planner, frontend.board),
+        nodes=NodeRoutes(frontend.nodes, frontend.operations, frontend.cancellation, frontend.board, frontend.labels),
+        operations=OperationRoutes(
+            frontend.operations, frontend.cancellation, frontend.planner, frontend.board, frontend.canaries
+        ),
         events=EventRoutes(frontend.board, frontend.models, frontend.events),
         backends=BackendRoutes(frontend.nodes, frontend.galleries, frontend.upgrades),
         jobs=BackendJobRoutes(frontend.operations, frontend.galleries, frontend.board),
@@ -374,74 +485,13 @@ def make_entries(
             frontend.board,
         ),
         uploads=UploadRoutes(frontend.model_rows.uploads),
+        schedules=ScheduleRoutes(frontend.schedules, frontend.loader),
+        replicas=ReplicaRoutes(ReplicaViews(frontend.store, frontend.router)),
         tokens=TokenRoutes(frontend.keys),
+        usage=UsageRoutes(frontend.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
-        inference=OpenAI(frontend.router, engine, frontend.metrics),
+        inference=OpenAI(frontend.router, engine, Accounts(frontend.metrics, frontend.rate_limits, frontend.usage)),
     )
     routes = make_routes(objects)
     objects.system.openapi = openapi.document(routes)
     return routes
-
-
-def make_outside(
-    settings: FrontendSettings,
-    store: Store,
-    bus: Bus,
-    accounts: BusAccounts | None = None,
-    addresses: AddressRules = ANYWHERE,
-) -> Outside:
-    """Create the outside of the program: real registries and galleries."""
-    client = Client(rules := Rules(settings.allowed_hosts))
-    return Outside(
-        store=store,
-        bus=bus,
-        clock=SystemClock(),
-        ask_registry=_registry_question(client, rules, settings),
-        galleries=Galleries([load_builtin()], Sources(settings.backend_galleries, client, settings.data / "galleries")),
-        owner=parent.inherited_owner() or str(uuid.uuid4()),
-        addresses=addresses,
-        bus_issuer=_bus_issuer(settings, accounts),
-        violation_log=ViolationLog(settings.data / "logs" / "nats.log"),
-        models=model_outside(settings, client, rules, addresses),
-    )
-
-
-def _registry_question(client: Client, rules: Rules, settings: FrontendSettings) -> AskRegistry:
-    """Return a function that resolves a tag by a query to its registry."""
-    registries = registries_of(rules, settings)
-
-    async def ask(uri: str, platform: str, sha256: str) -> Artifact:
-        return await open_origin(uri, client=client, registries=registries, sha256=sha256).resolve(platform)
-
-    return ask
-
-
-def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> BusIssuer:
-    """Create the issuer of bus credentials. `accounts` are those of the embedded server; None for another bus."""
-    life = settings.bus_credential_seconds
-    is_embedded = accounts is not None
-    url_for = partial(worker_url, url=settings.nats_url, advertised=settings.advertise_nats, is_embedded=is_embedded)
-    if accounts is None:
-        return BusIssuer(life_seconds=life, url_for=url_for)
-    embedded_accounts, seed = accounts, accounts.account_seed
-
-    def mint(node_id: NodeId) -> Minted:
-        allowed = subjects.worker_permissions(node_id)
-        made = credentials.mint_user(seed, credentials.worker_name(node_id), allowed, life_seconds=life)
-        return Minted(made.jwt, made.seed, made.user, made.expires_at or 0.0)
-
-    async def revoke(revoked: Mapping[str, int]) -> None:
-        await revocation.revoke(settings.nats_url, embedded_accounts, revoked, limit_seconds=REVOKE_SECONDS)
-
-    return BusIssuer(mint=mint, life_seconds=life, url_for=url_for, revoke=revoke)
-
-
-def _address_rules(settings: FrontendSettings, port: int) -> AddressRules:
-    """Return the rules for addresses that nodes advertise. Blocks: resolves names."""
-    taken = [(settings.host, port), *parse_address(settings.nats_url).endpoints]
-    if settings.database_url.startswith("postgres"):
-        parts = urlsplit(settings.database_url)
-        taken.append((parts.hostname or "127.0.0.1", parts.port or POSTGRES_PORT))
-    resolve = partial(listen.resolve_within, limit_seconds=RESOLVE_SECONDS)
-    endpoints = {Endpoint(plain_host(one), number) for host, number in taken for one in listen.addresses_of(host)}
-    return AddressRules(settings.node_networks, frozenset(endpoints), resolve)

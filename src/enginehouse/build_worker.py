@@ -51,6 +51,7 @@ from enginehouse.worker.http_server.server import HttpOptions, PresentedToken, W
 from enginehouse.worker.http_server.storage import Roots
 from enginehouse.worker.identity import IdentityFiles
 from enginehouse.worker.local import Local
+from enginehouse.worker.locks import Locks
 from enginehouse.worker.models.fetching import FileFetcher
 from enginehouse.worker.models.files import DOWNLOADS, ModelFiles
 from enginehouse.worker.models.sources import ModelSources
@@ -99,11 +100,13 @@ def make_parts(
     installation = make_installation(options.installing, environment)
     tokens = PresentedToken()
     models = make_models(options, installation, environment, FrontendUploads(frontends, lambda: tokens.current))
+    locks = Locks()
     supervisor = Supervisor(
         options,
         installation.trees,
         models,
         engine,
+        locks=locks,
         environment=environment,
         enclosures=installation.enclosures,
         changed=changed,
@@ -116,6 +119,7 @@ def make_parts(
             port=options.http_port,
             logs=supervisor.logs,
             token=tokens,
+            files=models,
         )
     )
     journal = Journal(options.journal)
@@ -136,7 +140,7 @@ def make_parts(
         models=models,
         supervisor=supervisor,
         journal=journal,
-        executor=Executor(ports, changed),
+        executor=Executor(ports, changed, locks),
         look_up=ports.look_up,
         changed=changed,
         http_server=server,
@@ -203,8 +207,7 @@ async def open_local(
 ) -> AsyncIterator[Local]:
     """Open a backends directory without a cluster.
 
-    With the lock, interrupted installs of an earlier run are finished or undone first. Without the lock the directory
-    is read-only.
+    With the lock, interrupted installs are finished or undone first. Without it the directory is read-only.
     """
     lock = lock_backends(options.backends, doing) if is_locked else None
     installation = make_installation(options, environment)

@@ -23,9 +23,7 @@ _LOGGED_ELSEWHERE = frozenset({"store_unavailable", "bus_unavailable"})
 
 
 class Loop:
-    """Repeats `step` until cancelled. `wake` starts the next step at once; any number of wakes during a step cause one
-    more step.
-    """
+    """Repeats `step` until cancelled. `wake` starts the next step at once; wakes during a step cause one more."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from enginehouse.link.client import FrontendClient
 from enginehouse.settings.programs import (
     InstallSettings,
     RunningServer,
-    Timings,
+    ServingSettings,
     UpSettings,
     as_flags,
     default_data_directory,
@@ -52,6 +52,7 @@ _OF_FRONTENDS = (
     "node_networks",
     "model_galleries",
     "hf_endpoint",
+    "schedules",
     "model_credentials",
 )
 _OF_INSTALLING = ("allowed_hosts", "registry_credentials")  # settings of installing that frontends have too
@@ -172,7 +173,7 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
     argv += ["--nats-url", server.url, "--approve-keys", key]
     if settings.advertise_nats:
         argv += ["--advertise-nats", settings.advertise_nats]
-    argv += as_flags(settings, (*Timings.__struct_fields__, *_OF_FRONTENDS))
+    argv += as_flags(settings, (*ServingSettings.__struct_fields__, *_OF_FRONTENDS))
     argv += as_flags(settings.installing, _OF_INSTALLING)
     environment = _environment() | {
         LISTEN_VARIABLE: str(listener.fileno()),

@@ -83,9 +83,7 @@ class EngineResponse(Protocol):
         """The body as it arrives; raises `Upstream` if it ends before its announced end."""
 
     async def close(self) -> None:
-        """Release the connection. If the body was not read to the end, the connection is aborted, which tells the
-        engine to stop.
-        """
+        """Release the connection; one that was not read to the end is aborted, which tells the engine to stop."""
 
 
 class Engine(Protocol):
@@ -112,6 +110,9 @@ class Engine(Protocol):
     async def free(self, target: EngineTarget, *, limit_seconds: float) -> bool:
         """Ask the process to release its model before it is stopped; False if it did not, which is no error."""
 
+    def forget(self, address: str) -> None:
+        """Close the connections to a process that gets no more requests, those in use after their last answer."""
+
     async def close(self) -> None: ...
 
 
@@ -132,9 +133,7 @@ class Link(Protocol):
 
 
 class Clock(Protocol):
-    """Time and randomness outside the store, for waiting only. Deadlines shared between processes use the store's
-    clock.
-    """
+    """Time and randomness outside the store, for waiting only: shared deadlines use the store's clock."""
 
     def monotonic(self) -> float: ...
 

@@ -9,6 +9,7 @@ because a worker does not need the database code, and the parent needs neither.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from enginehouse.parent import Welcome
 
 T = TypeVar("T")
+COLLECT_AFTER = 50_000  # objects; a frontend with a thousand open streams holds about as many
 
 
 def up(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
@@ -41,6 +43,10 @@ def frontend(settings: FrontendSettings) -> int:
         return asyncio.run(frontends.run(settings))
     from enginehouse import build_frontend
 
+    # What the imports made lives as long as the program, so the garbage collector need not look at it. Requests make
+    # few cycles: collecting seldom saves a twentieth of a warm request, and the pauses of whole collections.
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 20)
     return _run(build_frontend.run(settings), settings.log_level)
 
 

@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from enginehouse.api.openai import OpenAI
+import msgspec
+
+from enginehouse.api.openai import Finished, OpenAI
 from enginehouse.core.errors import EnginehouseError, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.routing import Route
 from enginehouse.engine.openai.client import HttpEngine
+from enginehouse.frontend.fleet.tokens import Caller
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHAT = b'{"model":"tiny","messages":[],"temperature":0.10}'
@@ -30,7 +33,7 @@ class Routing:
         self.dropped: list[Route] = []
         self.error: EnginehouseError | None = None
 
-    async def acquire(self, model: str) -> Route:
+    async def acquire(self, model: str, token: str = "", body: bytes = b"") -> Route:
         if self.error is not None:
             raise self.error
         left = [route for route in self.routes if route.model == model and route not in self.dropped]
@@ -51,8 +54,11 @@ class Seen:
     def __init__(self) -> None:
         self.requests: list[dict[str, object]] = []
 
-    def request_done(self, **figures: object) -> None:
-        self.requests.append(figures)
+    def admit(self, caller: Caller, model: str, headers: list[tuple[bytes, bytes]]) -> None:
+        raise AssertionError("no caller of these tests is limited")
+
+    def request_done(self, done: Finished) -> None:
+        self.requests.append(msgspec.structs.asdict(done))
 
 
 class Client:

@@ -20,6 +20,7 @@ from tests.worker.world import until
 
 from enginehouse.api.openai import OpenAI
 from enginehouse.core.ids import NodeId
+from enginehouse.core.load_options import ModelPaths
 from enginehouse.core.model import Model, ModelFile, ServedModel, load_options, served_config
 from enginehouse.core.replica import LOCALAI_GRPC
 from enginehouse.core.routing import Route
@@ -60,7 +61,8 @@ class Stubs:
             config={"options": [f"stub.{one}" for one in options]},
         )
         if is_loaded:
-            await self.engine.load(target, load_options(model, "/models", 1), limit_seconds=SECONDS)
+            loaded = load_options(model, ModelPaths(directory="/models", threads=1))
+            await self.engine.load(target, loaded, limit_seconds=SECONDS)
         config = served_config(model)
         self.routing.routes.append(
             Route(

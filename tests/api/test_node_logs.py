@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
+import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +16,9 @@ from tests.api.whole_frontend import Site, site
 from tests.frontend.world import signed
 from tests.worker.http_server import door
 from tests.worker.http_server.door import Door
+from tests.worker.world import until
 
+from enginehouse.api.serving import serve
 from enginehouse.store import db
 
 
@@ -58,6 +64,28 @@ async def test_an_operator_reads_the_last_lines_of_an_engine(here: Site, worker:
     assert (await here.ask("GET", "/api/nodes/attic/logs/org/m?lines=x", token=here.tokens["admin"])).status == 422
     assert (await here.ask("GET", "/api/nodes/attic/logs/org/m", token=here.tokens["join"])).status in (401, 403)
     assert (await here.ask("GET", "/api/nodes/nobody/logs/org/m", token=here.tokens["admin"])).status == 404
+
+
+async def test_a_follower_gets_lines_as_they_come_until_it_leaves(here: Site, worker: Door, tmp_path: Path) -> None:
+    await join(here, worker)
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = here.app(is_loopback=False)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(serve(app, listener, {}, on_notice=lambda: None, on_stop=lambda: None, linger_seconds=0.0))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        head = "GET /api/nodes/attic/logs/org/m?follow=1&lines=1 HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        writer.write(f"{head}authorization: Bearer {here.tokens['admin']}\r\n\r\n".encode())
+        assert b"text/event-stream" in await reader.readuntil(b"\r\n\r\n")
+        seen = await reader.readuntil(b'"second"')
+        assert b'"first"' not in seen
+        with (tmp_path / "engine.log").open("ab") as log:
+            log.write(b"third\n")
+        worker.logs.look()
+        await reader.readuntil(b'"third"')
+        assert worker.server._logs._followers == 1
+        writer.close()
+        await until(lambda: worker.server._logs._followers == 0)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def test_the_token_before_is_tried_where_the_worker_has_not_got_the_new_one(here: Site, worker: Door) -> None:

@@ -121,6 +121,7 @@ async def test_a_client_that_leaves_before_its_body_is_whole_gets_nothing() -> N
 
 
 async def test_a_model_that_loads_is_told_with_its_loading_object() -> None:
+    """F-073."""
     world = World()
     world.routing.error = Unavailable("cannot answer yet: tiny is loading", code="model_loading")
     world.routing.error.retry_after_seconds = 4.2
@@ -132,6 +133,7 @@ async def test_a_model_that_loads_is_told_with_its_loading_object() -> None:
 
 
 async def test_a_replica_that_cannot_be_reached_is_dropped_and_another_one_answers() -> None:
+    """F-075."""
     async with serving(answering(plain(b"{}")), before=(1, 1)) as world:
         client = await world.ask(Client(CHAT))
         assert client.status == 200

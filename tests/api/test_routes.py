@@ -43,6 +43,7 @@ TABLE = {
     ("GET", "/api/operations/{id}"): "admin",
     ("POST", "/api/operations/{id}/cancel"): "admin",
     ("POST", "/api/operations/{id}/retry"): "admin",
+    ("POST", "/api/operations/{id}/release"): "admin",
     ("POST", "/api/operations/{id}/dismiss"): "admin",
     ("GET", "/api/events"): "admin",
     ("GET", "/backends"): "admin",
@@ -55,11 +56,22 @@ TABLE = {
     ("POST", "/backends/delete/{name}"): "admin",
     ("GET", "/backends/jobs/{id}"): "admin",
     ("GET", "/api/models"): "admin",
+    ("GET", "/api/replicas"): "admin",
     ("DELETE", "/api/models/{name:path}"): "admin",
     ("POST", "/api/models"): "admin",
     ("GET", "/api/models/{name:path}"): "admin",
     ("PUT", "/api/models/{name:path}"): "admin",
     ("PATCH", "/api/models/{name:path}"): "admin",
+    ("GET", "/api/nodes/scheduling"): "admin",
+    ("POST", "/api/nodes/scheduling"): "admin",
+    ("GET", "/api/nodes/scheduling/{model:path}"): "admin",
+    ("DELETE", "/api/nodes/scheduling/{model:path}"): "admin",
+    ("GET", "/api/nodes/{id}/labels"): "admin",
+    ("PUT", "/api/nodes/{id}/labels"): "admin",
+    ("PATCH", "/api/nodes/{id}/labels"): "admin",
+    ("DELETE", "/api/nodes/{id}/labels/{key}"): "admin",
+    ("GET", "/api/models/{name:path}/explain"): "admin",
+    ("GET", "/api/models/{name:path}/load-status"): "admin",
     ("POST", "/api/models/{name:path}/copy"): "admin",
     ("GET", "/api/models/{name:path}/export"): "admin",
     ("POST", "/models/import"): "admin",
@@ -79,6 +91,7 @@ TABLE = {
     ("POST", "/api/tokens"): "admin",
     ("GET", "/api/tokens"): "admin",
     ("DELETE", "/api/tokens/{id}"): "admin",
+    ("GET", "/api/usage"): "user",
     **{
         ("POST", f"{prefix}/{name}"): "user"
         for prefix in ("/v1", "")
@@ -107,7 +120,9 @@ FOREIGN = [
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Site]:
+async def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    # A wrong token is answered after a pause, so that guessing costs no queries; here every route gets four of them.
+    monkeypatch.setattr("enginehouse.frontend.fleet.tokens.LOOK_AGAIN_SECONDS", 0.0)
     async with site(tmp_path) as made:
         yield made
 

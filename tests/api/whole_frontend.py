@@ -16,7 +16,8 @@ from tests.bus.memory import MemoryBus, MemoryNetwork
 from enginehouse.api.app import Application, build
 from enginehouse.api.openai import CLIENT_GONE
 from enginehouse.api.routes import ApiRoute
-from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_outside
+from enginehouse.build_frontend import Frontend, make_entries, make_frontend
+from enginehouse.build_outside import make_outside
 from enginehouse.core.gallery_source import GallerySource
 from enginehouse.engine.openai.client import HttpEngine
 from enginehouse.fetch.models.sources import ModelFinder

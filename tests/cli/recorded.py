@@ -187,6 +187,7 @@ def row(node: str = "main", status: str = "downloading", **fields: object) -> di
         "node_id": f"id-of-{node}",
         "node_name": node,
         "action": "install llama-cpp",
+        "kind": "install_backend",
         "intent": f"intent-{node}-{fields.get('action', '')}",
         "state": "running",
         "status": status,
@@ -215,6 +216,9 @@ def operation(status: str, *rows: dict[str, object], **fields: object) -> dict[s
         "cancellable": False,
         "message": status,
         "excluded": [],
+        "targets": [],
+        "asked": {},
+        "dismissed": False,
         "nodes": list(rows),
         **fields,
     }

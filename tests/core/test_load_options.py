@@ -56,6 +56,18 @@ def test_configured_options_win_over_defaults() -> None:
     assert "MMap" not in options
 
 
+def test_what_suits_the_machine_is_used_where_the_configuration_says_nothing() -> None:
+    machine = ModelPaths(directory="/models", gpu_layers=20, parallel=4)
+    plain = _options({"backend": "llama-cpp"}, machine)
+    assert (plain["NGPULayers"], plain["Options"][-1]) == (20, "parallel:4")
+    said = _options({"backend": "llama-cpp", "gpu_layers": 7, "options": ["n_parallel:2"]}, machine)
+    assert (said["NGPULayers"], "parallel:4" in said["Options"]) == (7, False)
+    none = _options({}, ModelPaths(directory="/models", gpu_layers=0))
+    assert "NGPULayers" not in none
+    other = _options({"backend": "vllm"}, machine)
+    assert "Options" not in other, "an option of llama.cpp"
+
+
 def test_companion_files_are_joined_and_adapters_are_not() -> None:
     options = _options({"mmproj": "p.gguf", "draft_model": "d.gguf", "lora_adapter": "l.gguf", "lora_scales": [0.5]})
     assert options["MMProj"] == "/models/p.gguf"

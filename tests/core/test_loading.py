@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
-from enginehouse.core import placement, report
-from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, StartReplica, subject_of
+from enginehouse.core import report
+from enginehouse.core.action import (
+    Action,
+    InstallBackend,
+    PullModel,
+    RemoveBackend,
+    StartReplica,
+    StopReplica,
+    subject_of,
+)
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.capacity import Capacity
-from enginehouse.core.errors import Unavailable
+from enginehouse.core.demand import demand_of
 from enginehouse.core.ids import IntentId, NodeId
-from enginehouse.core.intent import Intent, Outcome, State
-from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
+from enginehouse.core.intent import CANARY, Intent, Outcome, State
+from enginehouse.core.loading import Done, GiveUp, LoadState, MakeRoom, Next, Wait, next_step
 from enginehouse.core.model import HeldModel, Model, ModelFile
 from enginehouse.core.node import Node, health_after
+from enginehouse.core.operation import ReplacedReplica
+from enginehouse.core.placement import IdleReplica, Needs, Reservation, Room
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import CommandResult, Report
 
@@ -51,7 +60,7 @@ def node(name: str, **fields: object) -> Node:
     return Node(**(plain | fields))  # type: ignore[arg-type]
 
 
-def intent(action: InstallBackend | PullModel | StartReplica | RemoveBackend, state: State, at: str = "a") -> Intent:
+def intent(action: Action, state: State, at: str = "a") -> Intent:
     return Intent(
         id=IntentId("i"),
         node_id=NodeId(at),
@@ -75,8 +84,9 @@ START = StartReplica(model=MODEL, slot=0, directory="xllamacpp", key="k")
 
 
 def step(intents: list[Intent], nodes: list[Node], only: str = "", changes: tuple[Intent, ...] = ()) -> object:
-    builds = {one.id: BUILD for one in nodes}
-    return next_step(MODEL, intents, nodes, builds, only=only, new_key="k", changes=changes)
+    needs = Needs(model=MODEL, demand=demand_of(MODEL), builds={one.id: BUILD for one in nodes}, only=only)
+    state = LoadState(intents=intents, changes=changes)
+    return next_step(needs, [Room(node=one) for one in nodes], state, new_key="k")
 
 
 def change(action: InstallBackend | PullModel | RemoveBackend, state: State, at: str = "a", **fields: object) -> Intent:
@@ -163,6 +173,15 @@ def test_a_load_waits_for_a_delete_of_its_engine_or_goes_elsewhere() -> None:
     assert isinstance(step([], [node("a", report=WARM, drained=True)], changes=(going,)), GiveUp)
 
 
+def test_a_load_does_not_wait_for_an_upgrade_that_waits_for_canaries() -> None:
+    held = change(INSTALL, "waiting", reason=CANARY)
+    placed = [intent(PULL, "succeeded")]
+    assert step([], [node("a", report=WARM)], changes=(held,)) == Next(NodeId("a"), START)
+    assert step(placed, [node("a", report=WARM)], changes=(held,)) == Next(NodeId("a"), START)
+    due = msgspec.structs.replace(held, reason="")
+    assert step(placed, [node("a", report=WARM)], changes=(due,)) == Wait()
+
+
 def test_not_installed_here_means_install_it_there_and_said_again_it_is_a_failure() -> None:
     absent = msgspec.structs.replace(intent(START, "failed"), reason="not_found")
     assert step([absent], [node("a", report=WARM), node("b")]) == Next(A, INSTALL)
@@ -191,40 +210,49 @@ def test_a_load_whose_node_was_removed_goes_to_another() -> None:
     assert step([removed], [node("b")]) == Next(B, INSTALL)
 
 
+def test_a_load_leaves_a_node_that_was_drained_or_is_offline_whatever_was_sent_there() -> None:
+    for out in ({"drained": True}, {"health": "offline"}):
+        nodes = [node("a", **out), node("b")]
+        waiting = intent(INSTALL, "waiting", "a")
+        assert step([waiting], nodes) == Next(B, INSTALL)
+        assert step([intent(INSTALL, "succeeded", "a")], nodes) == Next(B, INSTALL)
+        left = msgspec.structs.replace(waiting, state="cancelled", reason="node_left")
+        assert step([left, intent(INSTALL, "succeeded", "b")], nodes) != Wait()
+        assert step([intent(START, "running", "a")], nodes) == Next(B, INSTALL)
+        alone = step([waiting], nodes[:1])
+        assert isinstance(alone, GiveUp)
+        assert alone.code == "insufficient_capacity"
+
+
 def test_a_load_whose_step_was_cancelled_ends() -> None:
     ended = step([intent(INSTALL, "cancelled", "a")], [node("a"), node("b")])
     assert isinstance(ended, GiveUp)
     assert ended.code == "cancelled"
 
 
-def test_a_warm_node_is_preferred_to_a_cold_one_and_an_idle_to_a_busy_one() -> None:
-    other = RunningReplica(model_id="other", replica_index=0)
-    warm = node("z", report=Report(backends=(INSTALLED, POINTER), replicas=(other,)))
-    assert placement.choose_node(MODEL, [node("a"), warm], {A, NodeId("z")}).id == "z"
-    busy = node("a", report=Report(replicas=(other,)))
-    assert placement.choose_node(MODEL, [busy, node("b")], {A, B}).id == "b"
+def test_a_load_goes_on_in_the_slot_that_it_has_reserved() -> None:
+    reserved = Reservation(operation_id="o", node_id=A, model="m", slot=2, memory_bytes=5)
+    needs = Needs(model=MODEL, demand=demand_of(MODEL), builds={A: BUILD})
+    state = LoadState(intents=[intent(INSTALL, "succeeded"), intent(PULL, "succeeded")], reserved=reserved)
+    room = Room(node=node("a", report=WARM, max_replicas_per_model=3), slots=(0, 1))
+    start = msgspec.structs.replace(START, slot=2)
+    assert next_step(needs, [room], state, new_key="k") == Next(A, start, 2)
 
 
-def test_a_node_without_room_for_the_model_is_taken_last() -> None:
-    large = msgspec.structs.replace(MODEL, files=(ModelFile("f", "builtin:f", "0" * 64, 4 * 1024**3),))
-    warm = Report(backends=(INSTALLED, POINTER))
-    full = node("a", report=warm, capacity=Capacity(available_ram=1024**3))
-    roomy = node("b", capacity=Capacity(available_ram=8 * 1024**3))
-    assert placement.choose_node(large, [full, roomy], {A, B}).id == "b"
-    assert placement.choose_node(MODEL, [full, roomy], {A, B}).id == "a"
-    # Its report may be old: only the machine itself refuses.
-    assert placement.choose_node(large, [full], {A}).id == "a"
-    card = node("a", report=warm, capacity=Capacity(available_ram=1024**3, available_vram=8 * 1024**3))
-    unknown = node("a", report=warm, capacity=Capacity(available_vram=1024**3))
-    for one in (card, unknown):
-        assert placement.choose_node(large, [one, roomy], {A, B}).id == "a"
-
-
-def test_a_node_that_still_reports_a_lost_replica_is_taken_when_there_is_no_better_one() -> None:
-    """A load begins when no replica can be reached; what a report says of one may be older than that."""
-    running = Report(replicas=(RunningReplica(model_id="m", replica_index=0),))
-    assert placement.choose_node(MODEL, [node("a", report=running), node("b")], {A, B}).id == "b"
-    assert placement.choose_node(MODEL, [node("a", report=running)], {A}).id == "a"
+def test_idle_replicas_are_stopped_first_and_the_next_report_shows_the_room() -> None:
+    large = msgspec.structs.replace(MODEL, files=(ModelFile("f", "builtin:f", "ab", 4 * 1024**3),))
+    needs = Needs(model=large, demand=demand_of(large), builds={A: BUILD})
+    full = node("a", report=WARM, capacity=Capacity(available_ram=2 * 1024**3), last_heartbeat=5.0)
+    idle = (IdleReplica(model="other", slot=1, memory_bytes=8 * 1024**3, used_at=1.0),)
+    stop = StopReplica(model="other", slot=1)
+    first = next_step(needs, [Room(node=full, idle=idle)], LoadState(intents=[]), new_key="k")
+    assert first == MakeRoom(A, (stop,))
+    stopped = LoadState(intents=[intent(stop, "succeeded")])
+    assert next_step(needs, [Room(node=full)], stopped, new_key="k") == Wait()
+    empty = msgspec.structs.replace(full, capacity=Capacity(available_ram=10 * 1024**3), last_heartbeat=11.0)
+    assert next_step(needs, [Room(node=empty)], stopped, new_key="k") == Next(
+        A, msgspec.structs.replace(START, model=large)
+    )
 
 
 def test_a_load_waits_for_a_node_that_is_away_for_a_moment_and_gives_up_on_one_that_is_gone() -> None:
@@ -234,35 +262,6 @@ def test_a_load_waits_for_a_node_that_is_away_for_a_moment_and_gives_up_on_one_t
     assert isinstance(step([], [node("a", health="unhealthy", approved=False)]), GiveUp)
     failed = [intent(START, "failed", "a")]
     assert isinstance(step(failed, [node("a", health="unhealthy")]), GiveUp)
-
-
-def test_no_node_to_choose_names_the_reason_of_each() -> None:
-    nodes = [
-        node("new", approved=False),
-        node("gone", health="offline"),
-        node("out", drained=True),
-        node("old"),
-        node("bad"),
-    ]
-    with pytest.raises(Unavailable) as caught:
-        placement.choose_node(MODEL, nodes, {one.id for one in nodes} - {"old"}, avoid={NodeId("bad")})
-    assert caught.value.code == "insufficient_capacity"
-    for told in (
-        "new waits for approval",
-        "gone is offline",
-        "out is drained",
-        "old cannot run llama-cpp",
-        "bad failed to start it",
-    ):
-        assert told in caught.value.message
-
-
-def test_no_node_to_choose_counts_a_crowd_that_waits_for_approval() -> None:
-    nodes = [*(node(f"junk{number}", approved=False) for number in range(30)), node("gone", health="offline")]
-    with pytest.raises(Unavailable) as caught:
-        placement.choose_node(MODEL, nodes, {NodeId("gone")})
-    assert caught.value.message.count("waits for approval") == 10
-    assert caught.value.message.endswith("gone is offline; 20 more wait for approval")
 
 
 def test_a_report_settles_an_install_by_digest_and_a_forced_one_by_generation() -> None:
@@ -337,3 +336,53 @@ def test_health_follows_silence() -> None:
         "unhealthy",
         "offline",
     ]
+
+
+def replacing(intents: list[Intent], where: Node, *, slots: tuple[int, ...] = (0,), gib: int = 4) -> object:
+    """The next step of a load that replaces the replica in slot 0 of node a."""
+    large = msgspec.structs.replace(MODEL, files=(ModelFile("m.gguf", "builtin:m.gguf", "ab", gib * 1024**3),))
+    needs = Needs(
+        model=large,
+        demand=demand_of(large),
+        builds={where.id: BUILD},
+        may_replace=False,
+        replaces=ReplacedReplica(node_id=A, slot=0, nonce="old"),
+    )
+    return next_step(needs, [Room(node=where, slots=slots)], LoadState(intents=intents), new_key="k")
+
+
+def ready_node(free_gib: float, **fields: object) -> Node:
+    held = Report(backends=(INSTALLED, POINTER), models=(HeldModel("m", ("ab",)),))
+    capacity = Capacity(total_ram=64 * 1024**3, available_ram=int(free_gib * 1024**3))
+    return node("a", report=held, capacity=capacity, **fields)
+
+
+def test_a_replacement_starts_beside_the_old_replica_where_memory_allows() -> None:
+    started = replacing([], ready_node(30.0))
+    assert isinstance(started, Next)
+    assert isinstance(started.action, StartReplica)
+    assert started.slot == 1, "one slot more than the worker allows, for the time of the replacement"
+
+
+def test_a_replacement_takes_the_place_of_the_old_replica_where_there_is_no_room_for_two() -> None:
+    stop = StopReplica(model="m", slot=0)
+    assert replacing([], ready_node(2.0)) == MakeRoom(A, (stop,))
+    stopped = msgspec.structs.replace(intent(stop, "succeeded"), updated_at=10.0)
+    assert replacing([stopped], ready_node(2.0), slots=()) == Wait(), "the next report shows the memory that is free"
+    after = replacing([stopped], ready_node(30.0, last_heartbeat=11.0), slots=())
+    assert isinstance(after, Next)
+    assert after.slot == 0
+
+
+def test_a_replacement_stops_nothing_where_the_end_of_the_old_replica_would_not_help() -> None:
+    full = msgspec.structs.replace(ready_node(30.0).capacity, available_disk=1)
+    without_files = msgspec.structs.replace(ready_node(30.0), capacity=full, report=Report(backends=(INSTALLED,)))
+    assert isinstance(replacing([], without_files), GiveUp)
+    assert isinstance(replacing([], ready_node(30.0, drained=True)), GiveUp)
+    assert isinstance(replacing([], ready_node(2.0), slots=()), GiveUp), "it ended meanwhile"
+
+
+def test_a_worker_of_localai_has_no_slot_beside_its_only_one() -> None:
+    go = ready_node(30.0, public_key="")
+    assert go.is_localai
+    assert replacing([], go) == MakeRoom(A, (StopReplica(model="m", slot=0),))

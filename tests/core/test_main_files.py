@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from enginehouse.core.load_options import ModelPaths
 from enginehouse.core.model import Model, ModelFile, load_options, main_file, served_config
 
 
@@ -31,7 +32,7 @@ def test_an_engine_opens_the_model_itself_or_its_directory(
 ) -> None:
     made = model(names, **config)
     assert main_file(made, served_config(made)) == opened
-    options = load_options(made, "/models/m", 2)
+    options = load_options(made, ModelPaths(directory="/models/m", threads=2))
     assert options["ModelFile"] == f"/models/m/{opened}".rstrip("/")
     assert options["ModelPath"] == "/models/m"
     if "mmproj" in config:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginehouse.core.errors import Invalid
-from enginehouse.core.model_config import ModelConfig, TagPair, read_config, revision_of
+from enginehouse.core.model_config import ModelConfig, TagPair, read_config
 
 FULL: dict[str, Any] = {
     "name": "chatty",
@@ -124,22 +124,6 @@ def test_names_and_paths_that_lead_elsewhere_are_refused(mapping: dict[str, Any]
 )
 def test_ordinary_names_of_files_and_addresses_are_accepted(model: str) -> None:
     assert read_config({"name": "m", "parameters": {"model": model}})[0].parameters.model == model
-
-
-def test_the_revision_depends_on_content_and_not_on_order() -> None:
-    one = revision_of({"name": "m", "parameters": {"a": 1, "b": [1, 2]}})
-    assert one == revision_of({"parameters": {"b": [1, 2], "a": 1}, "name": "m"})
-    assert one != revision_of({"parameters": {"b": [2, 1], "a": 1}, "name": "m"})
-    assert one != revision_of({"parameters": {"b": [1, 2], "a": 1}, "name": "m", "unknown": True})
-    assert len(one) == 16
-
-
-def test_a_mapping_nested_without_end_is_refused() -> None:
-    deep: dict[str, Any] = {}
-    for _ in range(1000):
-        deep = {"a": deep}
-    with pytest.raises(Invalid):
-        revision_of(deep)
 
 
 _TEXT = st.text("ab{}./(", max_size=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,14 @@ from enginehouse.core.reasoning import (
     ReasoningSplitter,
     Split,
     begins_inside,
-    split_whole,
     tags_of,
 )
+
+
+def split_whole(text: str, tags: Sequence[tuple[str, str]], *, inside: str = "") -> Split:
+    splitter = ReasoningSplitter(tags, inside=inside)
+    first, last = splitter.feed(text), splitter.finish()
+    return Split(first.reasoning + last.reasoning, first.content + last.content)
 
 
 @pytest.mark.parametrize(

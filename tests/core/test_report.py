@@ -8,7 +8,7 @@ from enginehouse.core.action import InstallBackend
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Intent
-from enginehouse.core.report import Report, shows
+from enginehouse.core.report import Report, is_older, shows
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,12 @@ def test_a_digest_that_nobody_knows_equals_none(
     outcome = shows(Report(boot_id="b", backends=(backend,)), intent)
     assert (outcome is not None) is is_settled
     assert outcome is None or outcome.digest == reported
+
+
+def test_a_report_of_a_run_that_has_ended_is_older_than_any_of_the_next() -> None:
+    known = Report(boot_id="second", sequence=1, mark=60.0, boot_mark=50.0)
+    assert is_older(Report(boot_id="first", sequence=9, mark=40.0, boot_mark=10.0), known)
+    assert not is_older(Report(boot_id="third", sequence=1, mark=70.0, boot_mark=70.0), known)
+    assert is_older(Report(boot_id="second", sequence=0, mark=60.0, boot_mark=50.0), known)
+    assert not is_older(known, known)
+    assert is_older(Report(mark=1.0), Report(mark=2.0))

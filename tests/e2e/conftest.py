@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from enginehouse.link.client import FrontendClient
+
 PROGRAM = str(Path(sys.executable).with_name("enginehouse"))
 # The relations of the defaults, ten times as fast, so that a test sees minutes in seconds.
 FAST = ("--heartbeat", "1s", "--stale", "3s", "--lease", "5s", "--reconcile", "1s")
@@ -139,8 +141,17 @@ class Cluster:
 
     def node(self, name: str) -> dict[str, Any]:
         """The node as the server shows it; empty while it does not know it."""
-        found = [one for one in self.json("nodes", "list") if one["name"] == name]
-        return found[0] if found else {}
+        return next((one for one in self._get("/api/nodes") if one["name"] == name), {})
+
+    def operation(self, operation_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._get(f"/api/operations/{operation_id}")
+        return found
+
+    def _get(self, path: str) -> Any:
+        """For whoever waits: a command takes a core for a third of a second each time."""
+        token = (self.data / "admin.token").read_text().strip()
+        with contextlib.closing(FrontendClient(self.url, token, user_agent="tests")) as client:
+            return client.request("GET", path, None, object)
 
     def has_backend(self, name: str, directory: str = "xllamacpp") -> bool:
         return any(one["name"] == directory for one in self.node(name).get("backends", ()))

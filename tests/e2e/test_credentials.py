@@ -48,7 +48,7 @@ def stranger(cluster: Cluster, tmp_path: Path) -> tuple[Identity, dict[str, Any]
     identity = load_identity(tmp_path / "node.key")
     _, (status, _) = register(cluster, identity, "bad", address="127.0.0.1:50900")
     assert status == 201
-    cluster.cli("nodes", "approve", "bad")
+    cluster.cli("nodes", "approve", "bad", "--no-wait")  # no worker joins under this name
     _, (_, answer) = register(cluster, identity, "bad", address="127.0.0.1:50900")
     assert answer["nats_jwt"]
     return identity, answer

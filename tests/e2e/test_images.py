@@ -75,9 +75,7 @@ def kill_in_the_middle(cluster: Cluster, proxy: Faulty, image: Image) -> None:
     assert taken["status"] in ("queued", "running"), taken
     assert not (backends / "cpu-engine").exists()
 
-    done: dict[str, Any] = wait_for(
-        "the install to be done", lambda: ended(cluster.json("ops", "show", operation["jobID"])), 60
-    )
+    done: dict[str, Any] = wait_for("the install to be done", lambda: ended(cluster.operation(operation["jobID"])), 60)
     assert done["status"] == "succeeded", done
     assert said_by(backends / "cpu-engine") == "one"
     wait_for("the report", lambda: cluster.has_backend("first", "cpu-engine"))

@@ -59,7 +59,7 @@ def begin_install(cluster: Cluster) -> str:
 
 def outcome(cluster: Cluster, operation_id: str) -> dict[str, object]:
     def ended() -> dict[str, object] | None:
-        shown: dict[str, object] = cluster.json("ops", "show", operation_id)
+        shown: dict[str, object] = cluster.operation(operation_id)
         return shown if shown["status"] not in ("queued", "running") else None
 
     found: dict[str, object] = wait_for("the operation to end", ended, 60)

@@ -170,7 +170,7 @@ def test_an_install_without_a_network_waits_says_why_and_goes_on_by_itself(clust
     assert "Traceback" not in log.read_text()
 
     def is_waiting() -> dict[str, Any] | None:
-        shown: dict[str, Any] = cluster.json("ops", "show", operation_id)["nodes"][0]
+        shown: dict[str, Any] = cluster.operation(operation_id)["nodes"][0]
         # A try that is due this moment has no time to wait any more.
         return shown if shown["status"] == "queued" and shown.get("due_in_seconds") else None
 
@@ -186,7 +186,7 @@ def test_an_install_without_a_network_waits_says_why_and_goes_on_by_itself(clust
     cluster.join("poor")
     wait_for(
         "the same operation to succeed by itself",
-        lambda: cluster.json("ops", "show", operation_id)["status"] == "succeeded",
+        lambda: cluster.operation(operation_id)["status"] == "succeeded",
         60,
     )
     assert cluster.has_backend("poor")

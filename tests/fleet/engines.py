@@ -25,7 +25,7 @@ from tests.fetch.images import Image
 from tests.fleet.cluster import Fleet
 from tests.fleet.warehouse import Warehouse
 
-from enginehouse.core.model import Model
+from enginehouse.core.model import Model, ModelFile, ModelOptions
 from enginehouse.fetch.galleries.sources import load_builtin
 
 PIECE_SECONDS = 0.1  # between two pieces of a stream
@@ -37,9 +37,13 @@ if %(stubborn)r:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # What it starts is as deaf as it is.
     subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+%(first)s
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def log_message(self, *_): pass
+    def end_headers(self):
+        if %(single)r: self.send_header("connection", "close")
+        super().end_headers()
     def tell(self, body):
         content = json.dumps(body).encode()
         self.send_response(200)
@@ -53,6 +57,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         said = "%(says)s %%d" %% os.getpid()
         if not asked.get("stream"):
+            time.sleep(%(answer)r)
             return self.tell({"object": "chat.completion", "model": asked["model"], "choices": [
                 {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}]})
         self.send_response(200)
@@ -70,21 +75,41 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"%%x\\r\\n%%s\\r\\n" %% (len(content), content))
         self.wfile.flush()
 host, _, port = sys.argv[2].rpartition(":")
-class Server(http.server.ThreadingHTTPServer):
+class Server(http.server.HTTPServer if %(single)r else http.server.ThreadingHTTPServer):
     daemon_threads, request_queue_size = True, 128
 time.sleep(%(start)r)
-Server((host, int(port)), Handler).serve_forever()
+try:
+    server = Server((host, int(port)), Handler)
+except OSError as error:
+    # As every launcher says it: workers of one machine may choose the same port at the same moment.
+    print(error)
+    sys.exit(98)
+server.serve_forever()
 """
 
 
-def program(says: str, *, is_stubborn: bool = False, start_seconds: float = 0.0) -> bytes:
-    """With its first line, so that it can be run. It answers nobody before `start_seconds` are over."""
+def program(
+    says: str,
+    *,
+    is_stubborn: bool = False,
+    is_single: bool = False,
+    start_seconds: float = 0.0,
+    answer_seconds: float = 0.0,
+    piece_seconds: float = PIECE_SECONDS,
+    first: str = "",
+) -> bytes:
+    """With its first line, so that it can be run. It answers nobody before `start_seconds` are over. One that is single
+    has one thread: it is deaf to everybody while it answers. `first` is code that runs before all else.
+    """
     filled = _PROGRAM % {
         "python": sys.executable,
         "says": says,
         "stubborn": is_stubborn,
-        "pause": PIECE_SECONDS,
+        "single": is_single,
+        "first": first,
+        "pause": piece_seconds,
         "start": start_seconds,
+        "answer": answer_seconds,
     }
     return filled.encode()
 
@@ -101,10 +126,24 @@ class Serving:
         run = program(says, is_stubborn=is_stubborn, start_seconds=start_seconds)
         return self._warehouse.publish(name, says, run=run)
 
-    def add_model(self, model: str, backend: str) -> None:
-        """Served by that backend, with the files of the built-in toy."""
+    def add_model(
+        self,
+        model: str,
+        backend: str,
+        *,
+        parallel: int = 0,
+        memory: str = "",
+        files: tuple[ModelFile, ...] = (),
+    ) -> None:
+        """Served by that backend, with these files or those of the built-in toy."""
         builtin = next(one for one in load_builtin().models if one.name == "tiny-chat")
-        made = Model(name=model, backend=backend, files=builtin.files)
+        made = Model(
+            name=model,
+            backend=backend,
+            files=files or builtin.files,
+            options=ModelOptions(parallel=parallel),
+            config={"memory": memory} if memory else {},
+        )
         definition = msgspec.json.encode(made).decode()
         self._fleet.rows("insert into models (name, definition, created_at) values (%s, %s, 0)", model, definition)
         self._models.append(model)
@@ -130,8 +169,10 @@ class Serving:
 
     def end(self) -> None:
         """Engines are few on one machine: the next test needs their places."""
-        while self._models:
-            self._fleet.ended(self._fleet.first.delete(f"/api/models/{self._models.pop()}"))
+        removals = [self._fleet.first.delete(f"/api/models/{model}") for model in self._models]
+        self._models.clear()
+        for removal in removals:
+            self._fleet.ended(removal)
 
 
 def ports(fleet: Fleet) -> list[int]:
@@ -143,9 +184,9 @@ def processes_of(fleet: Fleet, worker: str) -> list[psutil.Process]:
     return psutil.Process(fleet.workers[worker].pid).children(recursive=True)
 
 
-def ask(port: int, token: str, model: str, limit_seconds: float = 30.0) -> tuple[int, str]:
+def ask(port: int, token: str, model: str, limit_seconds: float = 30.0, text: str = "Who are you?") -> tuple[int, str]:
     """Status, and what was said or the code of the error; 0 where the connection broke."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8}
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 8}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_seconds)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"authorization": f"Bearer {token}"})
@@ -170,6 +211,7 @@ class Load:
     def __init__(self, ports: Sequence[int], token: str, models: Sequence[str], clients: int, rate: float) -> None:
         self.answers: list[tuple[int, str]] = []
         self.slowest = 0.0
+        self.seconds: list[float] = []  # of each answer
         self._began = time.monotonic()
         self._over = threading.Event()
         self._pause_seconds = clients / rate
@@ -180,6 +222,11 @@ class Load:
     @property
     def failures(self) -> list[tuple[int, str]]:
         return [one for one in self.answers if one[0] != 200]
+
+    def percentile(self, share: float, since: int = 0) -> float:
+        """The time within which this share of the answers came, from the one with number `since` on."""
+        ordered = sorted(self.seconds[since:])
+        return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
     @property
     def per_second(self) -> float:
@@ -208,9 +255,12 @@ class Load:
         while not self._over.is_set():
             turn += 1
             began = time.monotonic()
-            self.answers.append(ask(ports[turn % len(ports)], token, models[(turn // len(ports)) % len(models)]))
+            # Each asks something new: what begins alike would stay with one replica.
+            model, text = models[(turn // len(ports)) % len(models)], f"{number} asks for the {turn}th time"
+            self.answers.append(ask(ports[turn % len(ports)], token, model, text=text))
             taken = time.monotonic() - began
             self.slowest = max(self.slowest, taken)
+            self.seconds.append(taken)
             self._over.wait(max(0.0, self._pause_seconds - taken))
 
 

@@ -121,9 +121,8 @@ def slow_pages(cluster: Fleet, allowed: float) -> dict[str, str]:
         seen: list[str] = []
         more = ""
         for number in range(PAGES):
-            began = time.perf_counter()
             page = cluster.frontends[number % 2].get(path + more)
-            seconds = time.perf_counter() - began
+            seconds = seconds_of(cluster, path + more)
             seen += [one["jobID"] for one in page["operations"]]
             more = f"&before={page['next']}"
             if seconds > allowed:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.e2e.conftest import wait_for
-from tests.fleet.cluster import STALE_SECONDS, Fleet
+from tests.fleet.cluster import STALE_SECONDS, Fleet, Frontend
 from tests.fleet.engines import Serving, asking, ports
 from tests.fleet.warehouse import Warehouse
 from tests.worker.shelf import said_by
@@ -21,6 +21,12 @@ NOTICE_SECONDS = 30.0  # until a half-open link is noticed
 def is_degraded(fleet: Fleet) -> bool:
     nodes = fleet.nodes()
     return all((one["status"], one["degraded"]) == ("unhealthy", True) for one in nodes)
+
+
+def reconnects(frontend: Frontend) -> float:
+    shown = frontend.client.request_bytes("GET", "/metrics").decode()
+    (line,) = [line for line in shown.splitlines() if line.startswith("enginehouse_bus_reconnects_total ")]
+    return float(line.split()[1])
 
 
 @pytest.mark.parametrize("how", ["gone", "frozen"])
@@ -53,4 +59,6 @@ def test_a_bus_that_is_away_stops_no_warm_request_and_takes_no_node_offline(
     fleet.until_healthy()
     fleet.until_ready()
     assert not any(one["degraded"] for one in fleet.nodes())
+    for frontend in fleet.frontends:
+        assert reconnects(frontend) >= 1
     assert said_by(fleet.backends_of("worker-1") / other) == "later"

@@ -19,6 +19,8 @@ def test_the_engines_of_a_frozen_worker_serve_until_its_node_is_offline_and_agai
 ) -> None:
     serving.offer(name, "one")
     serving.add_model("frozen-speaker", name)
+    # All questions are alike here, and would stay with one replica.
+    fleet.first.post("/api/nodes/scheduling", {"model_name": "frozen-speaker", "route_policy": "round_robin"})
     serving.load("frozen-speaker", "worker-1")
     said = ask(fleet.second.port, serving.token, "frozen-speaker")
     worker = fleet.workers["worker-1"]

@@ -40,7 +40,8 @@ def test_an_upgrade_of_one_node_changes_that_node_and_asks_no_other(
         assert list(rows_of(operation)) == ["worker-1"]
         ids = {worker: fleet.node(worker)["id"] for worker in fleet.workers}
         sent = {worker: tap.sent_to(node_id) for worker, node_id in ids.items()}
-    assert sent.pop("worker-1") == ["backend.upgrade"]
+    # The model that was loaded there comes back by itself, and that may be soon.
+    assert sent.pop("worker-1") in (["backend.upgrade"], ["backend.upgrade", "backend.install"])
     assert set(map(tuple, sent.values())) == {()}
     for frontend in fleet.frontends:
         _until_digests(frontend, name, {"worker-1": new.digest, "worker-2": old.digest})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +171,11 @@ def test_a_drain_lets_streams_finish_and_keeps_requests_for_later(
 
 
 def is_left_alone(fleet: Fleet, serving: Serving, staying: int) -> bool:
-    said = [ask(port, serving.token, "speaker") for port in ports(fleet) for _ in range(4)]
-    return set(said) == {(200, f"one {staying}")}
+    """By more requests at once than there are streams: the one with fewer under way is asked first."""
+    every = ports(fleet) * 2 * STREAMS
+    with ThreadPoolExecutor(len(every)) as pool:
+        said = set(pool.map(lambda port: ask(port, serving.token, "speaker"), every))
+    return said == {(200, f"one {staying}")}
 
 
 def through(fleet: Fleet, url: str) -> FrontendClient:
@@ -212,6 +217,11 @@ def test_frontends_restart_one_after_the_other_and_nobody_notices(
             assert fleet.began(worker, f"install {name}") == 1
 
 
+def reported(fleet: Fleet, worker: str, model: str) -> dict[str, Any] | None:
+    found: list[dict[str, Any]] = fleet.node(worker)["replicas"]
+    return next((one for one in found if one["model_id"] == model), None)
+
+
 def test_a_frontend_that_wakes_with_an_old_route_is_answered_by_no_other_model(
     fleet: Fleet, serving: Serving, name: str, other: str
 ) -> None:
@@ -220,7 +230,7 @@ def test_a_frontend_that_wakes_with_an_old_route_is_answered_by_no_other_model(
         serving.offer(backend, says)
         serving.add_model(model, backend)
     serving.load("old-speaker", "worker-1")
-    (replica,) = [one for one in fleet.node("worker-1")["replicas"] if one["model_id"] == "old-speaker"]
+    replica = wait_for("the old one in a report", partial(reported, fleet, "worker-1", "old-speaker"))
     assert replica["checks_key"] is False
     fleet.second.pause()
     try:
@@ -229,7 +239,7 @@ def test_a_frontend_that_wakes_with_an_old_route_is_answered_by_no_other_model(
         fleet.until_healthy("worker-1")
         loaded = fleet.first.post("/api/models/new-speaker/load", {"node": "worker-1"})
         assert fleet.ended(loaded)["status"] == "succeeded"
-        (started,) = [one for one in fleet.node("worker-1")["replicas"] if one["model_id"] == "new-speaker"]
+        started = wait_for("the new one in a report", partial(reported, fleet, "worker-1", "new-speaker"))
     finally:
         fleet.second.resume()
     answers = [ask(fleet.second.port, serving.token, "old-speaker") for _ in range(5)]

@@ -14,7 +14,9 @@ import msgspec
 from nacl.signing import SigningKey
 from tests.bus.memory import MemoryBus, MemoryNetwork
 
-from enginehouse.build_frontend import Outside, make_frontend
+from enginehouse.build_frontend import make_frontend
+from enginehouse.build_localai import LocalaiOutside
+from enginehouse.build_outside import Outside
 from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.artifact import Artifact, Layer
 from enginehouse.core.backend import InstalledBackend
@@ -28,11 +30,16 @@ from enginehouse.core.operation import BackendRequest
 from enginehouse.core.progress import Progress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import Report
+from enginehouse.core.views import OperationView
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.fleet.nodes import ANYWHERE, AddressRules, Registered
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.operations.targets import use_last_reports
-from enginehouse.frontend.watching.views import OperationView, SilenceLimits
+from enginehouse.frontend.serving.prefixes import Prefixes
+from enginehouse.frontend.serving.queues import RequestQueues
+from enginehouse.frontend.serving.route_rows import RouteRows
+from enginehouse.frontend.serving.router import RouteProofs, RouterParts
+from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Message
 from enginehouse.settings.programs import FrontendSettings
@@ -119,6 +126,7 @@ class World:
         approve_keys: Sequence[str] = (),
         addresses: AddressRules = ANYWHERE,
         galleries: Sequence[Gallery] = (GALLERY, IMAGES),
+        localai: LocalaiOutside | None = None,
     ) -> None:
         self.store = store
         self.time = time
@@ -142,16 +150,24 @@ class World:
             owner=owner,
             addresses=addresses,
             freshen=use_last_reports,
+            localai=localai,
         )
         made = make_frontend(settings, outside, self.wakes)
         self.events, self.board, self.galleries = made.events, made.board, made.galleries
         self.nodes, self.keys = made.nodes, made.keys
         self.versions, self.targets, self.acceptance = made.versions, made.targets, made.acceptance
-        self.operations, self.cancellation = made.operations, made.cancellation
+        self.operations, self.cancellation, self.canaries = made.operations, made.cancellation, made.canaries
         self.upgrades, self.planner = made.upgrades, made.planner
         self.collector, self.dispatcher = made.collector, made.dispatcher
         self.listings, self.poller = made.listings, made.poller
+        self.carrier, self.worker_tokens, self.proofs = made.carrier, made.worker_tokens, made.proofs
         self.loader, self.models, self.router = made.loader, made.models, made.router
+        self.reconciler, self.schedules, self.labels, self.counts = (
+            made.reconciler,
+            made.schedules,
+            made.labels,
+            made.counts,
+        )
         self.wakes.loops["dispatch"] = Loop("dispatch", self.dispatcher.step, 60.0)  # never run: `woken` looks at it
 
     @property
@@ -162,6 +178,8 @@ class World:
     async def start(self) -> None:
         await self.collector.listen(self.bus)
         await self.poller.listen(self.bus)
+        if self.carrier is not None:
+            await self.carrier.listen()
         await self.board.restore()
 
     # Nodes ----------------------------------------------------------------------------------------
@@ -268,3 +286,8 @@ def pointer(name: str, directory: str) -> InstalledBackend:
 
 def running(nonce: str, model: str = "tiny", generation: int = 0) -> RunningReplica:
     return RunningReplica(model_id=model, replica_index=0, address="h:1", nonce=nonce, generation=generation)
+
+
+def plain_parts(proofs: RouteProofs | None = None) -> RouterParts:
+    """Without keys, and without regard to prefixes."""
+    return RouterParts(rows=RouteRows(), proofs=proofs, prefixes=Prefixes(lambda: 0.0), queues=RequestQueues())

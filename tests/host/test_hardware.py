@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from enginehouse.core.capability import Decision
+from enginehouse.core.capacity import GraphicsCard
 from enginehouse.core.errors import Invalid
 from enginehouse.host import graphics, hardware
 from enginehouse.host.graphics import MIB, DevicePaths, Graphics, Watch, observe
@@ -57,7 +58,23 @@ def test_cards_are_read_from_sysfs_and_connectors_are_not_cards(places: DevicePa
     make_card(places.cards, "card0-HDMI-A-1", "0x10de")
     make_card(places.cards, "card2", "0x9999")
     (places.cards / "card3").mkdir()
-    assert observe(places) == Graphics(vendor="amd", total_bytes=16 * GIB, free_bytes=16 * GIB)
+    assert observe(places) == Graphics(
+        vendor="amd",
+        total_bytes=16 * GIB,
+        free_bytes=16 * GIB,
+        cards=(GraphicsCard(total_vram=8 * GIB), GraphicsCard(index=1, total_vram=8 * GIB)),
+    )
+
+
+def test_a_driver_that_tells_what_is_used_tells_what_is_free(places: DevicePaths) -> None:
+    make_card(places.cards, "card0", "0x1002", 8 * GIB)
+    make_card(places.cards, "card1", "0x1002", 8 * GIB)
+    make_card(places.cards, "card10", "0x1002", 8 * GIB)
+    for name, used in (("card0", 3 * GIB), ("card1", 0), ("card10", 9 * GIB)):
+        (places.cards / name / "device" / "mem_info_vram_used").write_text(f"{used}\n")
+    seen = observe(places)
+    assert [card.available_vram for card in seen.cards] == [5 * GIB, 8 * GIB, 0]
+    assert (seen.total_bytes, seen.free_bytes) == (24 * GIB, 13 * GIB)
 
 
 def test_of_several_vendors_the_one_of_localai_wins_and_an_integrated_one_is_no_gpu_build(places: DevicePaths) -> None:
@@ -72,7 +89,11 @@ def test_nvidia_memory_and_driver_come_from_the_tool(places: DevicePaths, tmp_pa
     two = "printf '0, NVIDIA RTX A, 24564, 20000, 580.65.06\\n1, NVIDIA RTX A, 24564, 24000, 580.65.06\\n'"
     make_tool(tmp_path / "bin", "nvidia-smi", two)
     seen = observe(places)
-    assert seen == Graphics(vendor="nvidia", total_bytes=49128 * MIB, free_bytes=44000 * MIB, driver=580)
+    first = GraphicsCard(index=0, name="NVIDIA RTX A", total_vram=24564 * MIB, available_vram=20000 * MIB)
+    second = GraphicsCard(index=1, name="NVIDIA RTX A", total_vram=24564 * MIB, available_vram=24000 * MIB)
+    assert seen == Graphics(
+        vendor="nvidia", total_bytes=49128 * MIB, free_bytes=44000 * MIB, driver=580, cards=(first, second)
+    )
 
 
 @pytest.mark.parametrize(("knows", "compute"), [("echo 12.1", "12.1"), ("echo '[N/A]'", ""), ("exit 2", "")])
@@ -93,6 +114,7 @@ def test_a_chip_without_memory_of_its_own_has_that_of_the_machine(
     make_tool(tmp_path / "bin", "nvidia-smi", f"echo '0, {name}, [N/A], [N/A], 580.95.05'")
     seen = observe(places)
     assert (seen.vendor, seen.total_bytes, seen.driver) == ("nvidia", psutil.virtual_memory().total, 580)
+    assert seen.cards == (), "it is the machine's memory"
 
 
 def test_a_jetson_is_known_by_its_board(places: DevicePaths) -> None:

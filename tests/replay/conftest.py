@@ -46,10 +46,10 @@ async def bus_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
 
 
 @pytest.fixture
-async def frontends(bus_url: str, lab: Lab, tmp_path: Path) -> AsyncIterator[Frontends]:
+async def frontends(sqlite_url: str, bus_url: str, lab: Lab, tmp_path: Path) -> AsyncIterator[Frontends]:
     """Two frontends of ours that share a database, without a node."""
     await lab.move_tag(lab.old)
-    async with open_frontends(f"sqlite:///{tmp_path / 'test.db'}", bus_url, lab, tmp_path) as made:
+    async with open_frontends(sqlite_url, bus_url, lab, tmp_path) as made:
         yield made
 
 

@@ -18,7 +18,8 @@ from sqlalchemy import text
 from tests.api.whole_frontend import Answer, Site
 from tests.replay.lab import Lab
 
-from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_loops, make_outside
+from enginehouse.build_frontend import Frontend, make_entries, make_frontend, make_loops
+from enginehouse.build_outside import make_outside
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.core.gallery_source import decode_sources
 from enginehouse.engine.openai.client import HttpEngine

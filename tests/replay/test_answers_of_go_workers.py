@@ -49,7 +49,7 @@ async def test_an_install_on_both_goes_out_at_once_under_the_plain_name_and_ends
         # S56: LocalAI sends `lab@mock`, and its worker makes a directory of it.
         assert (request["backend"], request["op_id"]) == ("mock", accepted["id"])
         assert json.loads(request["backend_galleries"]) == json.loads(lab.galleries)
-        assert set(request) - set(asked) <= {"command", "resolved"}
+        assert set(request) - set(asked) <= {"command", "resolved", "rolling"}
     ended = await frontends.first.ended(accepted["id"])
     assert (ended["status"], ended["progress"]) == ("succeeded", 100)
     assert {name: row["status"] for name, row in rows_of(ended).items()} == {

@@ -121,6 +121,24 @@ def test_waiting_for_a_model_without_an_end_is_allowed(tmp_path: Path) -> None:
     assert up(tmp_path, {"model_load_wait_seconds": "0"}).model_load_wait_seconds == 0
 
 
+@pytest.mark.parametrize(("text", "is_on"), [("false", False), ("0", False), ("OFF", False), ("true", True)])
+def test_the_switches_of_localai_are_read_as_it_writes_them(tmp_path: Path, text: str, is_on: bool) -> None:
+    environ = {"LOCALAI_DISTRIBUTED_PREFIX_CACHE": text, "LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL": "10m"}
+    found = up(tmp_path, environ=environ)
+    assert (found.prefix_cache, found.prefix_cache_ttl_seconds) == (is_on, 600.0)
+    assert up(tmp_path, file="prefix_cache = false").prefix_cache is False
+    words = as_flags(found, ("prefix_cache", "queue_length"))
+    again = up(tmp_path, {"prefix_cache": words[1], "queue_length": words[3]})
+    assert (again.prefix_cache, again.queue_length) == (is_on, 1024)
+
+
+def test_a_queue_may_have_no_length_and_must_end(tmp_path: Path) -> None:
+    assert up(tmp_path, {"queue_length": "0"}).queue_length == 0
+    assert "--queue-length" in refusal(tmp_path, flags={"queue_length": "-1"})
+    assert "--queue-wait" in refusal(tmp_path, flags={"queue_wait_seconds": "0"})
+    assert "--prefix-cache" in refusal(tmp_path, flags={"prefix_cache": "perhaps"})
+
+
 def test_a_worker_reads_the_variables_of_localai(tmp_path: Path) -> None:
     environ = {
         "LOCALAI_REGISTER_TO": "http://server:8080/",

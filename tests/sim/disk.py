@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -58,6 +58,9 @@ class Engine(Struct):
     request: StartRequest
     inode: int
     nonce: str
+    address: str = ""
+    checks_key: bool = True
+    memory_bytes: int = 0
 
 
 class Disk:
@@ -74,6 +77,7 @@ class Disk:
         self.engines: dict[str, Engine] = {}
         self.journal = b""
         self._inodes = 0
+        self.on_end: list[Callable[[Engine], None]] = []
 
     # Trees ----------------------------------------------------------------------------------------
 
@@ -234,7 +238,7 @@ class Disk:
 
     def begin_engine(self, request: StartRequest, inode: int) -> Engine:
         self._inodes += 1
-        engine = Engine(request, inode, f"{request.process_key}-{self._inodes}")
+        engine = Engine(request, inode, f"{self.name}-{request.process_key}-{self._inodes}")
         self.engines[request.process_key] = engine
         self.trace.note(self.name, f"engine {engine.nonce} runs from {request.directory}")
         self.checks.became(f"replica:{request.process_key}", engine.nonce)
@@ -245,15 +249,19 @@ class Disk:
         if engine is not None:
             self.trace.note(self.name, f"engine {engine.nonce} has ended")
             self.checks.became(f"replica:{key}", "")
+            for tell in self.on_end:
+                tell(engine)
         return engine is not None
 
-    def check_unused(self, what: str, *, directory: str = "", model: str = "", but_inode: int = 0) -> None:
-        """Nothing may be taken away from an engine that runs: of a directory, but for one tree, or of a model."""
+    def check_unused(
+        self, what: str, *, directory: str = "", model: str = "", but_inodes: Collection[int] = ()
+    ) -> None:
+        """Nothing may be taken away from an engine that runs: of a directory, but for some trees, or of a model."""
         using = [
             engine.nonce
             for engine in self.engines.values()
             if (engine.request.directory == directory or engine.request.model.name == model)
-            and engine.inode != but_inode
+            and engine.inode not in but_inodes
         ]
         self.checks.judge("G6", f"{directory or model} was {what} while {using} ran from it" if using else "")
 

@@ -8,16 +8,16 @@ is under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 
 from tests.sim.disk import ENDED, Disk, Engine
 
 from enginehouse.core.errors import Hopeless, Unavailable
 from enginehouse.core.progress import ReportProgress, no_progress
-from enginehouse.core.replica import RunningReplica
+from enginehouse.core.replica import FailedReplica, RunningReplica
 from enginehouse.host.blocking import in_thread
-from enginehouse.worker.engines.process_table import Started, StartRequest, Stopped
+from enginehouse.worker.engines.process_table import EndedProcess, Started, StartRequest, Stopped
 
 START_SECONDS = (0.05, 0.2, 1.0)  # all well below what a command may wait for its turn
 STOP_SECONDS = 0.05
@@ -42,21 +42,33 @@ class SimSupervisor:
     def listen_on(self, host: str) -> None:
         """Addresses do not matter here."""
 
+    def restarting(self) -> tuple[str, ...]:
+        return ()
+
+    def failed(self) -> tuple[FailedReplica, ...]:
+        return ()
+
     def tidy(self) -> None:
         """There is nothing to tidy."""
 
+    async def measure(self) -> None:
+        """Engines here take no memory."""
+
     def running(self) -> tuple[RunningReplica, ...]:
-        return tuple(_report(one) for one in self._disk.engines.values())
+        return tuple(self._report(one) for one in self._disk.engines.values())
 
     def find(self, process_key: str) -> RunningReplica | None:
         engine = self._disk.engines.get(process_key)
-        return None if engine is None else _report(engine)
+        return None if engine is None else self._report(engine)
 
-    def crash(self) -> None:
-        """One of them ends by itself."""
-        for key in list(self._disk.engines)[:1]:
-            self._disk.end_engine(key)
-            self._changed()
+    def crash(self, all_of_them: bool = False) -> None:
+        """One of them ends by itself, or every one."""
+        for key in list(self._disk.engines)[: None if all_of_them else 1]:
+            self._crash(key)
+
+    def _crash(self, key: str) -> None:
+        self._disk.end_engine(key)
+        self._changed()
 
     async def start(self, request: StartRequest, report: ReportProgress = no_progress) -> Started:
         async with self._turn(request.process_key):
@@ -72,33 +84,47 @@ class SimSupervisor:
         current = disk.engines.get(key)
         if current is not None and inode is not None and _serves(current, request, inode):
             current.request = request
-            return Started(ADDRESS, current.nonce)
+            return _started(current)
         if current is not None:
             await self._end(key)
         if inode is None:
             raise Unavailable(f"cannot start {key}: {request.directory} is not installed", code="not_found")
         if request.model.name not in disk.models or not disk.is_readable(request.model.name):
             raise Hopeless(f"cannot start {key}: its files are not on this node", code="not_found")
+        self._take(request)
         await asyncio.sleep(disk.chance.choice(START_SECONDS))
-        engine = disk.begin_engine(request, inode)
+        engine = self._begin(request, inode)
         self._changed()
-        return Started(ADDRESS, engine.nonce)
+        return _started(engine)
+
+    def _take(self, request: StartRequest) -> None:
+        """Its process takes memory from now on."""
+
+    def _begin(self, request: StartRequest, inode: int) -> Engine:
+        engine = self._disk.begin_engine(request, inode)
+        engine.address = ADDRESS
+        return engine
 
     async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
         """Answers under way take a moment."""
         await asyncio.sleep(min(limit_seconds, self._disk.chance.choice(START_SECONDS)))
         return True
 
-    async def stop(self, process_key: str) -> bool:
-        async with self._turn(process_key):
-            return await self._end(process_key)
+    async def until_all_idle(self, limit_seconds: float) -> None:
+        """Answers are short here."""
 
-    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped:
+    async def stop(self, process_key: str) -> EndedProcess | None:
+        async with self._turn(process_key):
+            return EndedProcess() if await self._end(process_key) else None
+
+    async def stop_from(self, directory: str, *, kept: Collection[int] = (), newest: int | None = None) -> Stopped:
         return await self._stop_each(
             [
                 key
                 for key, one in self._disk.engines.items()
-                if one.request.directory == directory and (but_inode is None or one.inode != but_inode)
+                if one.request.directory == directory
+                and (newest is None or one.inode != newest)
+                and one.inode not in kept
             ]
         )
 
@@ -122,6 +148,21 @@ class SimSupervisor:
             self._changed()
         return is_ended
 
+    def _report(self, engine: Engine) -> RunningReplica:
+        request = engine.request
+        return RunningReplica(
+            model_id=request.model.name,
+            replica_index=request.slot,
+            address=engine.address,
+            nonce=engine.nonce,
+            backend=request.directory,
+            revision=request.model.revision,
+            generation=request.generation,
+            checks_key=engine.checks_key,
+            memory_bytes=engine.memory_bytes,
+            outdated=self._disk.inode_of(request.directory) not in (None, engine.inode),
+        )
+
     def _turn(self, key: str) -> asyncio.Lock:
         return self._turns.setdefault(key, asyncio.Lock())
 
@@ -134,14 +175,5 @@ def _serves(current: Engine, request: StartRequest, inode: int) -> bool:
     )
 
 
-def _report(engine: Engine) -> RunningReplica:
-    request = engine.request
-    return RunningReplica(
-        model_id=request.model.name,
-        replica_index=request.slot,
-        address=ADDRESS,
-        nonce=engine.nonce,
-        backend=request.directory,
-        revision=request.model.revision,
-        generation=request.generation,
-    )
+def _started(engine: Engine) -> Started:
+    return Started(engine.address, engine.nonce, engine.checks_key)

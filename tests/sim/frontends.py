@@ -20,7 +20,8 @@ from tests.sim.registry import HOST
 from tests.sim.store import SimStore
 from tests.sim.trace import Violation
 
-from enginehouse.build_frontend import Frontend, Outside, make_frontend
+from enginehouse.build_frontend import Frontend, make_frontend
+from enginehouse.build_outside import Outside
 from enginehouse.core import node_api
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery_entry import Gallery, GalleryEntry
@@ -63,7 +64,10 @@ def gallery(name: str, backends: tuple[str, ...], models: tuple[str, ...]) -> Ga
     return Gallery(name=name, url=f"{name}:", backends=(*metas, *entries), models=tuple(offered))
 
 
+WATCHED_SECONDS, WATCHED_LIMIT_SECONDS = 2.0, 20.0  # of canaries
+CANARY_SECONDS = 3.0  # between two looks at canaries; ends of intents wake it too
 LOAD_SECONDS = 5.0  # whatever moves a load wakes it
+RECONCILE_SECONDS = 5.0
 POLL_SECONDS = 0.5  # a node that nothing is asked of is asked every sixth time
 PATIENCE = SilenceLimits(4.0, 6.0, 6.0)  # with a worker that says nothing: twice that until it is sent again
 WRITE_SECONDS = 1.0  # twice as often as in earnest: more chances for an older number to come after a newer one
@@ -99,8 +103,7 @@ class SimFrontend:
             objects, loops = self._build(bus)
             try:
                 await objects.board.restore()
-                await objects.collector.listen(bus)
-                await objects.poller.listen(bus)
+                await self._listen(objects, bus)
                 break
             except Unavailable:
                 await bus.close()
@@ -113,6 +116,10 @@ class SimFrontend:
             for loop in loops.values():
                 group.create_task(loop.run())
 
+    async def _listen(self, objects: Frontend, bus: SimBus) -> None:
+        await objects.collector.listen(bus)
+        await objects.poller.listen(bus)
+
     def _build(self, bus: SimBus) -> tuple[Frontend, dict[str, Loop]]:
         world, wakes = self._world, Wakes()
         lease = world.options.lease_seconds
@@ -124,6 +131,8 @@ class SimFrontend:
             stall_seconds=PATIENCE.stall_seconds,
             backend_install_timeout_seconds=PATIENCE.install_seconds,
             backend_upgrade_timeout_seconds=PATIENCE.upgrade_seconds,
+            canary_seconds=WATCHED_SECONDS,
+            canary_limit_seconds=WATCHED_LIMIT_SECONDS,
             approve_keys=tuple(machine.public_key for machine in world.machines if machine.public_key),
         )
         outside = Outside(
@@ -137,7 +146,7 @@ class SimFrontend:
             # Without such workers nobody is asked, and to look for them is part of a run's cost.
             freshen=None if world.options.old_nodes else use_last_reports,
         )
-        made = make_frontend(settings, outside, wakes)
+        made = make_frontend(self._set(settings), outside, wakes)
         loops = wakes.loops
         dispatcher, collector, board, poller = made.dispatcher, made.collector, made.board, made.poller
         for loop in (
@@ -151,12 +160,22 @@ class SimFrontend:
             Loop("catch-up", self._only_news(board.catch_up_step), CATCH_UP_SECONDS),
             Loop("hopeless", made.cancellation.hopeless_step, HOPELESS_SECONDS),
             Loop("load", self._while_steered(made.loader.step), LOAD_SECONDS),
+            Loop("canary", self._while_open(made.canaries.step), CANARY_SECONDS),
+            # Here for drains; once calm, nothing may begin by itself.
+            Loop("reconcile", self._while_steered(made.reconciler.step), RECONCILE_SECONDS),
             Loop("poll", poller.step, POLL_SECONDS),
             Loop("poll-answers", poller.answers_step, POLL_SECONDS),
         ):
             if not loop.name.startswith("poll") or world.options.old_nodes:  # nobody else is ever asked
                 loops[loop.name] = loop
+        loops |= {loop.name: loop for loop in self._more_loops(made)}
         return made, loops
+
+    def _set(self, settings: FrontendSettings) -> FrontendSettings:
+        return settings
+
+    def _more_loops(self, made: Frontend) -> list[Loop]:
+        return []
 
     def _while_open(self, step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """The same step, left out while no intent is open anywhere: it would find nothing."""
@@ -262,6 +281,6 @@ async def register(objects: Frontend, request: node_api.RegisterRequest) -> node
 async def heartbeat(objects: Frontend, node_id: NodeId, request: node_api.HeartbeatRequest) -> node_api.HeartbeatReply:
     cancelled: tuple[IntentId, ...] = ()
     if request.report is not None:
-        cancelled = await objects.collector.report(node_id, request.report)
+        cancelled = await objects.collector.report(node_id, request.report, request)
     mark = await objects.nodes.heartbeat(node_id, request)
     return node_api.HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)

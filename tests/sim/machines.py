@@ -81,6 +81,9 @@ async def _no_galleries(_named: str) -> tuple[Gallery, ...]:
 
 class SimMachine:
     is_old = False
+    is_lost = False  # killed, and never started again
+    host = "10.0.0.1"  # the same for all where nobody connects to engines
+    slots = 1  # replicas of one model
 
     def __init__(self, world: World, number: int) -> None:
         self._world = world
@@ -119,9 +122,9 @@ class SimMachine:
         else:
             self.disk.kill()
 
-    def crash_engine(self) -> None:
+    def crash_engine(self, *, all_of_them: bool = False) -> None:
         if self.process is not None and self.supervisor is not None:
-            self.process.context.run(self.supervisor.crash)
+            self.process.context.run(self.supervisor.crash, all_of_them)
 
     def running(self) -> tuple[str, ...]:
         return self.actions.running() if self.actions is not None else ()
@@ -134,7 +137,8 @@ class SimMachine:
         place = SimPlace(
             directory=Path("/nowhere"),
             name=self.name,
-            advertise_host="10.0.0.1",
+            advertise_host=self.host,
+            max_replicas_per_model=self.slots,
             installing=InstallerOptions(backends=Path("/nowhere/backends")),
         )
         while True:
@@ -152,7 +156,7 @@ class SimMachine:
 
     def _parts(self) -> AgentParts:
         changed = Signal()
-        self.supervisor = SimSupervisor(self.disk, changed)
+        self.supervisor = self._supervised(changed)
         trees = SimTrees(self.disk)
         ports = CommandPorts(
             trees=Inventory(cast(Trees, trees)),
@@ -164,7 +168,7 @@ class SimMachine:
         )
         self.actions = SimActions(ports, changed, self.checks)
         return AgentParts(
-            machine=SimHardware(),
+            machine=self._hardware(),
             node_files=SimNodeFiles(self.public_key),
             generations=trees,
             inventory=ports.trees,
@@ -176,6 +180,12 @@ class SimMachine:
             look_up=ports.look_up,
             changed=changed,
         )
+
+    def _supervised(self, changed: Signal) -> SimSupervisor:
+        return SimSupervisor(self.disk, changed)
+
+    def _hardware(self) -> SimHardware:
+        return SimHardware()
 
     async def _open_bus(self, node: RegisterReply) -> SimBus:
         bus = SimBus(self._world.network)

@@ -52,6 +52,7 @@ class SimOldMachine:
     """Struck by the same misfortunes as a `SimMachine`. Its disk never fails: it says nothing about that."""
 
     is_old = True
+    is_lost = False
     heard_at = 0.0
 
     def __init__(self, world: World, number: int, *, knows_upgrades: bool) -> None:
@@ -84,7 +85,7 @@ class SimOldMachine:
     def stop(self) -> None:
         """It knows no way to leave in order."""
 
-    def crash_engine(self) -> None:
+    def crash_engine(self, *, all_of_them: bool = False) -> None:
         """It has none."""
 
     def kill(self, *, power_cut: bool = False) -> None:

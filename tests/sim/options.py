@@ -28,6 +28,8 @@ FaultKind = Literal[
     "store_away_for_one",
     "store_slow",
     "crash_engine",
+    "lose_engines",
+    "lose_worker",
 ]
 FAULTS: tuple[FaultKind, ...] = (
     "kill_frontend",

@@ -8,7 +8,7 @@ back. What they are asked in the wrong order (files taken away under a process t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import NotFound, Unavailable, Upstream
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel, Model, PinnedFile
+from enginehouse.core.peer import FilePeer
 from enginehouse.core.progress import ReportProgress
 from enginehouse.host.blocking import _wait_for_end, in_thread
 from enginehouse.host.disk import storage_error
@@ -67,7 +68,9 @@ class SimInstaller:
                 inode = disk.inode_of(resolved.directory)
                 if inode is not None and inode != before:
                     await swapped()
-                    disk.check_unused("replaced", directory=resolved.directory, but_inode=inode)
+                    # The tree before it becomes the previous version; older ones are removed.
+                    kept = {inode, before or 0}
+                    disk.check_unused("replaced", directory=resolved.directory, but_inodes=kept)
                     await self._work_on(self._chance.choice(SYNC_SECONDS))
                     await in_thread(self._sync, resolved.directory)
             return Installed(digest=resolved.digest, fetched_bytes=TOTAL_BYTES)
@@ -145,7 +148,9 @@ class SimModels:
         held = self._disk.models.values()
         return tuple(one if self._disk.is_readable(one.name) else HeldModel(one.name, ()) for one in held)
 
-    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> tuple[PinnedFile, ...]:
+    async def pull(
+        self, model: Model, generation: int | None, report: ReportProgress, peers: Sequence[FilePeer] = ()
+    ) -> tuple[PinnedFile, ...]:
         with self._disk.working(f"model:{model.name}"):
             report("downloading", model.name, 0, TOTAL_BYTES)
             await asyncio.sleep(self._disk.chance.choice(PULL_SECONDS))

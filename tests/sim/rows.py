@@ -52,6 +52,7 @@ class OperationRow(Struct, frozen=True):
     asked: str
     created_at: float
     is_steered: bool
+    replaces: str  # JSON; null for a load that replaces nothing
 
 
 class Changed(Struct, frozen=True):

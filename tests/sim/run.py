@@ -12,8 +12,9 @@ import logging
 import secrets
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from random import Random
+from typing import TypeVar
 
 from msgspec import Struct
 from tests.sim.clients import Clients
@@ -22,12 +23,14 @@ from tests.sim.ending import is_all_shown, is_settled, judge_the_end, shown_open
 from tests.sim.isolation import Isolation
 from tests.sim.loop import SimLoop, StepLimit
 from tests.sim.options import Options
-from tests.sim.store import clock_of, database
+from tests.sim.store import Database, clock_of, database
 from tests.sim.trace import Violation
 from tests.sim.world import World
 
 from enginehouse.core.errors import EnginehouseError
 
+W = TypeVar("W", bound=World)
+STEP_LIMIT = 400_000
 SETTLE_SECONDS = 150.0  # a few backoffs, a lease and a silence after the last misfortune
 LOOK_SECONDS = 0.5
 SHOWN_LOOK_SECONDS = 0.2
@@ -49,10 +52,20 @@ class Result(Struct, frozen=True):
 
 
 def run(options: Options) -> Result:
+    return run_world(options, World, _phases)
+
+
+def run_world(
+    options: Options,
+    make: Callable[[Options, SimLoop, Database], W],
+    phases: Callable[[W], Coroutine[None, None, None]],
+    step_limit: int = STEP_LIMIT,
+) -> Result:
+    """Everything that `phases` does with the world that was made, from its first step to its last."""
     source = database()
     source.begin_run()
-    loop = SimLoop(Random(f"{options.seed}/schedule"), shuffle=options.shuffle)
-    world = World(options, loop, source)
+    loop = SimLoop(Random(f"{options.seed}/schedule"), shuffle=options.shuffle, step_limit=step_limit)
+    world = make(options, loop, source)
     violation: Exception | None = None
     trace_back = ""
     with (
@@ -64,7 +77,7 @@ def run(options: Options) -> Result:
     ):
         loop.set_exception_handler(lambda _, context: _unhandled(loop, context))
         try:
-            loop.run_until_complete(_phases(world))
+            loop.run_until_complete(phases(world))
         except Exception as error:
             violation = error
             trace_back = "" if isinstance(error, Violation) else "".join(traceback.format_exception(error))

@@ -12,7 +12,7 @@ from tests.sim.options import Options
 from tests.sim.run import Result, run
 
 MAX_RUNS = 300
-_RATES = (
+RATES = (
     "shuffle",
     "drop_rate",
     "duplicate_rate",
@@ -55,7 +55,7 @@ def _smaller(options: Options) -> Iterator[Options]:
             yield replace(options, faults=options.faults[:at] + options.faults[at + count :])
     for at in range(len(options.requests)):
         yield replace(options, requests=options.requests[:at] + options.requests[at + 1 :])
-    for rate in _RATES:
+    for rate in RATES:
         if getattr(options, rate):
             yield replace(options, **{rate: 0.0})
     if options.old_nodes:

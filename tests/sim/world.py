@@ -26,6 +26,8 @@ from tests.sim.store import EPOCH, Database, StoreWeather
 from tests.sim.trace import Trace, Violation
 from tests.sim.watching import Watched
 
+from enginehouse.core.gallery_entry import Gallery
+
 SLOWNESS = 150.0  # of a slow store: a transaction takes from 60 ms to over a second
 JOINING_SECONDS = 3.0  # after a disturbance, until a worker is a node again
 SILENT_SECONDS = 15.0  # without a bus: noticed, not called away at once, a heartbeat, and lost packets
@@ -52,9 +54,9 @@ class World:
         self.checks = StoreChecks(self._store_time, loop.fail, options.nodes, self._prove)
         self.network = Network(loop, self.chance("bus"), self.bus_weather, self.trace)
         self.registry = SimRegistry(loop.time, options.tag_moves_at)
-        self.galleries = [gallery(name, BACKENDS, MODELS) for name in GALLERIES]
+        self.galleries = [self._gallery(name) for name in GALLERIES]
         self.machines = [self._machine(number) for number in range(options.nodes)]
-        self.frontends = [SimFrontend(self, number) for number in range(options.frontends)]
+        self.frontends = [self._frontend(number) for number in range(options.frontends)]
         self.calm_at = 0.0  # from then on nothing goes wrong
         self._watchers: dict[str, Watched] = {}
         self._struck: dict[str, int] = {}
@@ -65,6 +67,12 @@ class World:
         if number >= self.options.nodes - self.options.old_nodes:
             return SimOldMachine(self, number, knows_upgrades=self.options.seed % 2 == 0)
         return SimMachine(self, number)
+
+    def _frontend(self, number: int) -> SimFrontend:
+        return SimFrontend(self, number)
+
+    def _gallery(self, name: str) -> Gallery:
+        return gallery(name, BACKENDS, MODELS)
 
     def chance(self, name: str) -> Random:
         if name not in self._chances:
@@ -156,13 +164,17 @@ class World:
             case "kill_worker" | "power_cut":
                 machine.kill(power_cut=fault.kind == "power_cut")
                 await asyncio.sleep(fault.seconds)
-                if machine.process is None:
+                if machine.process is None and not machine.is_lost:
                     machine.start()
+            case "lose_worker":
+                machine.is_lost = True
+                machine.kill()  # for ever
             case "stop_worker":
                 machine.stop()
                 await asyncio.sleep(fault.seconds)
                 machine.kill()
-                machine.start()
+                if not machine.is_lost:
+                    machine.start()
             case "pause_frontend":
                 await self._pause(frontend.process, fault.seconds)
             case "pause_worker":
@@ -181,8 +193,8 @@ class World:
                 self.store_weather.away_for.add(whom)
                 await asyncio.sleep(fault.seconds)
                 self.store_weather.away_for.discard(whom)
-            case "crash_engine":
-                machine.crash_engine()
+            case "crash_engine" | "lose_engines":
+                machine.crash_engine(all_of_them=fault.kind == "lose_engines")
             case "store_slow":
                 process = frontend.process
                 if process is not None:

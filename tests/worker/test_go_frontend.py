@@ -9,6 +9,7 @@ import importlib.resources
 import io
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import grpc
 import msgspec
 import pytest
 from tests.engine.localai.stub_backend import write_tree
-from tests.replay.recordings import exchanges, needs_recordings
+from tests.replay.recordings import entries, exchanges, needs_recordings
 from tests.worker.whole_worker import WholeWorker, working
 from tests.worker.world import until
 
@@ -120,6 +121,7 @@ async def test_the_built_in_engine_serves_a_model_whose_file_was_uploaded(go: Lo
     stop = {"model_name": "org/tiny", "process_key": "org/tiny#0", "expected_address": reply["address"]}
     stopped = await go.ask(subjects.STOP_MODEL, stop)
     assert (stopped["matched"], stopped["terminated"], stopped["address"]) == (True, True, reply["address"])
+    assert stopped["freed"] is True
     assert await go.running() == []
     assert await go.ask(subjects.DELETE_MODEL, {"model_name": "org/tiny"}) == {"success": True}
     assert not Path(placed).exists()
@@ -131,7 +133,8 @@ async def test_the_built_in_engine_serves_a_model_whose_file_was_uploaded(go: Lo
 @pytest.mark.parametrize(
     "recording",
     [
-        *("13-chat-cold", "16-models-running", "18-replicas", "19-unload", "20-config-edit-model-stop"),
+        *("13-chat-cold", "16-models-running", "17-cold-load-503", "18-replicas", "19-unload"),
+        "20-config-edit-model-stop",
         *("21-shutdown-and-model-delete", "22-drain-resume"),
     ],
 )
@@ -157,6 +160,8 @@ async def test_what_was_recorded_about_models_has_the_replies_that_localai_gives
             addresses[f"{request['model_id']}#{request.get('replica_index', 0)}"] = reply["address"]
         elif exchange.verb == subjects.RUNNING:
             assert reply == {"models": []}
+        elif exchange.verb == subjects.LIST:
+            assert [set(one) >= {"name", "is_system", "is_meta"} for one in reply["backends"]] == [True]
         elif exchange.verb == subjects.UNLOAD:
             assert reply == exchange.reply == {"success": True}
         elif exchange.verb == subjects.STOP_MODEL:
@@ -165,7 +170,7 @@ async def test_what_was_recorded_about_models_has_the_replies_that_localai_gives
             is_first = addresses.pop(key) and True
             assert reply == {
                 "matched": is_first,
-                "freed": reply["freed"],
+                "freed": is_first,
                 "terminated": True,
                 "process_key": key,
                 "address": request["expected_address"],
@@ -173,6 +178,61 @@ async def test_what_was_recorded_about_models_has_the_replies_that_localai_gives
             assert {"matched", "freed", "terminated", "process_key"} <= set(exchange.reply)
     running = {f"{one['model_id']}#{one['replica_index']}": one["address"] for one in await go.running()}
     assert running == addresses
+
+
+@needs_recordings
+@pytest.mark.parametrize("recording", ["13-chat-cold", "17-cold-load-503", "20-config-edit-model-stop"])
+async def test_files_that_were_recorded_are_taken_with_localai_s_statuses_and_headers(
+    go: LocalaiFrontend, recording: str
+) -> None:
+    calls = [one for one in entries(recording) if "file server" in str(one.get("direction"))]
+    assert calls
+    content: dict[str, bytes] = {}
+    address = go.worker.link.registrations[-1].http_address
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+        for call in calls:
+            if call["status"] == 200 and call["method"] == "HEAD" and call["path"] not in content:
+                continue  # put there in an earlier recording
+            headers, body = {}, b""
+            if call["method"] == "PUT":
+                body = content[call["path"]] = bytes(call["payload"]["_len"])
+                headers = {key: call["headers"][key] for key in ("Content-Range", "Content-Type")}
+                headers["X-Content-Sha256"] = hashlib.sha256(body).hexdigest()
+            url = f"http://{address}{call['path']}"
+            async with session.request(call["method"], url, headers=headers, data=io.BytesIO(body)) as answer:
+                assert answer.status == call["status"]
+                assert set(call["response_headers"]) <= {*answer.headers, "Content-Type"}
+                if call["method"] == "PUT":
+                    assert set(await answer.json()) == set(call["response"])
+
+
+@needs_recordings
+@pytest.mark.parametrize("recording", ["15-chat-stale-revision", "19-unload", "21-shutdown-and-model-delete"])
+async def test_a_recorded_stop_ends_the_process_of_its_model_and_no_other(go: LocalaiFrontend, recording: str) -> None:
+    write_tree(go.worker.place.backends / "mock")
+    stops = [one["payload"] for one in entries(recording) if str(one.get("subject")).endswith(".backend.stop")]
+    assert stops
+    for stop in stops:
+        for model in (stop["backend"], "bystander"):
+            assert (await go.ask(subjects.INSTALL, {"backend": "mock", "model_id": model}))["success"]
+        await go.tell(subjects.STOP, msgspec.json.encode(stop))
+        await until(partial(_is_gone, go, f"{stop['backend']}#0"))
+        assert [one["model_id"] for one in await go.running()] == ["bystander"]
+
+
+def _is_gone(go: LocalaiFrontend, process_key: str) -> bool:
+    return go.worker.agent._parts.supervisor.find(process_key) is None
+
+
+@pytest.mark.parametrize("lacks", [(), ("Free",)], ids=["frees", "has-no-free"])
+async def test_a_stop_says_whether_the_engine_released_its_model(go: LocalaiFrontend, lacks: tuple[str, ...]) -> None:
+    write_tree(go.worker.place.backends / "mock", lacks=lacks)
+    address = (await go.ask(subjects.INSTALL, {"backend": "mock", "model_id": "m"}))["address"]
+    reply = await go.ask(
+        subjects.STOP_MODEL, {"model_name": "m", "process_key": "m#0", "expected_address": address, "force": False}
+    )
+    assert (reply["matched"], reply["terminated"], reply["freed"]) == (True, True, not lacks)
+    assert ("error" in reply) is bool(lacks), "LocalAI names the failure although the process ended"
 
 
 async def test_a_process_is_refused_under_another_address_and_stopped_by_any_of_its_names(go: LocalaiFrontend) -> None:

@@ -43,9 +43,8 @@ class WholeWorker:
             directory=directory,
             name="node-one",
             join_token="join",
-            base_port=21000 + os.getpid() % 20000,
+            base_port=21000 + os.getpid() % 1100 * 10,
             grace_seconds=2.0,
-            thread_budget=1000,
             installing=installing,
         )
         self.link = MemoryLink(statuses)

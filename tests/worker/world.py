@@ -100,7 +100,7 @@ class World:
         self,
         directory: Path,
         *,
-        thread_budget: int = 1000,
+        thread_budget: int = 0,
         base_port: int = 0,
         allowed_hosts: tuple[str, ...] = (),
         chosen: Confinement | None = None,
@@ -117,8 +117,8 @@ class World:
         self.place = WorkerOptions(
             directory=directory,
             name="world",
-            # Away from the default, where a worker of this machine may live.
-            base_port=base_port or 21000 + os.getpid() % 20000,
+            # Away from the default, where a worker of this machine may be, and below the ports of clients.
+            base_port=base_port or 21000 + os.getpid() % 1100 * 10,
             grace_seconds=2.0,
             thread_budget=thread_budget,
             installing=installing,
@@ -144,7 +144,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def running_world(
-    directory: Path, *, thread_budget: int = 1000, chosen: Confinement | None = None
+    directory: Path, *, thread_budget: int = 0, chosen: Confinement | None = None
 ) -> AsyncIterator[World]:
     world = World(directory, thread_budget=thread_budget, chosen=chosen)
     async with world.supervisor:

@@ -25,7 +25,7 @@ from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.routes import ApiRoute
-from enginehouse.core.errors import EnginehouseError, Hopeless, Malformed, NotFound, Unauthenticated
+from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Malformed, NotFound, Unauthenticated
 from enginehouse.core.name import shown
 from enginehouse.frontend.fleet.tokens import Caller, Keys
 
@@ -61,7 +61,7 @@ class RouteEndpoint:
                 response.headers["x-request-id"] = request_id
                 await response(scope, receive, watched)
         except EnginehouseError as error:
-            if isinstance(error, Unauthenticated):
+            if isinstance(error, Unauthenticated | Denied):
                 self._metrics.denied(error.code)
             await _answer(error, request_id, send, is_started)
         except ClientDisconnect:

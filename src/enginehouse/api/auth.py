@@ -75,7 +75,8 @@ def authorize(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) -
     caller = keys.identify(token)
     if caller is None:
         raise Unauthenticated(
-            "cannot accept this token: it is unknown here; check it, or create one with `enginehouse tokens create`"
+            "cannot accept this token: it is unknown here, or revoked, or it has expired; check it, or create one with "
+            "`enginehouse tokens create`"
         )
     if caller.role not in _OPENS[role]:
         raise Denied(f"cannot do this with a {caller.role} token: it needs the role {role}")

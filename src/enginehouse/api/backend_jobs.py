@@ -6,7 +6,7 @@ job is a 404, and a refused request is not carried out.
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,10 +15,10 @@ from enginehouse.core.errors import Conflict
 from enginehouse.core.ids import OperationId
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.core.progress import format_bytes
+from enginehouse.core.views import NodeRow, OperationView
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.watching.board import Board
-from enginehouse.frontend.watching.views import NodeRow, OperationView
 
 
 class Apply(Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,24 +26,24 @@ class Apply(Struct, frozen=True, forbid_unknown_fields=True):
     force: bool = False
 
 
-class JobStatus(Struct, frozen=True, kw_only=True):
+class JobStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An operation with LocalAI's keys."""
 
     deletion: bool
     file_name: str
-    error: str | UnsetType
+    error: str = ""
     processed: bool
     message: str
     progress: float
-    phase: str | UnsetType
-    current_bytes: int | UnsetType
-    total_bytes: int | UnsetType
+    phase: str = ""
+    current_bytes: int = 0
+    total_bytes: int = 0
     file_size: str
     downloaded_size: str
     gallery_element_name: str
     cancelled: bool
     cancellable: bool
-    nodes: list[NodeRow] | UnsetType
+    nodes: list[NodeRow] = field(default_factory=list)
 
 
 class BackendJobRoutes:
@@ -84,24 +84,21 @@ class BackendJobRoutes:
 
 
 def job_status(view: OperationView) -> JobStatus:
-    rows = view.nodes if isinstance(view.nodes, list) else []
-    current = next((row for row in rows if row.state == "running" and isinstance(row.file_name, str)), None)
-    total = view.totalBytes if isinstance(view.totalBytes, int) else 0
-    done = view.currentBytes if isinstance(view.currentBytes, int) else 0
+    total, done = view.totalBytes, view.currentBytes
     return JobStatus(
         deletion=view.isDeletion,
-        file_name=str(current.file_name) if current is not None else "",
+        file_name=next((row.file_name for row in view.nodes if row.state == "running" and row.file_name), ""),
         error=view.error,
         processed=not view.cancellable,
         message="completed" if view.status == "succeeded" else view.message,
         progress=float(view.progress),
         phase=view.phase,
-        current_bytes=view.currentBytes,
-        total_bytes=view.totalBytes,
+        current_bytes=done,
+        total_bytes=total,
         file_size=format_bytes(total) if total else "",
         downloaded_size=format_bytes(done) if done else "",
         gallery_element_name=view.name,
         cancelled=view.status == "cancelled",
         cancellable=view.cancellable,
-        nodes=view.nodes if rows else UNSET,
+        nodes=view.nodes,
     )

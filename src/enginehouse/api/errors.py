@@ -14,7 +14,13 @@ from enginehouse.core.errors import EnginehouseError
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 
 # OpenAI's SDKs choose the exception class by status and show `type`; these are OpenAI's names.
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
 def error_answer(error: EnginehouseError, request_id: str) -> Answer:

@@ -6,7 +6,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.requests import accepted_response, json_response, read_body, requester_of
+from enginehouse.api.accounts import check_model
+from enginehouse.api.requests import accepted_response, caller_of, json_response, read_body, requester_of
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
@@ -51,11 +52,16 @@ class ModelRoutes:
         operation_id = await self._operations.request_model_delete(name, requester_of(request))
         return await accepted_response(self._board, operation_id)
 
-    async def listed(self, _request: Request) -> Response:
-        return json_response({"object": "list", "data": await self._served()})
+    async def listed(self, request: Request) -> Response:
+        allowance = caller_of(request).allowance
+        served = await self._served()
+        if allowance is not None:
+            served = [one for one in served if allowance.admits(str(one["id"]))]
+        return json_response({"object": "list", "data": served})
 
     async def described(self, request: Request) -> Response:
         name = str(request.path_params["name"])
+        check_model(caller_of(request), name)
         for model in await self._served():
             if model["id"] == name:
                 return json_response(model)

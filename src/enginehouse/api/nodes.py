@@ -11,6 +11,7 @@ from enginehouse.api.operations import check_sha256
 from enginehouse.api.requests import accepted_response, caller_of, json_response, read_body, requester_of
 from enginehouse.core.errors import Invalid
 from enginehouse.core.operation import BackendKind, BackendRequest
+from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.operations.cancel import Cancellation
 from enginehouse.frontend.operations.request import Requests
@@ -30,7 +31,10 @@ class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeRoutes:
-    def __init__(self, nodes: Nodes, operations: Requests, cancellation: Cancellation, board: Board) -> None:
+    def __init__(
+        self, nodes: Nodes, operations: Requests, cancellation: Cancellation, board: Board, labels: NodeLabels
+    ) -> None:
+        self._labels = labels
         self._nodes = nodes
         self._operations = operations
         self._cancellation = cancellation
@@ -60,6 +64,18 @@ class NodeRoutes:
     async def resume(self, request: Request) -> Response:
         await self._nodes.resume(_name(request))
         return json_response({"message": "node resumed"})
+
+    async def labels(self, request: Request) -> Response:
+        return json_response(await self._labels.get(_name(request)))
+
+    async def set_labels(self, request: Request) -> Response:
+        wanted = await read_body(request, dict[str, str])
+        change = self._labels.merge if request.method == "PATCH" else self._labels.replace
+        return json_response(await change(_name(request), wanted))
+
+    async def remove_label(self, request: Request) -> Response:
+        await self._labels.remove(_name(request), str(request.path_params["key"]))
+        return Response(status_code=204)
 
     async def backends(self, request: Request) -> Response:
         node, _ = await self._nodes.get(_name(request))

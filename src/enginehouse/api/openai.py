@@ -3,7 +3,7 @@
 A request is decoded once, for its model; otherwise its bytes are passed on unchanged. The route is chosen before the
 first byte of the answer. An incomplete answer never looks complete: a plain one is sent only when it is complete, and
 a broken stream ends with an error event and without its end marker. When a client disconnects, its engine stops at
-once. The only work per token is one send.
+once. The only work per token is one send, and to count it; what was used is read from the end of the answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec import Struct
 from starlette.types import ASGIApp
 
 from enginehouse.api.errors import error_answer
@@ -25,6 +26,8 @@ from enginehouse.api.requests import WHEN_GONE
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable, Upstream
 from enginehouse.core.name import shown
 from enginehouse.core.routing import Route
+from enginehouse.core.usage import Used, used_by_answer, used_by_stream
+from enginehouse.frontend.fleet.tokens import Caller
 from enginehouse.ports import Engine, EngineCall, EngineResponse
 
 log = logging.getLogger(__name__)
@@ -51,26 +54,42 @@ _NO_STATE: dict[str, Any] = {}
 class Routes(Protocol):
     """The part of the router that a request uses."""
 
-    async def acquire(self, model: str) -> Route: ...
+    async def acquire(self, model: str, token: str = "", body: bytes = b"") -> Route: ...
 
     def release(self, route: Route) -> None: ...
 
     def drop(self, route: Route) -> None: ...
 
 
-class Observer(Protocol):
-    """Called once per request, however it ends. `node` is empty if no replica was reached."""
+class Finished(Struct, frozen=True, kw_only=True):
+    """One request, however it ended. `node` is empty if no replica was reached, `model` if it is not known."""
 
-    def request_done(
-        self, *, model: str, node: str, path: str, status: int, seconds: float, first_byte_seconds: float | None
-    ) -> None: ...
+    caller: Caller | None
+    model: str
+    node: str
+    path: str
+    status: int
+    seconds: float
+    first_byte_seconds: float | None
+    first_token_seconds: float | None = None  # of a stream
+    used: Used | None = None  # None if the engine did not say
+    is_broken: bool = False  # a stream that its engine did not complete
+
+
+class Observer(Protocol):
+    def admit(self, caller: Caller, model: str, headers: list[tuple[bytes, bytes]]) -> None:
+        """Called for callers with an allowance: raises if it does not cover the request. Adds headers of the answer."""
+
+    def request_done(self, done: Finished) -> None:
+        """Called once per request."""
 
 
 class _Exchange:
     """The state of one request."""
 
-    def __init__(self, path: str, request_id: str, send: Send) -> None:
+    def __init__(self, path: str, request_id: str, send: Send, caller: Caller | None) -> None:
         self.path = path
+        self.caller = caller
         self.request_id = request_id
         self.send = send
         self.started = time.perf_counter()
@@ -79,9 +98,15 @@ class _Exchange:
         self.model = ""
         self.is_model_known = False
         self.node = ""
+        self.first_token_seconds: float | None = None
+        self.used: Used | None = None
+        self.is_broken = False
+        self.limits: list[tuple[bytes, bytes]] = []  # headers about the limits of a limited token
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
+        if self.limits:
+            headers = [*headers, *self.limits]
         self.first_byte_seconds = time.perf_counter() - self.started
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -141,11 +166,15 @@ class OpenAI:
         await self._serve(f"/localai/{named['call']}", scope, receive, send, model=named["model"])
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send, *, model: str = "") -> None:
-        exchange = _Exchange(path, scope.get("enginehouse.request_id") or request_id_of(scope["headers"]), send)
+        caller: Caller | None = scope.get("enginehouse.caller")
+        request_id = scope.get("enginehouse.request_id") or request_id_of(scope["headers"])
+        exchange = _Exchange(path, request_id, send, caller)
         try:
             body = await read_body(scope["headers"], receive)
             if body is not None:
                 exchange.model = model or model_asked_for(body)
+                if caller is not None and caller.allowance is not None:
+                    self._observer.admit(caller, exchange.model, exchange.limits)
                 when_gone = scope.get("state", _NO_STATE).get(WHEN_GONE)
                 if when_gone is None:
                     await self._answer_and_watch(exchange, body, receive)
@@ -158,13 +187,19 @@ class OpenAI:
             pass  # some servers raise it from `send` after the client has disconnected, and no answer can arrive
         finally:
             self._observer.request_done(
-                # Clients can invent names of models; as labels these would grow the statistics without limit.
-                model=exchange.model if exchange.is_model_known else "",
-                node=exchange.node,
-                path=path,
-                status=exchange.status or CLIENT_GONE,
-                seconds=time.perf_counter() - exchange.started,
-                first_byte_seconds=exchange.first_byte_seconds,
+                Finished(
+                    caller=caller,
+                    # Clients can invent names of models; as labels these would grow the statistics without limit.
+                    model=exchange.model if exchange.is_model_known else "",
+                    node=exchange.node,
+                    path=path,
+                    status=exchange.status or CLIENT_GONE,
+                    seconds=time.perf_counter() - exchange.started,
+                    first_byte_seconds=exchange.first_byte_seconds,
+                    first_token_seconds=exchange.first_token_seconds,
+                    used=exchange.used,
+                    is_broken=exchange.is_broken,
+                )
             )
 
     async def _answer_unless_gone(self, exchange: _Exchange, body: bytes, when_gone: WhenGone) -> None:
@@ -208,7 +243,7 @@ class OpenAI:
         """Send the request to a replica. It moves on to another replica only if no engine has begun to work on it."""
         failure: EnginehouseError | None = None
         for _ in range(ROUTES_TRIED):
-            route = await self._acquire(exchange)
+            route = await self._acquire(exchange, body)
             try:
                 exchange.node = route.node_name
                 failure = await self._try(exchange, route, body)
@@ -221,9 +256,10 @@ class OpenAI:
         failure.retry_after_seconds = 1.0
         raise failure
 
-    async def _acquire(self, exchange: _Exchange) -> Route:
+    async def _acquire(self, exchange: _Exchange, body: bytes) -> Route:
+        caller = exchange.caller
         try:
-            route = await self._routes.acquire(exchange.model)
+            route = await self._routes.acquire(exchange.model, caller.token_id if caller is not None else "", body)
         except Unavailable:
             exchange.is_model_known = True
             raise
@@ -271,24 +307,36 @@ class OpenAI:
             await exchange.answer(*engine_error(response.status, headers, body, exchange.request_id))
             return
         headers.append((b"content-length", str(len(body)).encode()))
+        exchange.used = used_by_answer(body)
         await exchange.answer(response.status, headers, body)
 
 
 async def _relay_events(exchange: _Exchange, response: EngineResponse) -> None:
     passer = EventPasser()
     send = exchange.send
+    events = 0
+    # What the last three writes of an engine said: the reason of the end, the usage, and the end marker.
+    third = second = last = b""
     try:
         async for chunk in response.chunks():
             whole = passer.feed(chunk)
             if whole:
+                if not events:
+                    exchange.first_token_seconds = time.perf_counter() - exchange.started
+                events += whole.count(b"\n\n") or 1
+                third, second, last = second, last, whole
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
         rest = passer.finish()
         await send({"type": "http.response.body", "body": rest})
     except Upstream as error:
+        exchange.is_broken = True
         # The head is sent, so the error goes into the stream. No end marker follows: it would make the answer look
         # complete.
         _, _, body = error_answer(_public_error(error, exchange), exchange.request_id)
         await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
+    finally:
+        # Also of a stream that its client left: the engine has done the work.
+        exchange.used = used_by_stream(third + second + last, events)
 
 
 def _public_error(error: EnginehouseError, exchange: _Exchange) -> EnginehouseError:

@@ -1,10 +1,10 @@
-"""Routes for operations: request, plan, list, cancel, retry and dismiss."""
+"""Routes for operations: request, plan, list, cancel, retry, release and dismiss."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,11 +14,12 @@ from enginehouse.core.ids import OperationId
 from enginehouse.core.name import shown
 from enginehouse.core.operation import BackendRequest
 from enginehouse.core.reference import is_digest, parse_uri, shown_uri
+from enginehouse.core.views import OperationView
+from enginehouse.frontend.operations.canary import Canaries
 from enginehouse.frontend.operations.cancel import Cancellation
 from enginehouse.frontend.operations.plan import Planner
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.watching.board import Board
-from enginehouse.frontend.watching.views import OperationView
 
 MAX_LISTED = 500
 _MAX_ID = 64  # an id of an operation is shorter
@@ -31,19 +32,19 @@ class OperationTarget(Struct, frozen=True, forbid_unknown_fields=True):
     node: str | None = None
 
 
-class HistoryRecord(Struct, frozen=True, kw_only=True):
+class HistoryRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An ended operation with LocalAI's keys, then ours."""
 
     id: str
     name: str
     jobID: str
     isBackend: bool
-    nodeID: str | UnsetType
+    nodeID: str = ""
     taskType: str
     outcome: str
-    error: str | UnsetType
+    error: str = ""
     startedAt: str
-    finishedAt: str | UnsetType
+    finishedAt: str = ""
     # Ours.
     kind: str
     status: str
@@ -52,8 +53,14 @@ class HistoryRecord(Struct, frozen=True, kw_only=True):
     excluded: object
 
 
+_ALIKE = set(HistoryRecord.__struct_fields__) & set(OperationView.__struct_fields__) - {"taskType"}
+
+
 class OperationRoutes:
-    def __init__(self, operations: Requests, cancellation: Cancellation, planner: Planner, board: Board) -> None:
+    def __init__(
+        self, operations: Requests, cancellation: Cancellation, planner: Planner, board: Board, canaries: Canaries
+    ) -> None:
+        self._canaries = canaries
         self._operations = operations
         self._cancellation = cancellation
         self._planner = planner
@@ -102,6 +109,11 @@ class OperationRoutes:
         operation_id = await self._cancellation.retry(_id(request), where.node, requester_of(request))
         return await accepted_response(self._board, operation_id)
 
+    async def release(self, request: Request) -> Response:
+        await self._canaries.release(_id(request), caller_of(request).name)
+        view = await stored_view(self._board, _id(request))
+        return json_response({"success": True, "message": "Operation released", "operation": view})
+
     async def dismiss(self, request: Request) -> Response:
         await self._cancellation.dismiss(_id(request))
         return json_response({"success": True, "message": "Operation dismissed"})
@@ -131,21 +143,10 @@ def _id(request: Request) -> OperationId:
 
 def _record(view: OperationView) -> HistoryRecord:
     return HistoryRecord(
-        id=view.id,
-        name=view.name,
-        jobID=view.jobID,
-        isBackend=view.isBackend,
-        nodeID=view.nodeID,
+        **{field: getattr(view, field) for field in _ALIKE},
         taskType="deletion" if view.isDeletion else view.taskType.lower(),
         outcome=_OUTCOMES.get(view.status, view.status),
-        error=view.error,
         startedAt=view.createdAt,
-        finishedAt=view.finishedAt,
-        kind=view.kind,
-        status=view.status,
-        author=view.author,
-        nodes=view.nodes if view.nodes is not UNSET else [],
-        excluded=view.excluded,
     )
 
 

@@ -25,26 +25,34 @@ from enginehouse.api.node_logs import NodeLogRoutes
 from enginehouse.api.nodes import NodeBackend, NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes, OperationTarget
+from enginehouse.api.replicas import ReplicaRoutes
+from enginehouse.api.schedules import ScheduleRoutes
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRequest, TokenRoutes
 from enginehouse.api.uploads import UploadRoutes
+from enginehouse.api.usage import UsageRoutes
 from enginehouse.api.workers import WorkerRoutes
 from enginehouse.core.model_answers import AddModel, CopyModel, ReplaceModel
 from enginehouse.core.node_api import HeartbeatRequest, RegisterRequest
 from enginehouse.core.operation import BackendRequest
+from enginehouse.core.schedule import ScheduleRequest
 
 # Summaries that are too long for a row of the table.
 _OPERATIONS = "List operations, newest first: open and failed ones, or `all=true`. `before` takes the page's `next`."
 _HISTORY = "List ended operations, newest first. `before` takes the page's `next`."
 _CANCEL = "Cancel the open intents of an operation, on every node or on one."
 _RETRY = "Retry what failed or was cancelled, on every node or on one."
+_RELEASE = "Let the nodes of an upgrade follow that wait for its canaries."
 _EVENTS = "Stream every change as server-sent events; `operation=ID` selects one operation."
 _LOAD = "Load a model; installs what it needs."
 _ADD_MODEL = "Add a model from sources, a configuration or files; with `load`, answers 202 with the operation."
 _IMPORT = "Import LocalAI's model YAML or JSON from the body, or from `url`."
 _UNLOAD = "Stop the replicas of a model."
 _ENGINE_CALL = "Make any call of LocalAI's protocol to the engine of a model, with the message as JSON."
+_SCHEDULE = "Store the schedule of a model: minimum, maximum, selector, one per node."
+_EXPLAIN = "Explain where another replica would go, and per node why not."
 _NODE_LOGS = "Show what the engine of a model has logged; with `follow=1` as events."
+_USAGE = "What was used from `from` to `to`, summed by `by` (token,model,node,hour,day); a user token sees its own."
 _DELETE_MODEL = "Stop serving a model and remove its files from every node."
 
 
@@ -74,7 +82,10 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     models: ModelRoutes
     definitions: DefinitionRoutes
     uploads: UploadRoutes
+    schedules: ScheduleRoutes
+    replicas: ReplicaRoutes
     tokens: TokenRoutes
+    usage: UsageRoutes
     node_logs: NodeLogRoutes
     inference: OpenAI
 
@@ -82,7 +93,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
 def make_routes(of: RouteObjects) -> list[ApiRoute]:
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
     system, workers, nodes, operations = of.system, of.workers, of.nodes, of.operations
-    backends, jobs, tokens = of.backends, of.jobs, of.tokens
+    backends, jobs, tokens, scheduled = of.backends, of.jobs, of.tokens, of.schedules
     return [
         # The frontend itself.
         get("/", "public", "A page about this server, for browsers.", system.root),
@@ -102,11 +113,21 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/api/node/{id}/models", "node", "List the replicas on the own node.", workers.models),
         # Nodes.
         get("/api/nodes", "admin", "List nodes, by name.", nodes.every),
+        get("/api/nodes/scheduling", "admin", "List schedules: the wanted replicas of models.", scheduled.every),
+        post("/api/nodes/scheduling", "admin", _SCHEDULE, scheduled.put, body=ScheduleRequest),
+        get("/api/nodes/scheduling/{model:path}", "admin", "Show the schedule of a model.", scheduled.one),
+        delete("/api/nodes/scheduling/{model:path}", "admin", "Remove it.", scheduled.remove, status=204),
         get("/api/nodes/{id}", "admin", "Show a node, by id or name.", nodes.one),
         delete("/api/nodes/{id}", "admin", "Remove a node and cancel its waiting intents.", nodes.remove),
         post("/api/nodes/{id}/approve", "admin", "Approve a pending node.", nodes.approve),
         post("/api/nodes/{id}/drain", "admin", "Drain a node and stop its replicas.", nodes.drain, status=202),
         post("/api/nodes/{id}/resume", "admin", "Give a drained node work again.", nodes.resume),
+        get("/api/nodes/{id}/labels", "admin", "Show the labels of a node.", nodes.labels),
+        *(
+            ApiRoute(method, "/api/nodes/{id}/labels", "admin", summary, nodes.set_labels, body=dict[str, str])
+            for method, summary in (("PUT", "Set the labels of a node."), ("PATCH", "Add labels to a node."))
+        ),
+        delete("/api/nodes/{id}/labels/{key}", "admin", "Remove a label.", nodes.remove_label, status=204),
         get("/api/nodes/{id}/logs/{model:path}", "admin", _NODE_LOGS, of.node_logs.logs),
         get("/api/nodes/{id}/backends", "admin", "List a node's backends, as last reported.", nodes.backends),
         *(
@@ -125,6 +146,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/api/operations/{id}", "admin", "Show an operation.", operations.one),
         post("/api/operations/{id}/cancel", "admin", _CANCEL, operations.cancel, body=OperationTarget),
         post("/api/operations/{id}/retry", "admin", _RETRY, operations.retry, body=OperationTarget, status=202),
+        post("/api/operations/{id}/release", "admin", _RELEASE, operations.release),
         post("/api/operations/{id}/dismiss", "admin", "Take a failure off the open list.", operations.dismiss),
         get("/api/events", "admin", _EVENTS, raw=of.events.events),
         # Backends and galleries; LocalAI's paths.
@@ -138,10 +160,11 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/backends/delete/{name}", "admin", "Delete a backend wherever it is installed.", jobs.delete),
         get("/backends/jobs/{id}", "admin", "Show such an operation as a job of LocalAI's.", jobs.job),
         *_model_routes(of),
-        # Tokens.
+        # Tokens, and what was used with them.
         post("/api/tokens", "admin", "Create a token.", tokens.create, body=TokenRequest, status=201),
         get("/api/tokens", "admin", "List tokens; secrets are omitted.", tokens.every),
         delete("/api/tokens/{id}", "admin", "Revoke a token, by id or name, within a second.", tokens.revoke),
+        get("/api/usage", "user", _USAGE, of.usage.summed),
         *_inference_routes(of),
     ]
 
@@ -158,11 +181,14 @@ def _model_routes(of: RouteObjects) -> list[ApiRoute]:
         post(f"{one}/load", "admin", _LOAD, models.load, body=ModelTarget, status=202),
         post(f"{one}/unload", "admin", _UNLOAD, models.unload, body=ModelTarget, status=202),
         post(f"{one}/copy", "admin", "Copy a model under another name.", defined.copy, body=CopyModel, status=201),
+        get(f"{one}/explain", "admin", _EXPLAIN, of.schedules.explain),
+        get(f"{one}/load-status", "admin", "How far the load of a model is.", of.schedules.load_status),
         get(f"{one}/export", "admin", "A model's configuration as LocalAI's YAML.", defined.export),
         get(one, "admin", "Show a model: files, configuration, revision, replicas.", defined.show),
         put(one, "admin", "Replace the configuration of a model.", defined.replace, body=ReplaceModel),
         patch(one, "admin", "Change keys of a model's configuration; null removes.", defined.patch, body=ReplaceModel),
         delete(one, "admin", _DELETE_MODEL, models.delete, status=202),
+        get("/api/replicas", "admin", "List the replicas of all models.", of.replicas.every),
         post("/models/import", "admin", _IMPORT, defined.import_all, status=201),
         post("/models/apply", "admin", "Add a model of a gallery and load it.", defined.apply, body=ApplyRequest),
         post("/models/plan", "admin", "Show what such a request would add.", defined.plan, body=ApplyRequest),

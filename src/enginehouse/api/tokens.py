@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.requests import caller_of, json_response, read_body
-from enginehouse.frontend.fleet.tokens import Keys
+from enginehouse.core.allowance import Allowance, make_allowance
+from enginehouse.frontend.fleet.tokens import Keys, TokenLimits
 from enginehouse.frontend.watching.views import render_time
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,10 @@ class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     role: str = "user"
     name: str | None = None
     node: str = ""  # only for join tokens: the one node that may use it
+    models: tuple[str, ...] = ()  # only for user tokens: names or patterns; none means every model
+    requests_per_minute: int = 0  # only for user tokens, like the next one; 0 means no limit
+    tokens_per_minute: int = 0
+    ttl_seconds: float = 0.0  # 0 means that it never expires
 
 
 class TokenRoutes:
@@ -27,7 +32,12 @@ class TokenRoutes:
 
     async def create(self, request: Request) -> Response:
         asked = await read_body(request, TokenRequest)
-        return json_response(await self._keys.create(asked.role, asked.name, node=asked.node), 201)
+        allowance = make_allowance(asked.models, asked.requests_per_minute, asked.tokens_per_minute)
+        limits = TokenLimits(node=asked.node, allowance=allowance, ttl_seconds=asked.ttl_seconds)
+        made = await self._keys.create(asked.role, asked.name, limits=limits)
+        log.info("token.created id=%s role=%s name=%s by=%s", made.id, made.role, made.name, caller_of(request).name)
+        shown = {"id": made.id, "role": made.role, "name": made.name, "token": made.token}
+        return json_response(shown | _limits(asked.node, allowance, made.expires_at), 201)
 
     async def revoke(self, request: Request) -> Response:
         row = await self._keys.revoke(str(request.path_params["id"]))
@@ -35,11 +45,25 @@ class TokenRoutes:
         return json_response({"id": row.id, "role": row.role, "name": row.name, "message": "token revoked"})
 
     async def every(self, _request: Request) -> Response:
-        rows = await self._keys.every()
+        rows, now = await self._keys.every(), self._keys.now()
         return json_response(
             [
                 {"id": row.id, "role": row.role, "name": row.name, "created_at": render_time(row.created_at)}
-                | ({"node": row.node} if row.node else {})
+                | _limits(row.node, row.allowance, row.expires_at)
+                | ({"expired": True} if row.is_expired(now) else {})
                 for row in rows
             ]
         )
+
+
+def _limits(node: str, allowance: Allowance | None, expires_at: float) -> dict[str, object]:
+    """The limits that a token has; those that it does not have are left out."""
+    limits = allowance or Allowance()
+    every = {
+        "node": node,
+        "models": limits.models,
+        "requests_per_minute": limits.requests_per_minute,
+        "tokens_per_minute": limits.tokens_per_minute,
+        "expires_at": render_time(expires_at) if expires_at else "",
+    }
+    return {name: value for name, value in every.items() if value}

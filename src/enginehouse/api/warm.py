@@ -166,7 +166,8 @@ class WarmCycle(RequestResponseCycle):
             on_response=connection.on_response_complete,
         )
         self._whole: bytes | None = body
-        self._held = b""  # the head of an answer whose body follows at once
+        self._held = b""  # the head of an answer, for one write with what follows at once
+        self._call_soon = connection.loop.call_soon
         self.more_body = False
 
     async def receive(self) -> Any:
@@ -206,11 +207,14 @@ class WarmCycle(RequestResponseCycle):
         block = b"".join([b"%b: %b\r\n" % header for header in headers])
         if block.count(b"\n") != len(headers) or block.count(b"\r") != len(headers) or b"\x00" in block:
             raise RuntimeError("cannot send the head of an answer: a header contains a line break")
-        head = b"%b%b\r\n" % (STATUS_LINE[message["status"]], block)
+        self._held = b"%b%b\r\n" % (STATUS_LINE[message["status"]], block)
         if self.chunked_encoding:
-            self.transport.write(head)
-        else:
-            self._held = head
+            self._call_soon(self._write_head)  # the first token may be seconds away
+
+    def _write_head(self) -> None:
+        if self._held and not self.disconnected:
+            self.transport.write(self._held)
+            self._held = b""
 
     def _answer(self, message: Message) -> None:
         """A part of a plain answer. All of it together with its head is one write, and one system call."""
@@ -229,6 +233,8 @@ class WarmCycle(RequestResponseCycle):
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
         if is_last:
             chunk += b"0\r\n\r\n"
+        if self._held:
+            chunk, self._held = self._held + chunk, b""
         self.transport.write(chunk)
         if is_last:
             self._complete()

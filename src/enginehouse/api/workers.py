@@ -16,6 +16,7 @@ from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.fleet.tokens import Keys
+from enginehouse.frontend.localai.worker_tokens import WorkerTokens
 from enginehouse.frontend.watching.views import render_time
 
 
@@ -26,9 +27,11 @@ class WorkerRoutes:
         collector: Collector,
         keys: Keys,
         credentials: BusCredentials,
+        worker_tokens: WorkerTokens | None = None,
         *,
         heartbeat_seconds: float,
     ) -> None:
+        self._worker_tokens = worker_tokens
         self._nodes = nodes
         self._collector = collector
         self._keys = keys
@@ -45,6 +48,8 @@ class WorkerRoutes:
         if not node.report.is_whole and not await self._credentials.is_refresh(node.id):
             # A LocalAI worker: registering is its only sign that it was restarted.
             await self._collector.restarted(node.id)
+        if not node.public_key:
+            await self._learn(request, node.id)
         await self._keys.step()  # the worker uses the new token right after this answer
         reply = RegisterReply(
             id=node.id,
@@ -67,8 +72,10 @@ class WorkerRoutes:
         cancelled: tuple[IntentId, ...] = ()
         if said.report is not None:
             # Before the node counts as healthy: what it did while it was away must not be sent to it again.
-            cancelled = await self._collector.report(node_id, said.report)
+            cancelled = await self._collector.report(node_id, said.report, said)
         mark = await self._nodes.heartbeat(node_id, said)
+        if caller_of(request).role == "join":
+            await self._learn(request, node_id)
         reply = HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)
         caller = caller_of(request)
         if caller.has_previous:
@@ -77,6 +84,11 @@ class WorkerRoutes:
         if said.renew:
             reply = await self._renewed(request, node_id, reply)
         return json_response(reply)
+
+    async def _learn(self, request: Request, node_id: NodeId) -> None:
+        """Keep the token of a LocalAI worker: it expects the same of a frontend."""
+        if self._worker_tokens is not None and caller_of(request).role == "join":
+            await self._worker_tokens.learn(node_id, bearer(request.scope))
 
     async def _renewed(self, request: Request, node_id: NodeId, reply: HeartbeatReply) -> HeartbeatReply:
         """The reply with a new bus credential and a new token; the node itself does not change."""

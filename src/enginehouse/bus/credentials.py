@@ -52,9 +52,7 @@ class BusAccounts(Struct, frozen=True, kw_only=True):
         return _sign(self.operator_seed, subject=_public(self.operator_seed), name="enginehouse", claims=claims)
 
     def account_jwt(self, revoked: Mapping[str, int] | None = None) -> str:
-        """`revoked` maps public keys of users to a time in seconds since 1970: credentials issued to them before it are
-        invalid.
-        """
+        """`revoked` maps public keys of users to a Unix time: credentials issued to them before it are invalid."""
         claims: dict[str, object] = {"type": "account", "limits": _UNLIMITED}
         if revoked:
             claims["revocations"] = dict(revoked)
@@ -92,9 +90,7 @@ def worker_name(node_id: NodeId) -> str:
 
 
 def load_or_create(directory: Path) -> BusAccounts:
-    """Load the accounts from `directory`; create them at the first call. Each seed is a separate file, so a crash in
-    between loses nothing.
-    """
+    """Load the accounts; create them at the first call, each seed in its own file, so that a crash loses nothing."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     operator = _kept_seed(directory / "operator.seed", nkeys.PREFIX_BYTE_OPERATOR)
     account = _kept_seed(directory / "account.seed", nkeys.PREFIX_BYTE_ACCOUNT)

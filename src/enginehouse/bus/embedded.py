@@ -39,9 +39,7 @@ class EmbeddedServer(Struct, frozen=True, kw_only=True):
 
 
 def prepare(directory: Path, accounts: BusAccounts, *, host: str, port: int | None, log_path: Path) -> EmbeddedServer:
-    """Write the configuration into `directory` and return the command line. `port` None means the default, or the next
-    free one.
-    """
+    """Write the configuration and return the command line. `port` None means the default, or the next free one."""
     program = find_program()
     chosen = choose_port(host, port, _remembered(directory / "port"))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -51,9 +51,7 @@ def _nothing() -> None:
 
 
 class BusOptions(Struct, frozen=True, kw_only=True):
-    """The server and the credential: a user in `url`, else `jwt` and `seed`, else anonymous, which is LocalAI's
-    default.
-    """
+    """The server and the credential: a user in `url`, else `jwt` and `seed`, else anonymous (LocalAI's default)."""
 
     url: str
     name: str
@@ -168,14 +166,13 @@ class NatsBus:
         client = Client()
         if not self._is_renewing:
             self._client = client
-        try:
+        async with contextlib.AsyncExitStack() as unless_open:
+            if self._is_renewing:
+                unless_open.push_async_callback(_close, client)
             await self._connect(client)
             for subject, receive in self._subscriptions:
                 await self._subscribe(client, subject, receive)
-        except BaseException:
-            if self._is_renewing:
-                await _close(client)
-            raise
+            unless_open.pop_all()
         self._client = client
         self._logged.clear()
         self._options.on_connected()
@@ -266,9 +263,7 @@ class NatsBus:
         )
 
     async def _on_error(self, error: Exception) -> None:
-        """Errors that the library cannot raise to a caller. Repeated lines are logged once, because an outage causes
-        many.
-        """
+        """Errors without a caller. Repeated lines are logged once, because an outage causes many."""
         self._last_error = str(error) or type(error).__name__
         text = self._last_error.lower()
         if isinstance(error, nats.errors.SlowConsumerError):
@@ -323,9 +318,7 @@ class NatsBus:
 
 
 def _next_server(servers: list[Server], _: object) -> tuple[Server, float]:
-    """The server with the fewest failures, after a pause that grows with them; jitter keeps nodes from reconnecting in
-    step.
-    """
+    """The server with the fewest failures, after a growing pause with jitter, so that nodes do not come in step."""
     server = min(servers, key=lambda candidate: candidate.reconnects)
     longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(server.reconnects, 10))
     return server, random.uniform(longest / 2, longest)

@@ -10,7 +10,7 @@ from typing import assert_never
 import msgspec
 from msgspec import Struct
 
-from enginehouse.core.backend import Resolved
+from enginehouse.core.backend import Resolved, version_name
 from enginehouse.core.model import Model
 from enginehouse.core.reference import parse_uri
 from enginehouse.core.replica import process_key
@@ -24,6 +24,8 @@ class InstallBackend(Struct, tag="install_backend", frozen=True, omit_defaults=T
     force: bool = False
     upgrade: bool = False
     keep: bool = False  # any installed version satisfies the request; `resolved` applies if there is none
+    rolling: bool = False  # processes of the replaced version go on; the frontend replaces them one after the other
+    returns: bool = False  # goes back to the version before, because a canary failed or an operator asked for it
     # For LocalAI workers, which resolve names themselves: the galleries to search, or that only a URI is given.
     galleries: str = ""
     is_external: bool = False
@@ -100,8 +102,7 @@ def subject_of(action: Action) -> str:
 def is_same_request(wanted: Action, open_one: Action) -> bool:
     """Whether a new request may join an open intent instead of superseding it.
 
-    The key of a replica does not count, because every request generates a new one. Neither does `files`, because
-    removing the files also ends the open starts.
+    The key of a replica does not count: every request makes a new one. Nor do `files`: their removal ends starts too.
     """
     if isinstance(wanted, StartReplica) and isinstance(open_one, StartReplica):
         return (wanted.model, wanted.slot, wanted.directory, wanted.process_only) == (
@@ -163,6 +164,8 @@ def phrase(action: Action) -> str:
     """A phrase for messages and logs: "install llama-cpp"."""
     match action:
         case InstallBackend():
+            if action.returns:
+                return f"return {action.backend} to {version_name(action.resolved.version, action.resolved.digest)}"
             return f"{'upgrade' if action.upgrade else 'install'} {action.backend}"
         case RemoveBackend():
             return f"delete {action.backend}"

@@ -89,9 +89,7 @@ def replica_refusal(address: str, node_address: str, taken: Collection[Endpoint]
 
 
 def taken_by(endpoint: Endpoint, taken: Collection[Endpoint]) -> bool:
-    """Whether the endpoint may be one of `taken`. A name may resolve to any of their hosts, so only the port is
-    compared.
-    """
+    """Whether it may be one of `taken`. A name may resolve to any of their hosts, so its port decides."""
     try:
         ipaddress.ip_address(endpoint.host)
     except ValueError:

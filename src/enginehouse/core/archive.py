@@ -79,8 +79,7 @@ def check_path(raw: str) -> str:
 
 
 def check_symlink(path: str, target: str) -> str:
-    """Return the target to write for the link at `path`. An absolute target means the root of the tree and is made
-    relative.
+    """Return the target to write for the link at `path`; an absolute one, from the root of the tree, made relative.
 
     Only the text is checked. `artifact.images.links` checks where a chain of links leads.
     """

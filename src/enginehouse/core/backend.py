@@ -56,6 +56,9 @@ class InstalledBackend(Struct, frozen=True, omit_defaults=True, kw_only=True):
     generation: int = 0
     is_broken: bool = False
     is_unsettled: bool = False  # installed, but its sync to disk was not confirmed, so it may be undone
+    # The version that its worker has kept, for a rollback; "" if there is none.
+    previous_digest: str = ""
+    previous_version: str = ""
 
 
 def package_digest(uri: str, requirements: tuple[str, ...], launcher: str, version: str) -> str:
@@ -72,6 +75,11 @@ def is_version(recorded: str, available: Resolved | Artifact) -> bool:
     LocalAI records the digest of the index, we record that of the platform's manifest.
     """
     return bool(recorded) and recorded in (available.digest, available.index_digest)
+
+
+def version_name(version: str, digest: str) -> str:
+    """A version for people: its name, or the beginning of its digest."""
+    return version or digest.removeprefix("sha256:")[:12] or "the version before"
 
 
 def check_resolved(resolved: Resolved) -> Resolved:

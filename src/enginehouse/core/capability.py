@@ -78,8 +78,7 @@ def decide(facts: Facts) -> Decision:
 def _cuda(facts: Facts) -> tuple[int, str] | None:
     """The CUDA release to choose builds for, and its evidence.
 
-    Builds bring their own libraries, so the driver decides: it replaces a missing toolkit, and it limits a toolkit that
-    is too new for it.
+    Builds bring their own libraries, so the driver decides: in place of a toolkit, or as its limit.
     """
     if facts.gpu_vendor != "nvidia":
         return None
@@ -94,8 +93,7 @@ def _cuda(facts: Facts) -> tuple[int, str] | None:
 def keys_for(capability: str) -> tuple[str, ...]:
     """The keys of a meta entry that serve a capability, best first.
 
-    `nvidia` substitutes a missing key of one CUDA release, but not for `nvidia-l4t`: galleries list amd64 builds under
-    `nvidia`.
+    `nvidia` substitutes a missing key of one CUDA release, but not for `nvidia-l4t`: its builds are for amd64.
     """
     if capability == DISABLED:
         return GENERAL
@@ -115,10 +113,7 @@ def cuda_of(text: str) -> int:
 
 
 def too_new(capability: str, name: str, uri: str) -> str:
-    """Why a build chosen by a less specific key needs a newer CUDA than the machine has; "" if it does not.
-
-    Drivers run builds for older CUDA releases, never for newer ones.
-    """
+    """Why a build needs a newer CUDA than the machine has, or "": drivers run builds for older releases only."""
     has, needs = cuda_of(capability), cuda_of(name) or cuda_of(_tag(uri))
     return f"it is built for CUDA {needs}, this machine has {has}" if has and needs > has else ""
 

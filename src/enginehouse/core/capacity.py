@@ -9,6 +9,15 @@ from __future__ import annotations
 from msgspec import Struct
 
 
+class GraphicsCard(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One graphics card. An amount is absent if it is unknown, never 0."""
+
+    index: int = 0  # as the vendor's tool counts
+    name: str = ""
+    total_vram: int | None = None
+    available_vram: int | None = None
+
+
 class Capacity(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Resources as the machine reports them; 0 means not reported."""
 
@@ -21,6 +30,7 @@ class Capacity(Struct, frozen=True, omit_defaults=True, kw_only=True):
     available_disk: int = 0
     gpu_vendor: str = ""
     gpu_compute_capability: str = ""
+    gpu_cards: tuple[GraphicsCard, ...] = ()  # additive; empty if nothing is known about single cards
 
 
 AMOUNTS = tuple(field for field in Capacity.__struct_fields__ if not field.startswith("gpu_"))

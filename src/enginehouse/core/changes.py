@@ -30,9 +30,7 @@ from enginehouse.core.report import Report
 
 
 def counts(intent: Intent, report: Report) -> bool:
-    """Whether an intent may have changed something that the report does not show: it is open, or it succeeded after the
-    report's mark.
-    """
+    """Whether an intent may have changed what the report does not show: it is open, or it succeeded later."""
     return intent.is_open or (intent.state == "succeeded" and intent.updated_at >= report.mark)
 
 
@@ -66,19 +64,25 @@ def _after(report: Report, intent: Intent) -> Report:
             gone = {action.directory, action.called} - {""}
             left = (one for one in report.backends if one.name not in gone and one.meta_backend_for not in gone)
             return msgspec.structs.replace(report, backends=tuple(left))
-        case PullModel():
-            pins = intent.outcome.pinned if intent.outcome is not None else ()
-            files = pinned(action.model, pins).files
-            held = HeldModel(action.model.name, tuple(file.sha256 for file in files))
-            others = (one for one in report.models if one.name != held.name)
-            return msgspec.structs.replace(report, models=(*others, held))
-        case RemoveModel():
-            kept = tuple(one for one in report.models if one.name != action.model)
-            return msgspec.structs.replace(report, models=kept)
+        case PullModel() | RemoveModel():
+            return msgspec.structs.replace(report, models=changed_models(report, intent))
         case StartReplica() | StopReplica() | UnknownAction():
             return report  # processes have their own rows
         case _:
             assert_never(action)
+
+
+def changed_models(report: Report, intent: Intent) -> tuple[HeldModel, ...]:
+    """The models that a node has after an intent about the files of one."""
+    action = intent.action
+    if isinstance(action, RemoveModel):
+        return tuple(one for one in report.models if one.name != action.model)
+    if not isinstance(action, PullModel):
+        return report.models
+    pins = intent.outcome.pinned if intent.outcome is not None else ()
+    files = pinned(action.model, pins).files
+    held = HeldModel(action.model.name, tuple(file.sha256 for file in files))
+    return (*(one for one in report.models if one.name != held.name), held)
 
 
 def _with(
@@ -87,6 +91,8 @@ def _with(
     build = action.resolved
     # A worker that resolved the tag itself reports the digest it found.
     digest = (intent.outcome.digest if intent.outcome is not None else "") or build.digest
+    before = next((one for one in backends if one.name == build.directory and not one.is_meta), None)
+    is_same = before is not None and (action.keep or before.digest == digest)
     installed = InstalledBackend(
         name=build.directory,
         is_system=False,
@@ -96,6 +102,9 @@ def _with(
         uri=build.uri,
         digest=digest,
         generation=intent.generation,
+        # A worker keeps the version that it replaced.
+        previous_digest="" if before is None else before.previous_digest if is_same else before.digest,
+        previous_version="" if before is None else before.previous_version if is_same else before.version,
     )
     names = {build.directory}
     pointers: tuple[InstalledBackend, ...] = ()

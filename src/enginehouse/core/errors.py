@@ -9,6 +9,7 @@
     ├── Conflict         the thing is not in a state that allows this
     ├── TooLarge
     ├── Unavailable      may succeed later: retry
+    │   ├── RateLimited  the same, and the caller has used what it may use for now
     │   └── Upstream     the same, and the fault is on the other side
     └── Hopeless         will never succeed unchanged: do not retry
 
@@ -68,6 +69,10 @@ class Unavailable(EnginehouseError):
     code = "resource_exhausted"
 
 
+class RateLimited(Unavailable):
+    code = "rate_limited"
+
+
 class Upstream(Unavailable):
     code = "upstream_error"
 
@@ -86,6 +91,7 @@ HTTP_STATUS: dict[type[EnginehouseError], int] = {
     Conflict: 409,
     TooLarge: 413,
     Unavailable: 503,
+    RateLimited: 429,
     Upstream: 502,
     Hopeless: 500,
 }
@@ -102,6 +108,7 @@ EXIT_CODE: dict[type[EnginehouseError], int] = {
     Conflict: 1,
     TooLarge: 2,
     Unavailable: 4,
+    RateLimited: 4,
     Upstream: 4,
     Hopeless: 1,
 }

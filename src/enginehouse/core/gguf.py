@@ -100,6 +100,14 @@ class GgufHeader(Struct, frozen=True, kw_only=True):
     is_projector: bool = False
     is_complete: bool = True
 
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of one token, two bytes each; 0 if the header does not tell."""
+        width = self.key_length + self.value_length
+        if not width and self.head_count:
+            width = 2 * (self.embedding_length // self.head_count)
+        return 2 * self.block_count * (self.head_count_kv or self.head_count) * width
+
 
 class _CutOff(Exception):
     """The bytes end before the header does."""

@@ -78,6 +78,7 @@ class Found(Struct, frozen=True, kw_only=True):
     metadata: bytes | None
     has_run_file: bool  # exists, is not empty and is executable
     is_unsettled: bool = False  # its sync to disk was not confirmed
+    previous: Metadata | None = None  # of the version that was kept
 
 
 def check_directory(name: str) -> str:
@@ -136,6 +137,11 @@ def is_wanted(known: Metadata, resolved: Resolved, upgrade: bool) -> bool:
     return not upgrade and known.uri == resolved.uri and parse_uri(resolved.uri).kind != "directory"
 
 
+def is_wanted_exactly(known: Metadata, resolved: Resolved) -> bool:
+    """Whether a version is the requested one by its digest alone."""
+    return bool(resolved.digest) and resolved.digest in (known.digest, known.index_digest)
+
+
 def described_by(metadata: Metadata, artifact: Artifact) -> Metadata:
     """Return `metadata` completed from its artifact."""
     return msgspec.structs.replace(
@@ -189,6 +195,8 @@ def listing(found: Iterable[Found], system: Iterable[Found] = ()) -> tuple[Insta
                 generation=known.generation,
                 is_broken=not works or (one.metadata is not None and metadata is None),
                 is_unsettled=one.is_unsettled,
+                previous_digest=one.previous.digest if one.previous is not None else "",
+                previous_version=one.previous.version if one.previous is not None else "",
             )
         )
     return tuple(sorted(listed, key=lambda backend: backend.name))

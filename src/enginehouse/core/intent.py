@@ -24,7 +24,7 @@ from enginehouse.core.progress import Progress
 from enginehouse.core.replica import OPENAI_HTTP, EngineProtocol
 
 State = Literal["accepted", "running", "waiting", "succeeded", "failed", "cancelled", "superseded"]
-ChangeKind = Literal["claim", "take_over", "succeed", "fail", "wait", "cancel", "supersede"]
+ChangeKind = Literal["claim", "take_over", "succeed", "fail", "wait", "release", "cancel", "supersede"]
 
 OPEN: frozenset[State] = frozenset({"accepted", "running", "waiting"})
 MAX_FAILURES = 10  # LocalAI's number: with our backoff about eight minutes of retries
@@ -39,7 +39,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CODE = re.compile(r"[a-z0-9_]{0,64}")
 DRAINING = "draining"  # the reason of a wait that ends when the node is resumed
 NODE_REMOVED = "node_removed"  # the reason of intents cancelled because their node was removed
+NODE_LEFT = "node_left"  # the reason of steps cancelled because their load left a node that is drained or offline
 NODE_AWAY = "node_away"  # the reason of a wait that ends when the node returns, not at a time
+CANARY = "canary"  # the reason of a wait that ends when other nodes have proven the new version (`core.canary`)
+HELD_UNTIL = 32_503_680_000.0  # the year 3000: frontends of any version leave it alone until it is released
 
 # A start without a free core or an engine may succeed in an hour, but a client waits now. The loader can try another
 # node only after this one has failed.
@@ -54,6 +57,7 @@ TABLE: dict[tuple[State, ChangeKind], State] = {
     ("waiting", "succeed"): "succeeded",
     ("running", "fail"): "failed",
     ("running", "wait"): "waiting",
+    ("waiting", "release"): "waiting",
     ("accepted", "cancel"): "cancelled",
     ("waiting", "cancel"): "cancelled",
     ("running", "cancel"): "cancelled",
@@ -76,6 +80,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True, kw_only=True):
     checks_key: bool = True  # of a start: whether the engine refuses requests without its key
     protocol: EngineProtocol = OPENAI_HTTP  # of a start: what the engine speaks
     pinned: tuple[PinnedFile, ...] = ()  # of a pull: digests of files whose source gave none
+    freed: bool | None = None  # of a stop: whether the engine released its model first; None if it was not asked to
 
     @property
     def succeeded(self) -> bool:
@@ -131,6 +136,11 @@ class Intent(Struct, frozen=True, kw_only=True):
     def is_open(self) -> bool:
         return self.state in OPEN
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for the canaries of its operation."""
+        return self.state == "waiting" and self.reason == CANARY
+
 
 class Change(Struct, frozen=True, kw_only=True):
     """One change of an intent. The relevant fields depend on the kind."""
@@ -182,6 +192,8 @@ def apply(intent: Intent, change: Change) -> Intent:
                 message=change.message,
                 failures=intent.failures + (1 if change.counts_as_failure else 0),
             )
+        case "release":
+            return msgspec.structs.replace(after, due_at=change.now, reason="", message="")
         case "succeed" | "fail" | "cancel" | "supersede":
             return msgspec.structs.replace(
                 after,

@@ -30,6 +30,8 @@ class ModelPaths(Struct, frozen=True, kw_only=True):
     threads: int = 0  # the worker's share of cores, for a configuration that names no number
     context_size: int = 0  # what the model's file recommends, if it is known
     batch: int = 0  # what the machine recommends, if it is known
+    gpu_layers: int | None = None  # what fits on the machine's cards, if it is known
+    parallel: int = 0  # requests at once that suit the machine's cards, if it is known
 
 
 def is_llama(backend: str) -> bool:
@@ -63,7 +65,7 @@ def model_options(config: ModelConfig, paths: ModelPaths) -> dict[str, Any]:
         "Seed": parameters.seed,
         # An embedding needs its whole input in one batch.
         "NBatch": parameters.batch or paths.batch or (max(context, BATCH) if is_batched_whole else BATCH),
-        "NGPULayers": ALL_LAYERS if config.gpu_layers is None else config.gpu_layers,
+        "NGPULayers": next((one for one in (config.gpu_layers, paths.gpu_layers) if one is not None), ALL_LAYERS),
         "Threads": config.threads or paths.threads or THREADS,
         "F16Memory": bool(config.f16),
         "MLock": config.mmlock,
@@ -82,7 +84,7 @@ def model_options(config: ModelConfig, paths: ModelPaths) -> dict[str, Any]:
         "LimitVideoPerPrompt": config.limit_mm_per_prompt.video,
         "LimitAudioPerPrompt": config.limit_mm_per_prompt.audio,
         "GrammarTriggers": [{"word": one["word"]} for one in config.function.grammar.triggers if one.get("word")],
-        "Options": _options(config),
+        "Options": _options(config, paths.parallel),
         "Overrides": list(config.overrides),
         "EngineArgs": _engine_args(config),
         **_positions(config),
@@ -143,7 +145,7 @@ def _python_engines(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _options(config: ModelConfig) -> list[str]:
+def _options(config: ModelConfig, parallel: int) -> list[str]:
     """The configured options, and for llama.cpp the defaults for those that are not set."""
     options = list(config.options)
     if is_llama(config.backend):
@@ -152,6 +154,8 @@ def _options(config: ModelConfig) -> list[str]:
             options.append("cache_reuse:256")
         if uses_tokenizer_template(config) and not named & {"use_jinja", "jinja"}:
             options.append("use_jinja:true")
+        if parallel and not named & {"parallel", "n_parallel"}:
+            options.append(f"parallel:{parallel}")
     return options
 
 

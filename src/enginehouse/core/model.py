@@ -52,6 +52,7 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
     description: str = ""
     license: str = ""
     replicas: int = 1
+    cache_bytes_per_token: int = 0  # keys and values of one token, from the header of the weights; 0 if unknown
     # The configuration in the form of LocalAI's model YAML, as imported: keys that have no effect here are kept.
     config: dict[str, Any] = {}
     # A server that runs elsewhere and speaks OpenAI's API, as host:port; such a model has no files and no replicas.
@@ -88,17 +89,19 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ServedModel(Struct, frozen=True, eq=False):
-    """What a request to an engine of LocalAI needs to know of its model. Equal only to itself: the router keeps one
-    per model and revision.
-    """
+    """What a request to an engine of LocalAI needs of its model. Equal only to itself: one per model and revision."""
 
     name: str
     identity: str  # the engine refuses requests for another one
     config: ModelConfig
 
 
+def read_model(definition: str) -> Model:
+    return msgspec.json.decode(definition, type=Model)
+
+
 def served_model(definition: str) -> ServedModel:
-    model = msgspec.json.decode(definition, type=Model)
+    model = read_model(definition)
     config = served_config(model)
     return ServedModel(name=model.name, identity=config.parameters.model, config=config)
 
@@ -109,11 +112,20 @@ def served_config(model: Model) -> ModelConfig:
     return config
 
 
-def load_options(model: Model, directory: str, threads: int) -> dict[str, Any]:
-    """The fields of the request that loads a model whose files are in `directory`."""
+def parallel_requests(model: Model) -> int:
+    """How many requests one replica answers at the same time; 0 if nothing says so."""
+    named = dict(one.partition(":")[::2] for one in served_config(model).options)
+    given = named.get("parallel") or named.get("n_parallel") or ""
+    return model.options.parallel or (int(given) if given.isdecimal() and len(given) < 4 else 0)
+
+
+def load_options(model: Model, paths: ModelPaths) -> dict[str, Any]:
+    """The fields of the request that loads a model whose files are in the directory of `paths`, which also has what
+    suits its file and machine where the configuration says nothing.
+    """
     config = served_config(model)
-    path = f"{directory}/{main_file(model, config)}".rstrip("/")
-    return model_options(config, ModelPaths(directory=directory, model_file=path, threads=threads))
+    path = f"{paths.directory}/{main_file(model, config)}".rstrip("/")
+    return model_options(config, msgspec.structs.replace(paths, model_file=path))
 
 
 def main_file(model: Model, config: ModelConfig) -> str:

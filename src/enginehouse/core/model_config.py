@@ -7,7 +7,6 @@ Only what would be unsafe or meaningless is refused: names, and paths that leave
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ S = TypeVar("S", bound=Struct)
 
 _BACKEND = re.compile(r"[A-Za-z0-9_-]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-MAX_DEPTH = 32  # of a mapping that is hashed
 # Keys of LocalAI that describe a model or belong to files and galleries: read elsewhere or shown to people only.
 _DESCRIPTIVE = frozenset(
     re.findall(
@@ -367,20 +365,3 @@ def check_relative(key: str, value: str) -> None:
             code="invalid_name",
             param=key,
         )
-
-
-def revision_of(mapping: Mapping[str, Any]) -> str:
-    """A digest of the stored configuration, the same for the same content in another order."""
-    return hashlib.sha256(msgspec.json.encode(_plain(mapping, 0), order="sorted")).hexdigest()[:16]
-
-
-def _plain(value: object, depth: int) -> object:
-    if depth > MAX_DEPTH:
-        raise Invalid(f"cannot use the model's configuration: it is nested deeper than {MAX_DEPTH}", code="unsupported")
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one, depth + 1) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one, depth + 1) for one in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)  # YAML knows dates; their text is as stable as they are

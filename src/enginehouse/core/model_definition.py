@@ -17,7 +17,7 @@ from msgspec import Struct
 from enginehouse.core.errors import Invalid
 from enginehouse.core.file_name import check_file_name, check_file_names
 from enginehouse.core.model import Model, ModelFile, ModelOptions
-from enginehouse.core.model_config import MAX_DEPTH, ModelConfig, read_config
+from enginehouse.core.model_config import ModelConfig, read_config
 from enginehouse.core.model_source import (
     FoundModel,
     check_sha256,
@@ -28,6 +28,7 @@ from enginehouse.core.model_source import (
 )
 from enginehouse.core.name import check_model_name, shown
 
+MAX_DEPTH = 32  # of a configuration
 MAX_MODELS = 200  # of one import
 MAX_CONTEXT = 8192  # what LocalAI takes of a longer context that a model was trained on, where nobody asked for more
 COMPANION_KEYS = ("mmproj", "draft_model")
@@ -205,6 +206,7 @@ class ModelParts(Struct, frozen=True, kw_only=True):
     description: str = ""
     replicas: int = 1
     context_length: int = 0  # that the model was trained on
+    cache_bytes_per_token: int = 0
 
 
 def make_model(config: Mapping[str, Any], parts: ModelParts) -> tuple[Model, list[str]]:
@@ -231,6 +233,7 @@ def make_model(config: Mapping[str, Any], parts: ModelParts) -> tuple[Model, lis
         backend=typed.backend,
         files=files,
         options=_options(typed, parts.context_length),
+        cache_bytes_per_token=parts.cache_bytes_per_token,
         description=_plain_text(config.get("description")) or parts.description,
         license=_plain_text(config.get("license")) or parts.license,
         replicas=parts.replicas,

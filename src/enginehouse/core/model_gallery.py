@@ -83,7 +83,7 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list | tuple) else []
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class VariantCandidate(Struct, frozen=True, kw_only=True):
     """A build of a model; `size_bytes` 0 if its size is unknown."""
 
     entry: ModelEntry
@@ -91,7 +91,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 def choose_variant(
-    candidates: Sequence[Candidate], memory_bytes: Sequence[int], wanted: str = ""
+    candidates: Sequence[VariantCandidate], memory_bytes: Sequence[int], wanted: str = ""
 ) -> tuple[ModelEntry, str]:
     """The build to install, and why. The first candidate is the entry itself, and it always counts."""
     own = candidates[0].entry

@@ -65,12 +65,12 @@ class Node(Struct, frozen=True, kw_only=True):
 
     @property
     def is_localai(self) -> bool:
-        """Whether its worker is LocalAI's, which has no key: it installs for us, but loads only for LocalAI."""
+        """Whether its worker is LocalAI's, which has no key: frontends push files and load models there."""
         return not self.public_key
 
     @property
     def is_schedulable(self) -> bool:
-        return self.is_target and not self.is_localai and self.health == "healthy" and not self.drained
+        return self.is_target and self.health == "healthy" and not self.drained
 
 
 def every_bus_is_away(approved: Iterable[Node], since: float) -> bool:
@@ -89,7 +89,6 @@ def health_after(silence_seconds: float, stale_seconds: float) -> Health:
 def registration_message(name: str, public_key: str, addresses: tuple[str, str], challenge: str) -> bytes:
     """The message that a worker signs with its node key when it registers.
 
-    A join token alone is not enough to impersonate the node, and a recorded registration can neither be replayed nor
-    sent with another address.
+    So a join token is not enough to be the node, and a recorded registration cannot be sent again or changed.
     """
     return "\n".join(("enginehouse register", public_key, name, *addresses, challenge)).encode()

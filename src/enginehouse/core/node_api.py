@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from enginehouse.core.capacity import Capacity
+from enginehouse.core.capacity import Capacity, GraphicsCard
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.report import Report
 
@@ -37,9 +37,7 @@ class ChallengeReply(Struct, frozen=True, kw_only=True):
 
 
 class BusCredential(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The bus credential that a worker gets when it joins or renews. Its lifetime is relative, because clocks may
-    differ.
-    """
+    """The bus credential of a worker that joins or renews. Its lifetime is relative, because clocks may differ."""
 
     nats_jwt: str = ""
     nats_user_seed: str = ""
@@ -77,6 +75,7 @@ class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     total_disk: int | None = None
     gpu_vendor: str | None = None
     # Additive.
+    gpu_cards: tuple[GraphicsCard, ...] | None = None  # all of them, or absent if nothing changed or is known
     report: Report | None = None
     renew: bool = False  # the bus credential and the node's token expire soon
     bus: str = ""  # `BUS_AWAY`: commands do not reach this worker; any other value: they do

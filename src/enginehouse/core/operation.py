@@ -1,7 +1,7 @@
 """Operations: what was requested. The status is computed from the intents, never stored.
 
-`is_steered` is the one fact that intents cannot express: the loader may still add steps, so a load whose steps are all
-done is not finished yet.
+`is_steered` is the one fact that intents cannot express: the loader may still add steps to a load, and the reconciler
+to a drain, so an operation whose steps are all done is not finished yet.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-from enginehouse.core.action import RemoveModel, StopReplica
+from enginehouse.core.action import InstallBackend, RemoveModel, StopReplica
+from enginehouse.core.canary import Canary
 from enginehouse.core.errors import NotFound
 from enginehouse.core.ids import NodeId, OperationId
-from enginehouse.core.intent import NODE_AWAY, Change, Intent
+from enginehouse.core.intent import NODE_AWAY, OPEN, Change, Intent
 from enginehouse.core.name import shown
 from enginehouse.core.progress import Progress
 
-BackendKind = Literal["install", "upgrade", "delete"]
-OperationKind = Literal["install", "upgrade", "delete", "load", "unload", "delete_model", "drain"]
+BackendKind = Literal["install", "upgrade", "delete", "rollback"]
+OperationKind = Literal["install", "upgrade", "delete", "rollback", "load", "unload", "delete_model", "drain"]
 OperationStatus = Literal["queued", "running", "succeeded", "partial", "failed", "cancelled", "superseded"]
 ENDED: frozenset[OperationStatus] = frozenset({"succeeded", "partial", "failed", "cancelled", "superseded"})
 NodeWord = Literal["queued", "downloading", "running_on_worker", "success", "error", "cancelled", "superseded"]
@@ -35,10 +36,7 @@ class Excluded(Struct, frozen=True):
 
 
 class RequestOptions(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The options of a request besides kind and name. `nodes` None means every approved node.
-
-    They are stored with the operation for its history; the intents say what is done.
-    """
+    """Options of a request, kept for its history; intents say what is done. `nodes` None: every approved node."""
 
     nodes: tuple[str, ...] | None = None
     force: bool = False
@@ -46,10 +44,11 @@ class RequestOptions(Struct, frozen=True, omit_defaults=True, kw_only=True):
     alias: str = ""
     sha256: str = ""
     max_parallel: int = 0
+    canary: bool = True  # of an upgrade: one node per kind of hardware first, where that protects something
 
 
 class BackendRequest(RequestOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Install, upgrade or delete a backend: the body of `POST /api/operations`, and the frontend's own form of it."""
+    """A request about a backend: the body of `POST /api/operations`, and the frontend's own form of it."""
 
     kind: BackendKind
     name: str
@@ -63,9 +62,22 @@ class BackendRequest(RequestOptions, frozen=True, kw_only=True, forbid_unknown_f
         return self.name.rpartition("@")[2]
 
     @property
+    def task(self) -> str:
+        """What is requested, for the message of a refusal."""
+        return f"{'roll back' if self.kind == 'rollback' else self.kind} {self.name}"
+
+    @property
     def insists(self) -> bool:
         """Whether to ask a registry again that failed a moment ago."""
         return self.kind == "upgrade" or self.force
+
+
+class ReplacedReplica(Struct, frozen=True, kw_only=True):
+    """The replica that a load replaces. It is stopped when the new one is ready, or before if there is no room."""
+
+    node_id: NodeId
+    slot: int
+    nonce: str
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -82,16 +94,27 @@ class Operation(Struct, frozen=True, kw_only=True):
     asked: RequestOptions = RequestOptions()
     retry_of: OperationId = OperationId("")  # the operation whose failed nodes this one retries
     dismissed: bool = False  # the failure was acknowledged
+    replaces: ReplacedReplica | None = None
+    canary: Canary | None = None  # of an upgrade that began, or begins, with some of its nodes
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether nodes are held until canaries have proven the new version."""
+        return self.canary is not None and self.canary.is_watching
 
     @property
     def is_about_backend(self) -> bool:
-        return self.kind in ("install", "upgrade", "delete")
+        return self.kind in ("install", "upgrade", "delete", "rollback")
 
 
 def status_of(operation: Operation, intents: Sequence[Intent]) -> OperationStatus:
     states = {intent.state for intent in intents}
     if operation.is_steered:
         return "running" if "running" in states or "succeeded" in states else "queued"
+    is_open = bool(states & OPEN)
+    if operation.canary is not None and is_open and (operation.is_watching or operation.error_code):
+        # Held intents wait for what others do; after a failure the canaries are still on their way back.
+        return "running" if states & {"running", "succeeded"} else "queued"
     if operation.error_code:
         return "cancelled" if operation.error_code == "cancelled" else "failed"
     if "running" in states:
@@ -153,14 +176,13 @@ def waits_for_resume(intent: Intent, drained: Collection[NodeId]) -> bool:
 def is_parked(
     operation: Operation, intents: Sequence[Intent], absent: Collection[NodeId], drained: Collection[NodeId] = ()
 ) -> bool:
-    """Whether nothing will happen until an absent node returns or a drained one is resumed, so that a client should not
-    wait.
-    """
-    open_ones = [intent for intent in intents if intent.is_open]
-    return (
-        not operation.is_steered
-        and bool(open_ones)
-        and all(waits_for_node(intent, absent) or waits_for_resume(intent, drained) for intent in open_ones)
+    """Whether nothing happens until an absent node returns or a drained one is resumed: clients need not wait."""
+    # What is held waits for the others: they decide.
+    open_ones = [intent for intent in intents if intent.is_open and not intent.is_held]
+    # A drain adds its stops one by one; what is still to come cannot be stopped either while its node is away.
+    is_drain_of_absent = operation.kind == "drain" and any(node_id in absent for node_id in operation.targets)
+    return (is_drain_of_absent if operation.is_steered else bool(open_ones)) and all(
+        waits_for_node(intent, absent) or waits_for_resume(intent, drained) for intent in open_ones
     )
 
 
@@ -186,6 +208,11 @@ def percentage_of(intent: Intent, live: Progress | None) -> float:
         return 100.0
     known = live or intent.progress
     return known.percentage if known else 0.0
+
+
+def is_return(intent: Intent) -> bool:
+    """Whether an intent takes a node back to the version before."""
+    return isinstance(intent.action, InstallBackend) and intent.action.returns
 
 
 def unknown_operation(operation_id: OperationId) -> NotFound:

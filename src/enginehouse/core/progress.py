@@ -38,9 +38,7 @@ class Progress(Struct, frozen=True, omit_defaults=True):
 
 
 def bounded(progress: Progress) -> Progress:
-    """Limit a worker's progress to numbers and a name that can be shown. Used by the frontend, which does not trust the
-    bus.
-    """
+    """Limit progress to numbers and a name that can be shown: the frontend does not trust the bus."""
     return Progress(
         phase=progress.phase,
         file=progress.file[:MAX_FILE_NAME],
@@ -52,8 +50,7 @@ def bounded(progress: Progress) -> Progress:
 
 
 def continued(progress: Progress, known: Progress) -> Progress:
-    """The progress after `known` from a worker without sequence numbers. Rescales to the first total reported; never
-    decreases.
+    """The progress after `known` from a worker without sequence numbers, scaled to the first total; never decreases.
 
     LocalAI workers restart the count for each file and for extraction, with another total.
     """

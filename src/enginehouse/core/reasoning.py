@@ -91,12 +91,6 @@ class ReasoningSplitter:
             self._drops_space = True
 
 
-def split_whole(text: str, tags: Sequence[tuple[str, str]], *, inside: str = "") -> Split:
-    splitter = ReasoningSplitter(tags, inside=inside)
-    first, last = splitter.feed(text), splitter.finish()
-    return Split(first.reasoning + last.reasoning, first.content + last.content)
-
-
 def _first(text: str, tags: Sequence[str]) -> tuple[int, str]:
     """The first tag in a text and where it is; of two at one place the longer one."""
     found = [(position, -len(tag), tag) for tag in tags if (position := text.find(tag)) >= 0]

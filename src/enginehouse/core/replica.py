@@ -5,7 +5,7 @@ A replica is identified by node, model and slot; its process by a nonce, because
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -47,6 +47,43 @@ class RunningReplica(Struct, frozen=True, omit_defaults=True, kw_only=True):
     generation: int = 0
     checks_key: bool = True  # of its engine
     protocol: EngineProtocol = OPENAI_HTTP
+    memory_bytes: int = 0  # the most that its processes were seen to hold, rounded up; 0 if unknown
+    outdated: bool = False  # its backend was replaced by another version since it was started
+
+
+class StartedProcess(Protocol):
+    """What a frontend knows of a process that it had started: a replica's row, or a route."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def nonce(self) -> str: ...
+
+
+def is_process(running: RunningReplica, replica: StartedProcess) -> bool:
+    """Whether a reported process is that of a replica. LocalAI's workers report no nonces and their own loopback
+    address, so model, slot and port are compared there.
+    """
+    if running.nonce:
+        return running.nonce == replica.nonce
+    is_slot = (running.model_id, running.replica_index) == (replica.model, replica.slot)
+    return is_slot and (not running.address or port_of(running.address) == port_of(replica.address))
+
+
+def port_of(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
+class FailedReplica(Struct, frozen=True):
+    """A replica that its worker has given up because its engine ended again and again."""
+
+    model_id: str
+    replica_index: int
+    message: str
 
 
 def process_key(model: str, slot: int) -> str:

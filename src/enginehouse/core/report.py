@@ -27,7 +27,7 @@ from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.listing import shows_install
 from enginehouse.core.model import HeldModel, holds
-from enginehouse.core.replica import RunningReplica
+from enginehouse.core.replica import FailedReplica, RunningReplica
 
 
 class CommandResult(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -48,20 +48,31 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
     backends: tuple[InstalledBackend, ...] = ()
     models: tuple[HeldModel, ...] = ()
     replicas: tuple[RunningReplica, ...] = ()
+    failed: tuple[FailedReplica, ...] = ()
+    restarting: tuple[str, ...] = ()  # process keys of replicas that the worker is about to start again by itself
     results: tuple[CommandResult, ...] = ()
     running: tuple[IntentId, ...] = ()  # intents being worked on
 
     @property
     def is_whole(self) -> bool:
-        """Whether a worker of ours sent it. Otherwise it was built from the listings of a LocalAI worker, which have no
-        generations, intents or files.
-        """
+        """Whether a worker of ours sent it. Listings of LocalAI's workers have no generations, intents or files."""
         return bool(self.boot_id)
 
 
 def without_future_marks(report: Report, now: float) -> Report:
     """Limit the marks to the store's current time: a mark that was not issued yet proves nothing."""
     return msgspec.structs.replace(report, mark=min(report.mark, now), boot_mark=min(report.boot_mark, now))
+
+
+def is_older(report: Report, known: Report) -> bool:
+    """Whether a report was taken before the one that is known. A frozen frontend may deliver one late, even from a run
+    of the worker that has ended since.
+    """
+    if not report.is_whole and not known.is_whole:
+        return report.mark < known.mark  # listings of LocalAI's workers are ordered by the time of the poll
+    if report.boot_id == known.boot_id:
+        return report.sequence < known.sequence
+    return report.is_whole and report.mark < known.boot_mark
 
 
 def shows(report: Report, intent: Intent) -> Outcome | None:
@@ -167,10 +178,7 @@ DELIVERY_SECONDS = 2.0  # delivery time of a message on the bus; a report taken 
 
 
 def lost(report: Report, intent: Intent) -> bool:
-    """Whether the worker certainly does not have the command of a running intent.
-
-    Either this run of the worker registered after the dispatch, or the report was taken long enough after it.
-    """
+    """Whether the worker certainly lacks the command of a running intent: it registered, or reported much, later."""
     if intent.id in report.running or not report.is_whole:
         return False
     return report.boot_mark > intent.dispatched_at or report.mark > intent.dispatched_at + DELIVERY_SECONDS

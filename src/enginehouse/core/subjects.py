@@ -16,16 +16,12 @@ _RESERVED = str.maketrans(dict.fromkeys(".*> \t\n", "-"))
 
 
 def token(value: str) -> str:
-    """One token of a subject, sanitised as LocalAI does. Lossy, so only ids without reserved characters are used as
-    keys.
-    """
+    """One token of a subject, sanitised as LocalAI does; lossy, so keys are ids without reserved characters."""
     return value.translate(_RESERVED)
 
 
 def can_be_token(value: str) -> bool:
-    """Whether the bus accepts `token(value)`. LocalAI keeps characters that the protocol cannot carry, such as a
-    carriage return.
-    """
+    """Whether the bus accepts `token(value)`: LocalAI keeps characters that the protocol cannot carry."""
     return 0 < len(value) <= MAX_TOKEN and token(value).isprintable()
 
 
@@ -128,6 +124,14 @@ def all_polls(frontend: str) -> str:
     return f"{POLLS}.*.{token(frontend)}.>"
 
 
+ALL_IN_FLIGHT = "frontends.*.in_flight"
+
+
+def in_flight_subject(owner: str) -> str:
+    """Ours: the requests in flight on one frontend, for the others."""
+    return f"frontends.{token(owner)}.in_flight"
+
+
 # Permissions -------------------------------------------------------------------------------------
 
 
@@ -158,6 +162,7 @@ def worker_permissions(node_id: NodeId) -> Permissions:
 def frontend_permissions() -> Permissions:
     """A frontend publishes commands to every node and subscribes to progress and replies; it never replies itself."""
     return Permissions(
-        publish=tuple(f"nodes.*.{verb}" for verb in WORKER_SUBJECTS),
-        subscribe=(ALL_PROGRESS, ALL_REPLIES, f"{POLLS}.>"),
+        # Progress, too: of commands that a frontend carries out for one of LocalAI's workers.
+        publish=(*(f"nodes.*.{verb}" for verb in WORKER_SUBJECTS), ALL_PROGRESS, ALL_IN_FLIGHT),
+        subscribe=(ALL_PROGRESS, ALL_REPLIES, f"{POLLS}.>", ALL_IN_FLIGHT),
     )

@@ -1,7 +1,8 @@
-"""Nodes, models, upgrades and plans as the API shows them and as the command line reads them.
+"""Operations, nodes, models, upgrades and plans as the API shows them and as the command line reads them.
 
-Nearly every field has a default, so that commands can read the answers of older frontends. A frontend sends them all,
-except those that are unset: they are unknown, or do not apply. LocalAI's keys come first, then additional ones.
+Unknown fields are ignored, and most have a default, so that commands can read the answers of other versions. A frontend
+sends them all, except those that are unset and the defaults of operations: they are unknown, or do not apply. LocalAI's
+keys come first, then additional ones.
 """
 
 from __future__ import annotations
@@ -10,10 +11,105 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.capacity import Capacity
-from enginehouse.core.ids import NodeId
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.model import ModelOptions
-from enginehouse.core.operation import Excluded
-from enginehouse.core.replica import RunningReplica
+from enginehouse.core.operation import Excluded, RequestOptions
+from enginehouse.core.replica import FailedReplica, RunningReplica
+
+
+class NodeRow(Struct, kw_only=True, omit_defaults=True):
+    """One node (one intent) of an operation."""
+
+    node_id: NodeId
+    node_name: str
+    status: str
+    percentage: float
+    file_name: str = ""
+    current: str = ""
+    total: str = ""
+    phase: str = ""
+    error: str = ""
+    # Additional.
+    action: str  # in words
+    kind: str  # of the action, for programs
+    intent: IntentId
+    state: str
+    attempt: int
+    reason: str = ""
+    current_bytes: int | None = None
+    total_bytes: int | None = None
+    due_in_seconds: float | None = None
+    note: str = ""  # the worker's remark on a success, such as `already_absent`
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in ("queued", "downloading", "running_on_worker")
+
+
+class CanaryRow(Struct, kw_only=True, omit_defaults=True):
+    """One canary of an upgrade."""
+
+    node_id: NodeId
+    node_name: str
+    state: str  # watched, passed, left
+    waits_for: str = ""
+
+
+class CanaryView(Struct, kw_only=True, omit_defaults=True):
+    """The canary phase of an upgrade."""
+
+    phase: str  # watching, passed, released, failed, ended
+    seconds: float
+    nodes: list[CanaryRow] = field(default_factory=list)
+    message: str = ""
+
+
+class OperationView(Struct, kw_only=True, omit_defaults=True):
+    id: str
+    name: str
+    fullName: str
+    jobID: OperationId
+    progress: int
+    taskType: str
+    isDeletion: bool
+    isBackend: bool
+    isQueued: bool
+    cancellable: bool
+    message: str
+    nodeID: NodeId = NodeId("")
+    phase: str = ""
+    currentBytes: int = 0
+    totalBytes: int = 0
+    error: str = ""
+    nodes: list[NodeRow] = field(default_factory=list)
+    # Additional.
+    kind: str
+    status: str
+    isParked: bool
+    author: str
+    createdAt: str
+    excluded: tuple[Excluded, ...]
+    targets: tuple[NodeId, ...]
+    asked: RequestOptions
+    retryOf: OperationId = OperationId("")
+    dismissed: bool
+    finishedAt: str = ""
+    errorCode: str = ""
+    canary: CanaryView | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a node was excluded although it was named, or because its version is unknown."""
+        return any(self.asked.nodes or one.code == "unknown" for one in self.excluded)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status not in ("queued", "running")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether following can end: the operation has ended, or it only waits for nodes to return."""
+        return self.isParked or self.has_ended
 
 
 class NodeView(Capacity, frozen=True, omit_defaults=False, kw_only=True):
@@ -43,12 +139,30 @@ class NodeView(Capacity, frozen=True, omit_defaults=False, kw_only=True):
     waits_for: str = ""  # why it waits for approval again
     backends: tuple[InstalledBackend, ...] = ()
     replicas: tuple[RunningReplica, ...] = ()
+    failed_replicas: tuple[FailedReplica, ...] = ()
 
 
 class ReplicaView(Struct, frozen=True):
     node_id: NodeId = NodeId("")
     node_name: str = ""
     slot: int = 0
+
+
+class ListedReplica(Struct, frozen=True, kw_only=True):
+    """One replica in the list of all."""
+
+    model: str
+    node_id: NodeId = NodeId("")
+    node_name: str = ""
+    slot: int = 0
+    state: str = ""  # ready, leaving, unreachable
+    backend: str = ""
+    revision: str = ""  # of the model, as it was loaded
+    outdated: str = ""  # why it is to be replaced; "" if it is not
+    in_flight: int = 0
+    age_seconds: float = 0.0
+    unused_seconds: float | None = None  # None if it was never used
+    memory_bytes: int | None = None  # the most that it was seen to hold; None if unknown
 
 
 class ModelView(Struct, frozen=True, kw_only=True):
@@ -105,7 +219,7 @@ class NodePlan(Struct, kw_only=True):
     node_id: NodeId = NodeId("")
     node_name: str = ""
     node_status: str = ""
-    does: str = ""  # install, upgrade, reinstall, delete, nothing
+    does: str = ""  # install, upgrade, reinstall, delete, roll back, nothing
     backend: str | UnsetType = UNSET  # the build chosen for this machine
     version: str | UnsetType = UNSET
     digest: str | UnsetType = UNSET
@@ -126,4 +240,5 @@ class FleetPlan(Struct, kw_only=True):
     nodes: list[NodePlan] = field(default_factory=list)
     excluded: list[Excluded] = field(default_factory=list)
     max_parallel: int = 0  # 0 means all at once
+    canaries: list[str] = field(default_factory=list)  # nodes that an upgrade begins with
     download_bytes: int = 0

@@ -17,6 +17,7 @@ from enginehouse.core.errors import Malformed
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model
+from enginehouse.core.peer import FilePeer
 from enginehouse.core.progress import Progress, format_bytes, parse_bytes
 from enginehouse.core.reading import read_json
 from enginehouse.core.replica import RunningReplica
@@ -28,9 +29,7 @@ MAX_REPLY_BYTES = 1024 * 1024
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """The intent that a message belongs to (additive). Workers refuse a generation or fence lower than one they have
-    seen.
-    """
+    """The intent of a message (additive). Workers refuse a lower generation or fence than one they have seen."""
 
     intent: IntentId
     generation: int
@@ -59,6 +58,7 @@ class _BackendPlacement(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # Additive.
     command: Command | None = None
     resolved: Resolved | None = None
+    rolling: bool = False
 
 
 class BackendInstallRequest(_BackendPlacement, frozen=True, omit_defaults=True, kw_only=True):
@@ -136,6 +136,7 @@ class ModelPullRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     model: Model
     op_id: str
     command: Command
+    peers: tuple[FilePeer, ...] = ()  # nodes that may have the files; the source remains for what they do not have
 
 
 class ModelPullReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -171,9 +172,7 @@ class BackendStopRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CancelRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Published without a reply: stop working on this intent. If it is lost, the reply to the next heartbeat says the
-    same.
-    """
+    """Published without a reply: stop this intent. If it is lost, the reply to the next heartbeat says the same."""
 
     intent: IntentId
 

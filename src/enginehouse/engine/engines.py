@@ -39,6 +39,10 @@ class Engines:
     async def free(self, target: EngineTarget, *, limit_seconds: float) -> bool:
         return await self._by_protocol[target.protocol].free(target, limit_seconds=limit_seconds)
 
+    def forget(self, address: str) -> None:
+        for engine in self._by_protocol.values():
+            engine.forget(address)
+
     async def close(self) -> None:
         for engine in self._by_protocol.values():
             await engine.close()

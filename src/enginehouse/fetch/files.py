@@ -34,10 +34,7 @@ class Described(Struct, frozen=True):
 
 
 class WebFile:
-    """The file at one URL. `headers` are sent to its host only.
-
-    Without a known digest, all bytes must be of the version that the server described first.
-    """
+    """The file at one URL, read as one version even without a known digest. `headers` go to its host only."""
 
     def __init__(
         self, url: str, client: Client, patience: RetryPolicy, headers: Mapping[str, str], *, has_digest: bool

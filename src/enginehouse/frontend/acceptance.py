@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.action import Action
+from enginehouse.core.canary import Canary, hold_message
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
@@ -47,10 +48,7 @@ class Acceptance:
     async def accept(
         self, work: Callable[[Connection], OperationId], requester: Requester, body: object
     ) -> OperationId:
-        """Run `work` once per idempotency key and return the operation's id.
-
-        `body` identifies the request: the same key with another body is a conflict.
-        """
+        """Run `work` once per idempotency key; the operation's id. Another `body` with the same key is a conflict."""
         operation_id = await self.store.transaction(once(work, requester, body))
         self.wake()
         await self.board.operations_changed([operation_id])
@@ -60,9 +58,7 @@ class Acceptance:
 def once(
     work: Callable[[Connection], OperationId | T], requester: Requester, body: object
 ) -> Callable[[Connection], OperationId | T]:
-    """Wrap `work` so that a used key returns the operation of the first request. Results other than an operation id are
-    not remembered.
-    """
+    """Wrap `work` so that a used key returns the operation of its first request; other results are not kept."""
     if not requester.key:
         return work
     if len(requester.key) > MAX_KEY or not requester.key.isprintable():
@@ -93,6 +89,8 @@ class OperationDetails(Struct, frozen=True, kw_only=True):
     excluded: tuple[Excluded, ...] = ()
     asked: RequestOptions = RequestOptions()
     retry_of: OperationId = OperationId("")
+    is_steered: bool = False
+    canary: Canary | None = None
 
 
 def new_operation(
@@ -108,15 +106,22 @@ def new_operation(
         excluded=kept.excluded,
         asked=kept.asked,
         retry_of=kept.retry_of,
+        is_steered=kept.is_steered,
+        canary=kept.canary,
     )
 
 
 def insert_operation(connection: Connection, operation: Operation, actions: NodeActions, width: int = 0) -> OperationId:
     """Insert an operation and its intents, and return its id. At most `width` intents run at once; 0 means all."""
     operations.insert(connection, operation)
-    wanted = [Wanted(node_id, action, IntentId(str(uuid.uuid4()))) for node_id, action in actions]
+    held = operation.canary.held if operation.canary is not None else ()
+    hold = hold_message(operation.canary) if operation.canary is not None else ""
+    wanted = [
+        Wanted(node_id, action, IntentId(str(uuid.uuid4())), hold if node_id in held else "")
+        for node_id, action in actions
+    ]
     add_intents(connection, operation.id, wanted, operation.created_at, width)
-    if not actions:
+    if not actions and not operation.is_steered:
         operations.end_of(connection, operation.id)
     return operation.id
 

@@ -126,9 +126,7 @@ class Galleries:
         return self._catalogue.explain(name, node.capability, node.platform)
 
     def resolve_each(self, name: str, nodes: Iterable[Node]) -> tuple[dict[NodeId, Resolved], dict[NodeId, str]]:
-        """Return the build for each node that has one, and the reason for each other node. Raises `NotFound` for an
-        unknown name.
-        """
+        """Return the build or the reason for each node. Raises `NotFound` for an unknown name."""
         self.known(name)
         builds: dict[NodeId, Resolved] = {}
         reasons: dict[NodeId, str] = {}

@@ -75,10 +75,7 @@ class Confinement(Struct, frozen=True, kw_only=True):
 
     @property
     def protects_trees(self) -> bool:
-        """Whether engines cannot write to their tree, so that trees may share files.
-
-        Another user alone does not ensure this, because an image may have world-writable files.
-        """
+        """Whether engines cannot write to their tree, even to world-writable files, so that trees may share files."""
         return bool(self.landlock_abi)
 
     @property

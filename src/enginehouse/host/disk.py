@@ -96,10 +96,7 @@ def _sync_each(root: Path) -> None:
 
 
 def sync_files(root: Path) -> None:
-    """Like `sync_tree`, for many thousands of files: one call for the whole file system, if supported.
-
-    Syncing each file takes longer than writing it.
-    """
+    """Like `sync_tree`, for many thousands of files: one call for the whole file system where that is supported."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform == "linux" else None
     if call is None:
         sync_tree(root)
@@ -129,10 +126,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def exchange_paths(first: Path, second: Path, spare: Path) -> None:
-    """Swap two directories, atomically if the system supports it.
-
-    Otherwise `second` is missing for a moment, and recovery after a crash must move `spare` back to it.
-    """
+    """Swap two directories, atomically if the system can; a crash may else leave `second` at `spare`."""
     if exchange(first, second):
         return
     second.rename(spare)
@@ -145,10 +139,7 @@ def exchange_paths(first: Path, second: Path, spare: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, a link or a whole directory, if it exists.
-
-    Includes directories without permissions, which an image may contain.
-    """
+    """Remove a file, a link or a whole directory, if it exists; also directories without permissions."""
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
@@ -231,10 +222,7 @@ def naming_the_file(place: Path, option: str = "--data") -> Iterator[None]:
 
 
 def share_file(source: Path, target: Path, *, may_link: bool) -> bool:
-    """Make `target` a file with the bytes of `source` at no cost: a clone, or a hard link if `may_link`.
-
-    Returns whether that was possible.
-    """
+    """Make `target` a clone of `source`, or a hard link if `may_link`; False if neither is possible."""
     if sys.platform == "linux":
         with source.open("rb") as reader, target.open("xb") as writer:
             try:

@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
+from enginehouse.core.capacity import GraphicsCard
+
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _PRIORITY = ("nvidia", "amd", "intel")
 _TOOLS = {
@@ -34,6 +36,7 @@ _COMPUTE_FIELDS = ("compute_cap",)
 TOOL_SECONDS = 5.0  # a driver that is loading answers within two; a broken one never
 KEPT_SECONDS = 30.0  # cache lifetime: heartbeats are more frequent than changes
 MIB = 1024**2
+MAX_NAME = 64  # characters of a card's name; frontends accept no more
 
 
 class Graphics(Struct, frozen=True, kw_only=True):
@@ -44,6 +47,7 @@ class Graphics(Struct, frozen=True, kw_only=True):
     free_bytes: int = 0
     driver: int = 0
     compute_capability: str = ""  # of the first NVIDIA card
+    cards: tuple[GraphicsCard, ...] = ()  # not those that use the machine's memory
 
 
 class DevicePaths(Struct, frozen=True, kw_only=True):
@@ -78,10 +82,11 @@ class Watch:
         self._seen: Graphics | None = None
         self._seen_at = 0.0
 
-    def look(self) -> Graphics:
+    def look(self, kept_seconds: float | None = None) -> Graphics:
+        """Return what was seen at most so long ago."""
         with self._lock:
             now = time.monotonic()
-            if self._seen is None or now - self._seen_at > KEPT_SECONDS:
+            if self._seen is None or now - self._seen_at > (KEPT_SECONDS if kept_seconds is None else kept_seconds):
                 self._seen, self._seen_at = observe(self._places), now
             return self._seen
 
@@ -98,14 +103,18 @@ def observe(places: DevicePaths) -> Graphics:
         compute = _rows(tool, _COMPUTE_FIELDS) if tool and rows else []
         # Container images for NVIDIA include the tool; without a card it prints nothing.
         return _nvidia(rows, compute, is_board) if rows or is_board or "nvidia" in found else Graphics()
-    total = found.get(vendor, 0)
-    return Graphics(vendor=vendor, total_bytes=total, free_bytes=total)
+    seen = found.get(vendor, [])
+    total = sum(card.total_vram or 0 for card in seen)
+    # A driver that does not tell what is used counts as empty, as before there were single cards.
+    free = sum((card.total_vram or 0) if card.available_vram is None else card.available_vram for card in seen)
+    own = tuple(card for card in seen if card.total_vram)
+    return Graphics(vendor=vendor, total_bytes=total, free_bytes=free, cards=own)
 
 
-def cards_in(cards: Path) -> dict[str, int]:
-    """Return the total memory of the cards per vendor."""
-    found: dict[str, int] = {}
-    for card in cards.glob("card*"):
+def cards_in(cards: Path) -> dict[str, list[GraphicsCard]]:
+    """Return the cards per vendor, in the order of their numbers."""
+    found: dict[str, list[GraphicsCard]] = {}
+    for card in sorted(cards.glob("card*"), key=lambda one: (len(one.name), one.name)):
         if "-" in card.name:  # a connector of a card
             continue
         try:
@@ -113,18 +122,24 @@ def cards_in(cards: Path) -> dict[str, int]:
         except OSError:
             continue
         if vendor is not None:
-            found[vendor] = found.get(vendor, 0) + _memory_of(card)
+            known = found.setdefault(vendor, [])
+            known.append(_card_at(card, len(known)))
     return found
 
 
-def _memory_of(card: Path) -> int:
+def _card_at(card: Path, index: int) -> GraphicsCard:
     # AMD's driver reports it for the device, Intel's for the card; NVIDIA's does not report it.
-    for file in (card / "device" / "mem_info_vram_total", card / "lmem_total_bytes"):
-        try:
-            return int(file.read_text())
-        except (OSError, ValueError):
-            continue
-    return 0
+    total = _number_in(card / "device" / "mem_info_vram_total") or _number_in(card / "lmem_total_bytes")
+    used = _number_in(card / "device" / "mem_info_vram_used")
+    available = max(0, total - used) if total and used is not None else None
+    return GraphicsCard(index=index, total_vram=total or None, available_vram=available)
+
+
+def _number_in(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _is_nvidia_board(model: Path) -> bool:
@@ -138,6 +153,15 @@ def _is_nvidia_board(model: Path) -> bool:
 def _nvidia(rows: list[list[str]], compute: list[list[str]], is_board: bool) -> Graphics:
     total = free = driver = 0
     is_unified = is_board
+    cards = tuple(
+        GraphicsCard(
+            index=int(row[0]) if row[0].isdecimal() else place,
+            name=row[1][:MAX_NAME],
+            total_vram=_mebibytes(row[2]) or None,
+            available_vram=_mebibytes(row[3]) if row[3].isdecimal() else None,
+        )
+        for place, row in enumerate(rows)
+    )
     for row in rows:
         total += _mebibytes(row[2])
         free += _mebibytes(row[3])
@@ -154,6 +178,7 @@ def _nvidia(rows: list[list[str]], compute: list[list[str]], is_board: bool) -> 
         free_bytes=free,
         driver=driver,
         compute_capability=known[0] if known else "",
+        cards=() if is_unified else cards,
     )
 
 

@@ -19,13 +19,15 @@ from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
 from enginehouse.host.graphics import DevicePaths, Watch
 
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_QUOTA = _CGROUP / "cpu.max"
 _TOOLKITS = Path("/usr/local")
 _CUDA_RELEASES = (13, 12)  # releases for which galleries have builds
 FORCING = ("ENGINEHOUSE_CAPABILITY", "LOCALAI_FORCE_META_BACKEND_CAPABILITY")
 RUN_FILE_VARIABLE = "LOCALAI_FORCE_META_BACKEND_CAPABILITY_RUN_FILE"
 RUN_FILE = "/run/localai/capability"  # present in LocalAI's container images
 _LONGEST_WORD = 256
+FRESH_SECONDS = 1.0  # how old the memory of cards may be when an engine is started: the one before it may have taken it
 _graphics = Watch(DevicePaths())
 
 
@@ -45,22 +47,60 @@ def platform() -> str:
     return platform_of(system.system(), system.machine())
 
 
+def memory(group: Path = _CGROUP) -> tuple[int, int]:
+    """Return the total and the available memory: the machine's, within the limit of a container."""
+    machine = psutil.virtual_memory()
+    total, available = int(machine.total), int(machine.available)
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            # The page cache counts as used there, but is given up when memory is needed.
+            used = int((group / "memory.current").read_text())
+            used -= min(used, _statistic(group / "memory.stat", "inactive_file"))
+            total, available = min(total, int(limit)), min(available, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return total, available
+
+
+def _statistic(file: Path, name: str) -> int:
+    return next((int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(f"{name} ")), 0)
+
+
 def capacity(path: Path) -> Capacity:
     """Return the capacity of this machine, with the disk of `path`."""
-    memory = psutil.virtual_memory()
+    total, available = memory()
     disk = psutil.disk_usage(str(path))
     graphics = _graphics.look()
     return Capacity(
         cores=cores(),
         total_vram=graphics.total_bytes,
         available_vram=graphics.free_bytes,
-        total_ram=memory.total,
-        available_ram=memory.available,
+        total_ram=total,
+        # 0 would mean unknown.
+        available_ram=max(1, available),
         total_disk=disk.total,
         available_disk=disk.free,
         gpu_vendor=graphics.vendor,
         gpu_compute_capability=graphics.compute_capability,
+        gpu_cards=graphics.cards,
     )
+
+
+def graphics_capacity() -> Capacity:
+    """Return what the graphics cards have now; nothing else of the capacity. Blocks: may run a tool of the vendor."""
+    graphics = _graphics.look(FRESH_SECONDS)
+    return Capacity(
+        total_vram=graphics.total_bytes,
+        available_vram=graphics.free_bytes,
+        gpu_vendor=graphics.vendor,
+        gpu_cards=graphics.cards,
+    )
+
+
+def has_card() -> bool:
+    """Whether an engine can compute on a graphics card here. Every Mac has one, which is not looked for."""
+    return bool(_graphics.look().vendor) or system.system() == "Darwin"
 
 
 def graphics_vendor() -> str:

@@ -131,10 +131,7 @@ async def run_briefly(
     limit_seconds: float,
     confined: Confined | None = None,
 ) -> tuple[int, str]:
-    """Run a short program. Returns its exit code (negative for a signal) and the last line of stderr.
-
-    On `TimeoutError` and on cancellation its process group is killed.
-    """
+    """Run a short program, killed at its limit; its exit code (negative for a signal) and last line of stderr."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=directory,
@@ -256,6 +253,20 @@ def activity(pid: int) -> Activity:
         return Activity(times.user + times.system, process.memory_info().rss)
     except psutil.Error:
         return Activity()
+
+
+def memory_of(pid: int) -> int:
+    """The memory of a process and its children; 0 if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    held = 0
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            held += one.memory_info().rss
+    return held
 
 
 def is_group_alive(group: int) -> bool:

@@ -1,6 +1,6 @@
 """Ed25519 signatures: make a key, load one from its seed, sign, verify.
 
-The only module that imports nacl. Public keys and signatures are hexadecimal text, as they are sent and stored; seeds
+Public keys and signatures are hexadecimal text, as they are sent and stored; seeds
 are bytes, and the caller keeps them secret. `verify` answers False for malformed input and never raises.
 """
 

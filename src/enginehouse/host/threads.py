@@ -41,10 +41,7 @@ def assigned() -> AssignedThreads:
 
 @contextlib.asynccontextmanager
 async def budget(limit_seconds: float) -> AsyncIterator[AssignedThreads]:
-    """Yield the assigned threads while holding the lock against other workers of this user.
-
-    Continues without the lock if it cannot be taken within the limit.
-    """
+    """Yield the assigned threads under a lock of this user's workers; without it after the limit."""
     with contextlib.ExitStack() as stack:
         descriptor = await asyncio.to_thread(_open)
         if descriptor is not None:

@@ -119,12 +119,11 @@ class FrontendClient:
         timeout_seconds: float = REQUEST_SECONDS,
         key: str = "",
     ) -> T:
-        """Return the response decoded as `kind`; raise unless it is a success. A retry with the same `key` is the same
-        request.
-        """
+        """Return the response as `kind`; raise unless it is a success. The same `key` makes it the same request."""
         content = self.request_bytes(method, path, body, token=token, timeout_seconds=timeout_seconds, key=key)
         try:
-            return msgspec.json.decode(content, type=kind)
+            # An answer without content (204) reads as null.
+            return msgspec.json.decode(content or b"null", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Unavailable(
                 f"cannot read the answer of {self.url}{path}: {error}. "
@@ -159,9 +158,7 @@ class FrontendClient:
         return self._stream("GET", path, None, silence_seconds)
 
     def post_stream(self, path: str, body: object, *, silence_seconds: float = ANSWER_SILENCE_SECONDS) -> EventStream:
-        """The events of a POST with a streamed response, such as a chat with `stream: true`; the data of the last one
-        is `[DONE]`.
-        """
+        """The events of a POST with a streamed response; the data of the last one is `[DONE]`."""
         return self._stream("POST", path, body, silence_seconds)
 
     def open(

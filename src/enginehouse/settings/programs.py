@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
@@ -29,6 +30,7 @@ from enginehouse.settings.values import (
     AllowedHosts,
     Confinement,
     Count,
+    CountOrZero,
     DatabaseUrl,
     Duration,
     DurationOrZero,
@@ -45,6 +47,7 @@ from enginehouse.settings.values import (
     Port,
     SecretText,
     Size,
+    Switch,
     Text,
     Texts,
     User,
@@ -73,6 +76,17 @@ class Timings(Struct, frozen=True, kw_only=True):
     backend_upgrade_timeout_seconds: Duration = 900.0
     model_load_wait_seconds: DurationOrZero = 60.0  # 0 waits without a limit, as in LocalAI
     bus_credential_seconds: Duration = 3600.0  # lifetime of a worker's bus credential; renewed at 75 %
+    canary_seconds: DurationOrZero = 30.0  # that the first nodes of an upgrade must be ready before the others follow
+    canary_limit_seconds: Duration = 900.0  # after which an upgrade whose first nodes are not ready is taken back
+
+
+class ServingSettings(Timings, frozen=True, kw_only=True):
+    """How requests find a replica; `up` has these too."""
+
+    prefix_cache: Switch = True  # for models without a policy of their own
+    prefix_cache_ttl_seconds: Duration = 300.0
+    queue_length: CountOrZero = 1024  # requests of one model that wait for a replica; 0 refuses them at once
+    queue_wait_seconds: Duration = 60.0
 
 
 class InstallSettings(Struct, frozen=True, kw_only=True):
@@ -87,7 +101,7 @@ class InstallSettings(Struct, frozen=True, kw_only=True):
     engine_user: User = ""
 
 
-class UpSettings(Timings, frozen=True, kw_only=True):
+class UpSettings(ServingSettings, frozen=True, kw_only=True):
     data: Path
     log_level: Level = "info"
     installing: InstallSettings = InstallSettings()
@@ -96,6 +110,7 @@ class UpSettings(Timings, frozen=True, kw_only=True):
     model_galleries: Galleries = (LOCALAI_MODELS,)
     hf_endpoint: HubUrl = HUGGINGFACE
     model_credentials: AbsolutePath | None = None
+    schedules: AbsolutePath | None = None
     host: Host = "127.0.0.1"
     port: Port | None = None
     name: NodeName
@@ -104,7 +119,7 @@ class UpSettings(Timings, frozen=True, kw_only=True):
     base_port: EnginePort | None = None
 
 
-class FrontendSettings(Timings, frozen=True, kw_only=True):
+class FrontendSettings(ServingSettings, frozen=True, kw_only=True):
     data: Path
     log_level: Level = "info"
     host: Host = "127.0.0.1"
@@ -127,6 +142,7 @@ class FrontendSettings(Timings, frozen=True, kw_only=True):
     model_galleries: Galleries = (LOCALAI_MODELS,)
     hf_endpoint: HubUrl = HUGGINGFACE  # Hugging Face, or a mirror of it
     model_credentials: AbsolutePath | None = None  # a file of lines NAME = "SECRET", for sources of models
+    schedules: AbsolutePath | None = None  # a file with a list of schedules, which replace those of the same models
     # The same for all frontends of a cluster. If they are not given, the first frontend creates them.
     admin_token: SecretText = ""
     join_token: SecretText = ""
@@ -178,30 +194,23 @@ Settings = UpSettings | FrontendSettings | WorkerSettings | LocalSettings | Clie
 T = TypeVar("T", UpSettings, FrontendSettings, WorkerSettings, LocalSettings, ClientSettings)
 
 # LocalAI's variables. Its database variable is left out on purpose: our tables must never be created in its database.
-_LOCALAI_TIMINGS = {
+_LOCALAI_GALLERIES = {"backend_galleries": ("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES")}
+_LOCALAI_SERVER = {
+    **_LOCALAI_GALLERIES,
     "heartbeat_seconds": ("LOCALAI_HEARTBEAT_INTERVAL",),
     "backend_install_timeout_seconds": ("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
     "backend_upgrade_timeout_seconds": ("LOCALAI_NATS_BACKEND_UPGRADE_TIMEOUT",),
     "model_load_wait_seconds": ("LOCALAI_MODEL_LOAD_WAIT",),
-}
-_LOCALAI_GALLERIES = {"backend_galleries": ("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES")}
-_LOCALAI_MODELS = {
+    "prefix_cache": ("LOCALAI_DISTRIBUTED_PREFIX_CACHE",),
+    "prefix_cache_ttl_seconds": ("LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL",),
     "model_galleries": ("LOCALAI_GALLERIES", "GALLERIES"),
     "hf_endpoint": ("HF_MIRROR", "HF", "HF_ENDPOINT"),
 }
 _LOCALAI_SYSTEM = {"backends_system_path": ("LOCALAI_BACKENDS_SYSTEM_PATH",)}
 _LOCALAI: dict[type[Settings], Mapping[str, tuple[str, ...]]] = {
-    UpSettings: {
-        **_LOCALAI_TIMINGS,
-        **_LOCALAI_GALLERIES,
-        **_LOCALAI_MODELS,
-        **_LOCALAI_SYSTEM,
-        "name": ("LOCALAI_NODE_NAME",),
-    },
+    UpSettings: {**_LOCALAI_SERVER, **_LOCALAI_SYSTEM, "name": ("LOCALAI_NODE_NAME",)},
     FrontendSettings: {
-        **_LOCALAI_TIMINGS,
-        **_LOCALAI_GALLERIES,
-        **_LOCALAI_MODELS,
+        **_LOCALAI_SERVER,
         "nats_url": ("LOCALAI_NATS_URL",),
         "join_token": ("LOCALAI_REGISTRATION_TOKEN",),
     },
@@ -264,7 +273,7 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
     """
     directory = _find_data_directory(flags, environ)
     path = file or directory / FILE_NAME
-    known = {title: _names_of(each) for each, title in _PROGRAMS.items()}
+    known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
     formats = _formats_of(kind)
     values: dict[str, Any] = {"data": directory}
@@ -278,22 +287,23 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
         ours = set(values) & set(InstallSettings.__struct_fields__)
         values["installing"] = InstallSettings(**{field: values.pop(field) for field in ours})
     settings = kind(**values)
-    if isinstance(settings, Timings) and settings.stale_seconds <= settings.heartbeat_seconds:
-        raise Invalid(
-            f"cannot use stale {settings.stale_seconds:g}s with heartbeat {settings.heartbeat_seconds:g}s: "
-            "every node would look unhealthy between two heartbeats; make stale longer",
-            code="invalid_setting",
-            param="stale",
-        )
-    if isinstance(settings, Timings) and settings.bus_credential_seconds < 4 * settings.heartbeat_seconds:
-        raise Invalid(
-            f"cannot use bus_credential {settings.bus_credential_seconds:g}s with heartbeat "
-            f"{settings.heartbeat_seconds:g}s: heartbeats renew it in its last quarter; make it at least four "
-            "times as long",
-            code="invalid_setting",
-            param="bus_credential",
-        )
+    if isinstance(settings, Timings):
+        _check_timings(settings)
     return settings
+
+
+def _check_timings(settings: Timings) -> None:
+    stale, credential, heartbeat = (settings.stale_seconds, settings.bus_credential_seconds, settings.heartbeat_seconds)
+    if stale <= heartbeat:
+        reason = "every node would look unhealthy between two heartbeats; make stale longer"
+        name, seconds = "stale", stale
+    elif credential < 4 * heartbeat:
+        reason = "heartbeats renew it in its last quarter; make it at least four times as long"
+        name, seconds = "bus_credential", credential
+    else:
+        return
+    refused = f"cannot use {name} {seconds:g}s with heartbeat {heartbeat:g}s: {reason}"
+    raise Invalid(refused, code="invalid_setting", param=name)
 
 
 def default_data_directory(environ: Mapping[str, str]) -> Path:
@@ -364,10 +374,6 @@ def _checked(field: str, format: Format, value: object, place: str) -> object:
     raise Invalid(f"cannot use {shown} from {place}: {reason}", code="invalid_setting", param=setting_name(field))
 
 
-def _names_of(kind: type[Settings]) -> set[str]:
-    return {setting_name(field) for field in fields_of(kind)}
-
-
 def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given: bool) -> None:
     """Add the defaults that depend on this machine: the node's name, the frontend and its token."""
     if "name" in kind.__struct_fields__ and "name" not in values:
@@ -395,8 +401,6 @@ def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given
 
 
 def _running_server(directory: Path) -> str:
-    import msgspec
-
     try:
         return msgspec.json.decode((directory / "server.json").read_bytes(), type=RunningServer).url
     except (OSError, msgspec.DecodeError):

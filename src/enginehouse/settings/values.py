@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
@@ -96,11 +97,21 @@ def parse_port(value: object, *, lowest: int = 1) -> int:
     return number
 
 
-def parse_count(value: object) -> int:
+def parse_count(value: object, *, lowest: int = 1) -> int:
     number = _whole_number(value, "it must be a whole number")
-    if number < 1:
-        raise Invalid("it must be at least 1")
+    if number < lowest:
+        raise Invalid(f"it must be at least {lowest}")
     return number
+
+
+def parse_switch(value: object) -> bool:
+    """Read `on` or `off`, in one of the usual ways to write it."""
+    text = str(value).strip().lower()
+    if text in ("on", "true", "yes", "1"):
+        return True
+    if text in ("off", "false", "no", "0"):
+        return False
+    raise Invalid("it must be on or off")
 
 
 def _whole_number(value: object, wrong: str) -> int:
@@ -131,10 +142,15 @@ def parse_host(value: object) -> str:
 
 
 def _is_ipv6(host: str) -> bool:
+    return ":" in host and _is_network(host.strip("[]").partition("%")[0])
+
+
+def _is_network(text: str, *, strict: bool = True) -> bool:
+    """Whether it is a network or a single address."""
     import ipaddress
 
     try:
-        ipaddress.IPv6Address(host.strip("[]").partition("%")[0])
+        ipaddress.ip_network(text, strict=strict)
     except ValueError:
         return False
     return True
@@ -214,14 +230,10 @@ def parse_labels(value: object) -> dict[str, str]:
 
 def parse_networks(value: object) -> tuple[str, ...]:
     """Read networks such as `192.168.1.0/24,fd00::/8`."""
-    import ipaddress
-
     words = parse_list(value)
     for word in words:
-        try:
-            ipaddress.ip_network(word, strict=False)
-        except ValueError as error:
-            raise Invalid(f"{word!r} is not a network, like 192.168.1.0/24", code="invalid_setting") from error
+        if not _is_network(word, strict=False):
+            raise Invalid(f"{word!r} is not a network, like 192.168.1.0/24", code="invalid_setting")
     return words
 
 
@@ -230,27 +242,12 @@ def parse_allowed_hosts(value: object) -> tuple[str, ...]:
     hosts = parse_list(value)
     for host in hosts:
         bare = host.removeprefix("http://").removeprefix("https://")
-        is_network = bare == host and _is_network(bare)
+        is_network = bare == host and "/" in bare and _is_network(bare)
         if not is_network and not re.fullmatch(
             r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Fa-f:]*::[0-9A-Fa-f:.]*|[\w.-]+)(:\d{1,5})?", bare
         ):
             raise Invalid(f"{host!r} is not a host, host:port, a network like 10.0.0.0/8 or http://host:port")
     return hosts
-
-
-def _is_network(text: str) -> bool:
-    import ipaddress
-
-    try:
-        ipaddress.ip_network(text)
-    except ValueError:
-        return False
-    return "/" in text
-
-
-def parse_galleries(value: object) -> tuple[GallerySource, ...]:
-    """Read LocalAI's JSON list, or the same as tables in the file."""
-    return decode_sources(value)
 
 
 def host_of_address(address: str) -> str:
@@ -280,28 +277,23 @@ def format_of(hint: object) -> Format:
     raise TypeError(f"cannot read a setting of the type {hint}: it has no format")
 
 
-def _parse_duration_or_zero(value: object) -> float:
-    return parse_duration(value, zero_allowed=True)
-
-
-def _parse_engine_port(value: object) -> int:
-    return parse_port(value, lowest=2)  # the worker's HTTP server listens on the port below
-
-
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 Text = Annotated[str, Format(parse_text)]
 SecretText = Annotated[str, Format(parse_text, is_secret=True)]
 Texts = Annotated[tuple[str, ...], Format(parse_list)]
 Count = Annotated[int, Format(parse_count)]
+CountOrZero = Annotated[int, Format(partial(parse_count, lowest=0))]
+Switch = Annotated[bool, Format(parse_switch)]
 Duration = Annotated[float, Format(parse_duration)]
-DurationOrZero = Annotated[float, Format(_parse_duration_or_zero)]
+DurationOrZero = Annotated[float, Format(partial(parse_duration, zero_allowed=True))]
 Size = Annotated[int, Format(parse_size)]
 AbsolutePaths = Annotated[tuple[Path, ...], Format(_parse_paths)]
 AbsolutePath = Annotated[Path, Format(parse_path)]
 Host = Annotated[str, Format(parse_host)]
 Port = Annotated[int, Format(parse_port)]
-EnginePort = Annotated[int, Format(_parse_engine_port)]
+# The worker's HTTP server listens on the port below.
+EnginePort = Annotated[int, Format(partial(parse_port, lowest=2))]
 HubUrl = Annotated[str, Format(parse_hub_url)]
 HttpUrls = Annotated[str, Format(parse_http_urls)]
 DatabaseUrl = Annotated[str, Format(parse_database_url, is_secret=True)]
@@ -309,7 +301,7 @@ AllowedHosts = Annotated[tuple[str, ...], Format(parse_allowed_hosts)]
 Networks = Annotated[tuple[str, ...], Format(parse_networks)]
 NodeName = Annotated[str, Format(parse_node_name)]
 Labels = Annotated[dict[str, str], Format(parse_labels)]
-Galleries = Annotated[tuple[GallerySource, ...], Format(parse_galleries)]
+Galleries = Annotated[tuple[GallerySource, ...], Format(decode_sources)]
 Confinement = Annotated[Literal["auto", "off"], Format(one_of("auto", "off"))]
 User = Annotated[str, Format(parse_user)]
 Level = Annotated[LogLevel, Format(one_of("debug", "info", "warning", "error"))]

@@ -34,10 +34,7 @@ def revoke_of(connection: Connection, node_id: NodeId) -> None:
 
 
 def revoked(connection: Connection, wall_now: float) -> dict[str, float]:
-    """Map the public key of each revoked, unexpired credential to its expiry.
-
-    Includes credentials of nodes that are not approved, and so those issued while their node was being removed.
-    """
+    """Map public keys of revoked, unexpired credentials to their expiry; also of nodes that are not approved."""
     return {row.user: row.expires_at for row in connection.execute(_REVOKED, {"at": wall_now})}
 
 

@@ -38,3 +38,8 @@ def count(connection: Connection, name: str) -> None:
     """Increment a counter. Readers detect a change by polling this one value."""
     get_or_put(connection, name, "0")
     connection.execute(_COUNT, {"named": name})
+
+
+def put(connection: Connection, name: str, value: str) -> None:
+    if not insert_unless_there(connection, cluster_values, {"name": name, "value": value}):
+        connection.execute(update(cluster_values).where(cluster_values.c.name == name).values(value=value))

@@ -37,6 +37,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _TRIES = 5  # of two colliding transactions one succeeds; the other may collide with it again before it ends
+_PROBES = 2  # attempts at once while the database is away
+_USEFUL_PART = 0.25  # of the limit, that an attempt must have left
 _PAUSE_SECONDS = 0.02  # longer than a transaction takes
 # Serialization failure, deadlock, lock timeout.
 _COLLISIONS = frozenset({"40001", "40P01", "55P03"})
@@ -71,6 +73,7 @@ class Store:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="store")
         self._under_way: set[Attempt] = set()
         self._away_since: float | None = None
+        self._probes = asyncio.Semaphore(_PROBES)
         self._logged_at: dict[str, float] = {}  # when each failure was last seen
         self.on_back: Callable[[], None] = _nothing  # called when the database is available again
 
@@ -78,8 +81,7 @@ class Store:
     async def open(cls, url: str, limits: StoreLimits | None = None) -> Store:
         """Connect and migrate the schema to the newest revision.
 
-        `url` is a SQLAlchemy URL or a plain `postgresql://…`. If the database is not available yet, retry for as long
-        as the limits allow.
+        `url` is a SQLAlchemy URL or a plain `postgresql://…`. A database that is away is waited for within the limits.
         """
         limits, holding, clock = limits or StoreLimits(), Holding(), StoreClock()
         store = cls(make_engine(url, limits, holding, clock), limits, holding)
@@ -110,11 +112,11 @@ class Store:
     async def transaction(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction: commit when it returns, roll back when it raises.
 
-        `work` is retried after a collision with another transaction, so it must not have effects outside the
-        connection.
+        `work` is retried after a collision with another transaction: it must have no effects outside of it.
         """
         try:
-            result = await self._attempt(lambda attempt: self._run(work, attempt), self._limits.answer_seconds)
+            attempt = self._attempt if self._away_since is None else self._probe
+            result = await attempt(lambda attempt: self._run(work, attempt), self._limits.answer_seconds)
         except DataError as error:
             # A retry cannot help: the earlier validation accepted a value that does not fit its column.
             log.warning("store.refused error=%s", _first_line(error))
@@ -129,6 +131,22 @@ class Store:
         if self._away_since is not None:
             self._note_back(self._away_since)
         return result
+
+    async def _probe(self, work: Callable[[Attempt], T], limit_seconds: float) -> T:
+        """An attempt while the database is away. Few at once: each is a connection that a frozen server has to answer
+        when it goes on, and it takes only so many.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with asyncio.timeout(limit_seconds):
+            await self._probes.acquire()
+        try:
+            left = limit_seconds - (clock() - began)
+            if left < limit_seconds * _USEFUL_PART and self._away_since is not None:
+                raise TimeoutError(f"no answer within {limit_seconds:g} s")
+            return await self._attempt(work, limit_seconds if self._away_since is None else left)
+        finally:
+            self._probes.release()
 
     async def _attempt(self, work: Callable[[Attempt], T], limit_seconds: float) -> T:
         """Raise `TimeoutError` after the limit; the work is then never committed."""
@@ -227,9 +245,7 @@ class Store:
 
 
 def _wait_for_migration_lock(connection: Connection) -> None:
-    """Poll for the lock instead of blocking on it, because a role may have a lock timeout. The lock belongs to the
-    session and ends with it.
-    """
+    """Poll for the lock, because a role may have a lock timeout. The lock belongs to the session."""
     deadline = time.monotonic() + MIGRATION_SECONDS
     while not connection.execute(text("select pg_try_advisory_lock(:key)"), {"key": MIGRATION_LOCK}).scalar_one():
         connection.commit()

@@ -37,10 +37,7 @@ def open_ids(connection: Connection) -> list[OperationId]:
 
 
 def unfinished(connection: Connection, limit: int) -> list[Operation]:
-    """Open operations, and failed ones that are not dismissed, newest first.
-
-    Open operations take precedence: later failures never push one out of the limit.
-    """
+    """Open operations, and failed ones that are not dismissed, newest first; open ones are never left out."""
     newest = select(operations).order_by(operations.c.created_at.desc())
     found = select_operations(connection, newest.where(operations.c.ended_as == "").limit(limit))
     if len(found) < limit:
@@ -85,10 +82,7 @@ _REVISIONS = (
 
 
 def revisions(connection: Connection, since: float, also: Collection[OperationId]) -> dict[OperationId, int]:
-    """Revision numbers of the operations that changed since then, and of those in `also`.
-
-    A revision grows with every change of the operation or of one of its intents.
-    """
+    """Revisions of the operations that changed since then, and of `also`; every change of an intent counts."""
     rows = connection.execute(_REVISIONS, {"since": since, "also": list(also)})
     return {operation_id: int(revision) for operation_id, revision in rows}
 
@@ -96,6 +90,14 @@ def revisions(connection: Connection, since: float, also: Collection[OperationId
 def count_by_state(connection: Connection) -> dict[str, int]:
     rows = connection.execute(select(intents.c.state, func.count()).group_by(intents.c.state))
     return {state: count for state, count in rows}
+
+
+def count_operations(connection: Connection) -> dict[tuple[str, str], int]:
+    """The operations that are kept, by kind and outcome; the outcome of an open one is ""."""
+    query = select(operations.c.kind, operations.c.ended_as, func.count()).group_by(
+        operations.c.kind, operations.c.ended_as
+    )
+    return {(kind, ended_as): count for kind, ended_as, count in connection.execute(query)}
 
 
 def prune(connection: Connection, before: float, keep: int, limit: int) -> int:

@@ -17,6 +17,7 @@ from enginehouse.core.progress import Progress, is_newer
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import intent_of, select_among, slices, text_of
 from enginehouse.store.schema import intents
+from enginehouse.store.schema import nodes as node_rows
 
 _OPEN = select(intents).where(intents.c.state.in_(sorted(OPEN)))
 _OPEN_ON_OTHERS = _OPEN.where(intents.c.node_id.not_in(bindparam("node_ids", expanding=True)))
@@ -31,6 +32,35 @@ def open_on_others(connection: Connection, node_ids: Iterable[NodeId]) -> list[I
 def nameless(connection: Connection) -> list[Intent]:
     """Open intents for a backend without a name."""
     return [intent_of(row) for row in connection.execute(_NAMELESS)]
+
+
+_KNOWN = (
+    select(intents.c.subject)
+    .distinct()
+    .where(intents.c.node_id == bindparam("at_node"), intents.c.subject.in_(bindparam("ids", expanding=True)))
+)
+
+
+def known_subjects(connection: Connection, node_id: NodeId, subjects: Iterable[str]) -> set[str]:
+    """Those of these subjects about which there ever was an intent on this node, as far back as rows are kept."""
+    return {row[0] for row in select_among(connection, _KNOWN, subjects, at_node=node_id)}
+
+
+_CARRIED = (
+    select(intents)
+    .join(node_rows, node_rows.c.id == intents.c.node_id)
+    .where(
+        intents.c.state == "running",
+        intents.c.owner == bindparam("by"),
+        intents.c.kind.in_(bindparam("kinds", expanding=True)),
+        node_rows.c.public_key == "",
+    )
+)
+
+
+def carried_by(connection: Connection, owner: str, kinds: Iterable[str]) -> list[Intent]:
+    """The running intents of this owner, of these kinds, on nodes without a key."""
+    return [intent_of(row) for row in connection.execute(_CARRIED, {"by": owner, "kinds": list(kinds)})]
 
 
 _ABOUT = select(intents).where(
@@ -55,6 +85,33 @@ def changing(connection: Connection, nodes: Iterable[Node], subjects: Iterable[s
     return found
 
 
+_STARTS = select(intents).where(
+    intents.c.node_id == bindparam("at_node"),
+    intents.c.kind == "start_replica",
+    intents.c.updated_at >= bindparam("since"),
+)
+
+
+def starts_since(connection: Connection, node_id: NodeId, since: float) -> list[Intent]:
+    """The starts of replicas on a node that were requested or changed since then, oldest first."""
+    rows = connection.execute(_STARTS.order_by(intents.c.created_at), {"at_node": node_id, "since": since})
+    return [intent_of(row) for row in rows]
+
+
+_OF_GENERATION = select(intents).where(
+    intents.c.node_id == bindparam("at_node"),
+    intents.c.subject == bindparam("about"),
+    intents.c.generation == bindparam("number"),
+)
+
+
+def of_generation(connection: Connection, node_id: NodeId, subject: str, generation: int) -> Intent | None:
+    """The intent with this generation of a node and subject."""
+    values = {"at_node": node_id, "about": subject, "number": generation}
+    row = connection.execute(_OF_GENERATION, values).one_or_none()
+    return None if row is None else intent_of(row)
+
+
 def unanswered_generations(connection: Connection, node_id: NodeId, subjects: Iterable[str]) -> dict[str, int]:
     """Per subject, the newest generation that was sent and given up without an answer from the worker.
 
@@ -64,9 +121,7 @@ def unanswered_generations(connection: Connection, node_id: NodeId, subjects: It
 
 
 def ended_since(connection: Connection, node_id: NodeId, subjects: Iterable[str], since: float) -> set[str]:
-    """The subjects of which a command that had been given up was seen to end at `since` or later: what was so before
-    that proves nothing about them.
-    """
+    """The subjects of which a given-up command was seen to end at `since` or later: older proofs count for nothing."""
     found: set[str] = set()
     for some in slices(subjects):
         rows = connection.execute(_ENDED_SINCE, {"at_node": node_id, "subjects": some, "since": since})

@@ -1,16 +1,21 @@
 """Rows of tokens. Only hashes are stored; the token itself is shown once, to its holder.
 
-Every change increments a counter in `cluster_values`, so that a frontend notices it without reading all tokens.
+Every change increments a counter in `cluster_values`, so that a frontend notices it without reading all tokens. An
+expired token keeps its row, and counts as little as a revoked one.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import Struct
-from sqlalchemy import delete, select, update
+from sqlalchemy import Row, delete, select, update
 
+from enginehouse.core.allowance import Allowance, make_allowance
 from enginehouse.store import cluster_values
 from enginehouse.store.db import Connection
+from enginehouse.store.rows import text_of
 from enginehouse.store.schema import tokens
 
 
@@ -22,9 +27,18 @@ class TokenRow(Struct, frozen=True):
     created_at: float
     node: str = ""  # set for a join token that is valid for this node only
     revoked_at: float = 0.0  # 0 while the token is valid
+    expires_at: float = 0.0  # 0 if it never expires
+    allowance: Allowance | None = None  # None if nothing is limited
+
+    def is_valid(self, now: float) -> bool:
+        return not self.revoked_at and not self.is_expired(now)
+
+    def is_expired(self, now: float) -> bool:
+        return 0 < self.expires_at <= now
 
 
 _COUNTED = "token-changes"
+_MODELS = msgspec.json.Decoder(tuple[str, ...])
 
 
 def changes(connection: Connection) -> str:
@@ -37,7 +51,17 @@ def note_change(connection: Connection) -> None:
 
 
 def insert(connection: Connection, row: TokenRow) -> None:
-    connection.execute(tokens.insert().values(msgspec.structs.asdict(row)))
+    columns = msgspec.structs.asdict(row)
+    del columns["allowance"]
+    limits = row.allowance or Allowance()
+    connection.execute(
+        tokens.insert().values(
+            **columns,
+            models=text_of(limits.models),
+            requests_per_minute=limits.requests_per_minute,
+            tokens_per_minute=limits.tokens_per_minute,
+        )
+    )
     note_change(connection)
 
 
@@ -55,5 +79,18 @@ def remove_named(connection: Connection, role: str, name: str) -> None:
 
 
 def every(connection: Connection) -> list[TokenRow]:
-    rows = connection.execute(select(tokens).order_by(tokens.c.created_at))
-    return [TokenRow(row.id, row.role, row.name, row.hash, row.created_at, row.node, row.revoked_at) for row in rows]
+    return [_token(row) for row in connection.execute(select(tokens).order_by(tokens.c.created_at))]
+
+
+def _token(row: Row[Any]) -> TokenRow:
+    return TokenRow(
+        id=row.id,
+        role=row.role,
+        name=row.name,
+        hash=row.hash,
+        created_at=row.created_at,
+        node=row.node,
+        revoked_at=row.revoked_at,
+        expires_at=row.expires_at,
+        allowance=make_allowance(_MODELS.decode(row.models), row.requests_per_minute, row.tokens_per_minute),
+    )

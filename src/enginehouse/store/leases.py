@@ -40,5 +40,12 @@ def acquire(connection: Connection, name: str, owner: str, now: float, until: fl
     return connection.execute(_ACQUIRE[connection.dialect.name], values).scalar_one_or_none() == owner
 
 
+def prune(connection: Connection, before: float) -> None:
+    """Delete leases that expired before then. A lease that is named after an operation stays behind if the operation is
+    ended by somebody else than its owner.
+    """
+    connection.execute(delete(leases).where(leases.c.until < before))
+
+
 def release(connection: Connection, name: str, owner: str) -> None:
     connection.execute(delete(leases).where(leases.c.name == name, leases.c.owner == owner))

@@ -32,10 +32,7 @@ class StoreLimits(Struct, frozen=True):
 
     @property
     def idle_milliseconds(self) -> int:
-        """Limit for an idle open transaction, which occurs only when a frontend is frozen.
-
-        Shorter than the lock timeout, so that other frontends get the locks before they give up.
-        """
+        """Limit for an open transaction of a frozen frontend: others get its locks before they give up."""
         return self.statement_milliseconds * 2 // 3
 
     @property

@@ -33,24 +33,29 @@ def created_at(connection: Connection, name: str) -> float:
 
 
 def insert(connection: Connection, model: Model, now: float) -> None:
-    connection.execute(models.insert().values(name=model.name, definition=text_of(model), created_at=now))
+    connection.execute(models.insert().values(**_row(model), created_at=now))
 
 
 def add(connection: Connection, model: Model, now: float) -> bool:
     """Insert the model; False if there is one of that name."""
-    return insert_unless_there(
-        connection, models, {"name": model.name, "definition": text_of(model), "created_at": now}
-    )
+    return insert_unless_there(connection, models, {**_row(model), "created_at": now})
 
 
 def replace(connection: Connection, model: Model) -> None:
-    connection.execute(update(models).where(models.c.name == model.name).values(definition=text_of(model)))
+    connection.execute(update(models).where(models.c.name == model.name).values(**_row(model)))
+
+
+def _row(model: Model) -> dict[str, object]:
+    return {"name": model.name, "definition": text_of(model), "has_endpoint": bool(model.endpoint)}
+
+
+_ENDPOINTS = select(models.c.definition).where(models.c.has_endpoint.is_(True))
 
 
 def with_endpoints(connection: Connection) -> list[Model]:
-    """The models that a server elsewhere serves. There are few of them, and rows of other models are not decoded."""
-    named = select(models.c.definition).where(models.c.definition.contains('"endpoint":"'))
-    found = [_MODEL.decode(definition) for definition in connection.execute(named).scalars()]
+    """The models that a server elsewhere serves. There are few of them, and rows of other models are not read."""
+    found = [_MODEL.decode(definition) for definition in connection.execute(_ENDPOINTS).scalars()]
+    # The migration of older rows looked for a text that a configuration may contain as well.
     return [model for model in found if model.endpoint]
 
 

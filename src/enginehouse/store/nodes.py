@@ -6,7 +6,7 @@ facts of another. `updated_at` marks changes that other frontends must see.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -51,10 +51,7 @@ def insert(connection: Connection, node: Node, token_hash: str) -> None:
 
 
 def take_registration(connection: Connection, node_id: NodeId, at: float) -> bool:
-    """Record a registration; False if a later one was recorded before.
-
-    The database serializes two at the same time, so the earlier one is refused on any frontend.
-    """
+    """Record a registration; False if a later one was recorded. The database serializes two at once."""
     return connection.execute(_TAKE_REGISTRATION, {"node_id": node_id, "at": at}).rowcount == 1
 
 
@@ -88,6 +85,15 @@ def tokens(connection: Connection) -> list[NodeToken]:
     return [NodeToken(*row) for row in connection.execute(_TOKENS)]
 
 
+def set_sealed_token(connection: Connection, node_id: NodeId, sealed: str) -> None:
+    connection.execute(_SET_SEALED, {"node_id": node_id, "now_is": sealed})
+
+
+def sealed_tokens(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, str]:
+    """The sealed tokens of these nodes, as far as there are any."""
+    return {row.id: row.sealed_token for row in select_among(connection, _SEALED, node_ids) if row.sealed_token}
+
+
 def set_approved(connection: Connection, node_id: NodeId, now: float) -> None:
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(approved=True, waits_for="", updated_at=now))
 
@@ -100,6 +106,10 @@ def set_pending(connection: Connection, node_id: NodeId, waits_for: str, now: fl
 
 def set_drained(connection: Connection, node_id: NodeId, drained: bool, now: float) -> None:
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(drained=drained, updated_at=now))
+
+
+def set_labels(connection: Connection, node_id: NodeId, labels: Mapping[str, str], now: float) -> None:
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(labels=text_of(labels), updated_at=now))
 
 
 def remove(connection: Connection, node_id: NodeId) -> None:
@@ -134,6 +144,7 @@ _UPDATES = select(nodes.c.id, nodes.c.updated_at)
 _TYPES = select(nodes.c.id, nodes.c.node_type)
 _OF_NAME = select(nodes).where(nodes.c.name == bindparam("named"))
 _ONE = select(nodes).where(nodes.c.id == bindparam("node_id"))
+_ONE_LOCKED = _ONE.with_for_update()
 _EVERY = select(nodes).order_by(nodes.c.name, nodes.c.created_at)
 _OF_ONE = update(nodes).where(nodes.c.id == bindparam("node_id"))
 _SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
@@ -141,6 +152,8 @@ _SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
 )
 _TAKE_REGISTRATION = _OF_ONE.where(nodes.c.registered_at < bindparam("at")).values(registered_at=bindparam("at"))
 _SET_TOKEN = _OF_ONE.values(token_hash=bindparam("now_is"), previous_token_hash=bindparam("before"))
+_SET_SEALED = _OF_ONE.values(sealed_token=bindparam("now_is"))
+_SEALED = select(nodes.c.id, nodes.c.sealed_token).where(nodes.c.id.in_(bindparam("ids", expanding=True)))
 _FORGET_TOKEN = _OF_ONE.values(previous_token_hash="")
 _TOKENS = select(nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_token_hash)
 _SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
@@ -151,9 +164,7 @@ _WITHOUT_KEY = (
     .where(nodes.c.public_key == "", nodes.c.approved.is_(True), nodes.c.node_type == "backend")
     .order_by(nodes.c.name)
 )
-_SERVING = select(nodes.c.id, nodes.c.name).where(
-    nodes.c.health != "offline", nodes.c.drained.is_(False), nodes.c.approved.is_(True)
-)
+_SERVING = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.approved.is_(True))
 _SET_HEARTBEAT = _OF_ONE.values(capacity=bindparam("now_is"), last_heartbeat=bindparam("at"))
 _SET_BUS_AWAY = _OF_ONE.where(nodes.c.bus_away != bindparam("now_is")).values(
     bus_away=bindparam("now_is"), updated_at=bindparam("at")
@@ -163,8 +174,8 @@ _NAMED = select(nodes.c.id, nodes.c.name, nodes.c.health, nodes.c.drained, nodes
 )
 
 
-def get(connection: Connection, node_id: NodeId) -> Node | None:
-    row = connection.execute(_ONE, {"node_id": node_id}).one_or_none()
+def get(connection: Connection, node_id: NodeId, *, lock: bool = False) -> Node | None:
+    row = connection.execute(_ONE_LOCKED if lock else _ONE, {"node_id": node_id}).one_or_none()
     return None if row is None else _node(row)
 
 
@@ -204,7 +215,9 @@ def without_key(connection: Connection) -> list[WithoutKey]:
 
 
 def serving(connection: Connection) -> dict[NodeId, str]:
-    """The names, by id, of nodes whose replicas may be used."""
+    """The names, by id, of nodes whose replicas may be used. On a drained node, those that are not about to stop: they
+    go on until others have taken their place.
+    """
     return {row.id: row.name for row in connection.execute(_SERVING)}
 
 
@@ -226,8 +239,7 @@ def changed_since(connection: Connection, since: float) -> dict[NodeId, float]:
 def make_room(connection: Connection, limit: int) -> None:
     """Delete pending nodes so that one more fits into `limit`.
 
-    Nodes that registered only once go first, then those silent for longest. A live machine registers again within
-    seconds and is back.
+    Nodes that registered only once go first, then those silent for longest. A live machine registers again at once.
     """
     excess = int(connection.execute(_COUNT_PENDING).scalar_one()) - limit + 1
     if excess > 0:
@@ -243,6 +255,33 @@ _PENDING_TO_FORGET = (
     .where(nodes.c.approved.is_(False), nodes.c.waits_for == "")
     .order_by(nodes.c.last_heartbeat > nodes.c.created_at, nodes.c.last_heartbeat)
 )
+
+
+class ApprovedNode(Struct, frozen=True):
+    """An approved node without its report, for monitoring."""
+
+    name: str
+    health: Health
+    drained: bool
+    bus_away: bool
+    heard_at: float
+    capacity: Capacity
+
+
+_APPROVED = (
+    select(*(nodes.c.name, nodes.c.health, nodes.c.drained, nodes.c.bus_away, nodes.c.last_heartbeat, nodes.c.capacity))
+    .where(nodes.c.approved.is_(True))
+    .order_by(nodes.c.name)
+)
+
+
+def approved(connection: Connection) -> list[ApprovedNode]:
+    return [
+        ApprovedNode(
+            row.name, row.health, row.drained, row.bus_away, row.last_heartbeat, _CAPACITY.decode(row.capacity)
+        )
+        for row in connection.execute(_APPROVED)
+    ]
 
 
 def count_by_health(connection: Connection) -> dict[str, int]:

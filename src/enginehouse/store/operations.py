@@ -18,7 +18,7 @@ from enginehouse.core.action import UnknownAction
 from enginehouse.core.errors import Conflict
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Change, Intent
-from enginehouse.core.operation import ENDED, Operation, status_of
+from enginehouse.core.operation import ENDED, Operation, OperationKind, status_of
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import (
     STRUCTURED,
@@ -34,8 +34,19 @@ from enginehouse.store.schema import intents, operation_intents, operations
 # Statements that run many times a second are built once.
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _ADD = operations.insert()
-_STEERED = select(operations).where(operations.c.is_steered.is_(True)).order_by(operations.c.created_at)
+_STEERED = (
+    select(operations)
+    .where(operations.c.is_steered.is_(True), operations.c.kind == bindparam("of_kind"))
+    .order_by(operations.c.created_at)
+)
 _STEERED_OF = _STEERED.where(operations.c.name == bindparam("of"))
+_WATCHING = select(operations).where(operations.c.canary_phase == "watching").order_by(operations.c.created_at)
+_LOCKED = select(operations).where(operations.c.id == bindparam("row_id")).with_for_update()
+_SET_CANARY = (
+    update(operations)
+    .where(operations.c.id == bindparam("row_id"))
+    .values({name: bindparam(name) for name in ("canary", "canary_phase", "error_code", "error_message")})
+)
 _IS_STEERED = select(operations.c.is_steered).where(operations.c.id == bindparam("row_id"))
 _END_STEERING = (
     update(operations)
@@ -101,14 +112,37 @@ def recent(
     return select_operations(connection, query)
 
 
-def steered(connection: Connection, name: str | None = None) -> list[Operation]:
-    """Loads under way; with `name`, those of one model."""
-    found = connection.execute(_STEERED) if name is None else connection.execute(_STEERED_OF, {"of": name})
-    return [operation_of(row) for row in found]
+def steered(connection: Connection, name: str | None = None, *, kind: OperationKind = "load") -> list[Operation]:
+    """Loads under way, or other operations whose steps are still added; with `name`, those of one model."""
+    query, values = (_STEERED, {}) if name is None else (_STEERED_OF, {"of": name})
+    return [operation_of(row) for row in connection.execute(query, {"of_kind": kind, **values})]
+
+
+def watching(connection: Connection) -> list[Operation]:
+    """Upgrades in their canary phase."""
+    return [operation_of(row) for row in connection.execute(_WATCHING)]
+
+
+def lock(connection: Connection, operation_id: OperationId) -> Operation | None:
+    """Read an operation, and lock its row until the transaction ends."""
+    row = connection.execute(_LOCKED, {"row_id": operation_id}).one_or_none()
+    return None if row is None else operation_of(row)
+
+
+def set_canary(connection: Connection, operation: Operation) -> None:
+    """Write the canary phase of an operation, and its error."""
+    columns = operation_columns(operation)
+    names = ("canary", "canary_phase", "error_code", "error_message")
+    connection.execute(_SET_CANARY, {"row_id": operation.id, **{name: columns[name] for name in names}})
 
 
 def is_steered(connection: Connection, operation_id: OperationId) -> bool:
     return bool(connection.execute(_IS_STEERED, {"row_id": operation_id}).scalar_one_or_none())
+
+
+def error_code_of(connection: Connection, operation_id: OperationId) -> str:
+    query = select(operations.c.error_code).where(operations.c.id == operation_id)
+    return str(connection.execute(query).scalar_one_or_none() or "")
 
 
 def last_of(
@@ -191,10 +225,7 @@ def apply(connection: Connection, before: Intent, change: Change) -> Intent:
 
 
 def cancel_share(connection: Connection, operation_id: OperationId, intent: Intent, change: Change) -> Intent | None:
-    """Cancel an intent for one operation. If another operation still needs it, only detach this one.
-
-    Return the intent if it was cancelled, None if it continues.
-    """
+    """Cancel an intent for one operation and return it; None if another needs it, so that it continues."""
     wanted = (
         select(operation_intents.c.operation_id)
         .where(
@@ -216,17 +247,14 @@ def cancel_share(connection: Connection, operation_id: OperationId, intent: Inte
 
 
 def remark(connection: Connection, before: Intent, message: str, now: float) -> Intent:
-    """Replace the message of an ended intent. Its state stays."""
+    """Replace the message of an intent that nobody works on: it has ended, or is held. Its state stays."""
     after = msgspec.structs.replace(before, message=message, updated_at=now, version=before.version + 1)
     connection.execute(_WRITE, {**intent_columns(after), "row_id": before.id, "row_version": before.version})
     return after
 
 
 def note_ended(connection: Connection, intent_ids: Iterable[IntentId]) -> None:
-    """Record how the operations of these intents ended, if they did.
-
-    The column only speeds up lists: a missing call makes them slower, not wrong.
-    """
+    """Record how the operations of these intents ended, if they did. It only speeds up lists."""
     ids = sorted(one.id for one in of_intents(connection, intent_ids))
     if ids:
         # Locked in a fixed order: if two transactions end the last two intents of an operation, the second sees the

@@ -6,9 +6,11 @@ stored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, select
+from msgspec import Struct
+from sqlalchemy import Row, bindparam, delete, select, update
 
 from enginehouse.core.ids import NodeId
 from enginehouse.core.replica import Replica
@@ -18,6 +20,12 @@ from enginehouse.store.schema import replicas
 _EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
 _OF_MODEL = _EVERY.where(replicas.c.model == bindparam("of"))
 _ADD = replicas.insert()
+_SERVING = _EVERY.where(replicas.c.leaving.is_(False))
+_USE = (
+    update(replicas)
+    .where(replicas.c.nonce == bindparam("of_process"), replicas.c.used_at < bindparam("at"))
+    .values(used_at=bindparam("at"))
+)
 _REMOVE_ON = delete(replicas).where(replicas.c.node_id == bindparam("at_node"))
 _REMOVE_OF_MODEL = _REMOVE_ON.where(replicas.c.model == bindparam("of"))
 _REMOVE = _REMOVE_OF_MODEL.where(replicas.c.slot == bindparam("at_slot"))
@@ -26,6 +34,15 @@ _ON_NODE = select(replicas).where(replicas.c.node_id == bindparam("at_node"))
 
 def _replica(row: Row[Any]) -> Replica:
     return Replica(**{field: getattr(row, field) for field in Replica.__struct_fields__})
+
+
+class UsedReplica(Struct, frozen=True, kw_only=True):
+    """A replica, when it was last used, and whether it is about to be stopped."""
+
+    replica: Replica
+    created_at: float
+    last_used: float  # when it became ready, for one that was not used yet
+    leaving: bool
 
 
 def put(connection: Connection, replica: Replica, now: float) -> None:
@@ -64,3 +81,34 @@ def ready_since(connection: Connection, model: str, since: float) -> set[str]:
 
 def every(connection: Connection) -> list[Replica]:
     return [_replica(row) for row in connection.execute(_EVERY)]
+
+
+def serving(connection: Connection) -> list[Replica]:
+    """Those that may get requests."""
+    return [_replica(row) for row in connection.execute(_SERVING)]
+
+
+def every_with_use(connection: Connection) -> list[UsedReplica]:
+    return [
+        UsedReplica(
+            replica=_replica(row),
+            created_at=row.created_at,
+            last_used=max(row.used_at, row.created_at),
+            leaving=row.leaving,
+        )
+        for row in connection.execute(_EVERY)
+    ]
+
+
+def note_uses(connection: Connection, used: Mapping[str, float]) -> None:
+    """Store when processes, by their nonces, were last used; a later time stays."""
+    if used:
+        connection.execute(_USE, [{"of_process": nonce, "at": at} for nonce, at in used.items()])
+
+
+def set_leaving(connection: Connection, node_id: NodeId, model: str, slot: int, leaving: bool) -> None:
+    connection.execute(
+        update(replicas)
+        .where(replicas.c.node_id == node_id, replicas.c.model == model, replicas.c.slot == slot)
+        .values(leaving=leaving)
+    )

@@ -14,9 +14,10 @@ from sqlalchemy import Row, Select, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, UnknownAction, kind_of
+from enginehouse.core.canary import Canary
 from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Intent, Outcome
-from enginehouse.core.operation import Excluded, Operation, RequestOptions
+from enginehouse.core.operation import Excluded, Operation, ReplacedReplica, RequestOptions
 from enginehouse.core.progress import Progress
 from enginehouse.store.db import Connection
 
@@ -25,10 +26,12 @@ _AT_ONCE = 1000  # ids per query; both databases have an upper limit, and a clus
 _TARGETS = msgspec.json.Decoder(tuple[NodeId, ...])
 _EXCLUDED = msgspec.json.Decoder(tuple[Excluded, ...])
 _ASKED = msgspec.json.Decoder(RequestOptions)
+_REPLACES = msgspec.json.Decoder(ReplacedReplica | None)
 _ACTION: msgspec.json.Decoder[Action] = msgspec.json.Decoder(Action)
 _PROGRESS = msgspec.json.Decoder(Progress)
 _OUTCOME = msgspec.json.Decoder(Outcome)
-_STRUCTURED_OF_OPERATIONS = ("targets", "excluded", "asked")
+_CANARY = msgspec.json.Decoder(Canary | None)
+_STRUCTURED_OF_OPERATIONS = ("targets", "excluded", "asked", "replaces", "canary")
 _PLAIN_OF_OPERATIONS = tuple(field for field in Operation.__struct_fields__ if field not in _STRUCTURED_OF_OPERATIONS)
 STRUCTURED = ("action", "progress", "outcome")
 _PLAIN = tuple(field for field in Intent.__struct_fields__ if field not in STRUCTURED)
@@ -61,12 +64,15 @@ def operation_of(row: Row[Any]) -> Operation:
         targets=_TARGETS.decode(row.targets),
         excluded=_EXCLUDED.decode(row.excluded),
         asked=_ASKED.decode(row.asked),
+        replaces=_REPLACES.decode(row.replaces),
+        canary=_CANARY.decode(row.canary),
     )
 
 
 def operation_columns(operation: Operation) -> dict[str, object]:
     plain = {field: getattr(operation, field) for field in _PLAIN_OF_OPERATIONS}
-    return plain | {field: text_of(getattr(operation, field)) for field in _STRUCTURED_OF_OPERATIONS}
+    structured = {field: text_of(getattr(operation, field)) for field in _STRUCTURED_OF_OPERATIONS}
+    return plain | structured | {"canary_phase": operation.canary.phase if operation.canary is not None else ""}
 
 
 def intent_of(row: Row[Any]) -> Intent:

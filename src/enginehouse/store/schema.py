@@ -8,6 +8,7 @@ previous version keep working beside new ones.
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -56,6 +57,8 @@ nodes = Table(
     Column("registered_at", Double, nullable=False, server_default="0"),
     # Valid until the node has used the token that replaces it.
     Column("previous_token_hash", String(64), nullable=False, server_default=""),
+    # The registration token of a LocalAI worker, sealed with a secret that is not in the store; "" if unknown.
+    Column("sealed_token", String(1024), nullable=False, server_default=""),
     # A known name with another key is another node and needs its own approval.
     UniqueConstraint("name", "public_key", "claim", name="nodes_identity"),
 )
@@ -80,6 +83,11 @@ operations = Table(
     # How the operation ended; "" while it is open. An index for searching only: the status is computed from the
     # intents.
     Column("ended_as", String(16), nullable=False, server_default=""),
+    Column("replaces", Text, nullable=False, server_default="null"),
+    # The canary phase of an upgrade, and which phase that is: "" for none. Those that are watched are looked for often.
+    Column("canary", Text, nullable=False, server_default="null"),
+    Column("canary_phase", String(16), nullable=False, server_default=""),
+    Index("operations_canary", "canary_phase"),
     Index("operations_ended", "ended_as", "created_at"),
     Index("operations_created", "created_at"),
     Index("operations_name", "kind", "name", "created_at"),
@@ -174,6 +182,9 @@ models = Table(
     Column("name", String(255), primary_key=True),
     Column("definition", Text, nullable=False),
     Column("created_at", Double, nullable=False),
+    # Of the definition: routes to servers elsewhere are looked for often, and rows of other models are not read then.
+    Column("has_endpoint", Boolean, nullable=False, server_default=false()),
+    Index("models_endpoint", "has_endpoint"),
 )
 
 replicas = Table(
@@ -192,6 +203,56 @@ replicas = Table(
     Column("protocol", String(32), nullable=False, server_default="openai-http"),
     # The model as it was loaded, where requests are translated by its configuration.
     Column("definition", Text, nullable=False, server_default=""),
+    Column("used_at", Double, nullable=False, server_default="0"),  # written in batches, seconds late
+    # It gets no more requests, because it is about to be stopped.
+    Column("leaving", Boolean, nullable=False, server_default=false()),
+)
+
+# How many replicas of a model are wanted, and where.
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("model_name", String(255), primary_key=True),
+    Column("node_selector", Text, nullable=False),
+    Column("min_replicas", Integer, nullable=False),
+    Column("max_replicas", Integer, nullable=False),
+    Column("spread_all", Boolean, nullable=False),
+    Column("route_policy", String(32), nullable=False),
+    Column("balance_abs_threshold", Integer, nullable=False),
+    Column("balance_rel_threshold", Double, nullable=False),
+    Column("min_prefix_match", Double, nullable=False),
+    Column("idle_seconds", Double, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+
+# What is known of a model beyond its replicas; outlives them.
+load_infos = Table(
+    "load_infos",
+    metadata,
+    Column("model", String(255), primary_key=True),
+    Column("revision", String(64), nullable=False),
+    Column("memory_bytes", BigInteger, nullable=False),
+    Column("kept", Text, nullable=False),
+    Column("author", String(128), nullable=False),
+    Column("scaled_at", Double, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("retry_at", Double, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+# Memory and slots of loads under way. A row without a lease does not count.
+reservations = Table(
+    "reservations",
+    metadata,
+    Column("operation_id", String(36), primary_key=True),
+    Column("node_id", String(36), nullable=False),
+    Column("model", String(255), nullable=False),
+    Column("slot", Integer, nullable=False),
+    Column("memory_bytes", BigInteger, nullable=False),
+    Column("until", Double, nullable=False),
+    Column("settled_at", Double, nullable=False),  # when the replica was ready; 0 before
+    UniqueConstraint("node_id", "model", "slot", name="reservations_slot"),
 )
 
 tokens = Table(
@@ -205,6 +266,38 @@ tokens = Table(
     # Set for a join token that is valid for this node only.
     Column("node", String(128), nullable=False, server_default=""),
     Column("revoked_at", Double, nullable=False, server_default="0"),  # 0 while the token is valid
+    # What the token may use (`core.allowance`): names and patterns of models as JSON, and 0 where there is no limit.
+    Column("models", Text, nullable=False, server_default="[]"),
+    Column("requests_per_minute", BigInteger, nullable=False, server_default="0"),
+    Column("tokens_per_minute", BigInteger, nullable=False, server_default="0"),
+    Column("expires_at", Double, nullable=False, server_default="0"),  # 0 if it never expires
+)
+
+# What limited tokens used in the last minute, in steps of some seconds (`core.rate`); all frontends add to it.
+rate_counts = Table(
+    "rate_counts",
+    metadata,
+    Column("token_id", String(36), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+)
+
+# What was used, per hour. A token may be deleted, so its name is kept here.
+usage_counts = Table(
+    "usage_counts",
+    metadata,
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),  # its beginning, in seconds
+    Column("token_id", String(36), primary_key=True),
+    Column("model", String(255), primary_key=True),
+    Column("node", String(512), primary_key=True),
+    Column("token_name", String(128), nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("errors", BigInteger, nullable=False),
+    # Those of the errors that were no fault of the client.
+    Column("failures", BigInteger, nullable=False, server_default="0"),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
 )
 
 # Each challenge is valid once. A row is deleted when the challenge would have expired anyway.

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, InstallBackend, is_same_request, pointer_of, pointing, subject_of
 from enginehouse.core.ids import IntentId, NodeId, OperationId
-from enginehouse.core.intent import OPEN, Change, Intent
+from enginehouse.core.intent import CANARY, HELD_UNTIL, OPEN, Change, Intent
 from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL_RUNNING
 from enginehouse.store import lingering
 from enginehouse.store.db import Connection
@@ -67,6 +67,7 @@ class Wanted(Struct, frozen=True):
     node_id: NodeId
     action: Action
     intent_id: IntentId
+    hold: str = ""  # what it waits for before it may be sent; "" if it may be sent at once
 
 
 def add_intent(
@@ -114,7 +115,7 @@ def _add_some(
     for place, one in wanted.items():
         there = open_ones.get(place, [])
         if there and is_same_request(one.action, there[0].action):
-            chosen.append(there[0])
+            chosen.append(there[0] if one.hold or not there[0].is_held else release(connection, there[0], now))
             continue
         goes_on = lingering.add(connection, there)
         if goes_on:
@@ -129,12 +130,12 @@ def _add_some(
             subject=place[1],
             generation=generations[place] + 1,
             action=one.action,
-            state="accepted",
+            state="waiting" if one.hold else "accepted",
             created_at=now,
             updated_at=now,
-            due_at=now,
-            reason=OLDER_AT_WORK if place in held else "",
-            message=OLDER_MESSAGE if place in held else "",
+            due_at=HELD_UNTIL if one.hold else now,
+            reason=CANARY if one.hold else OLDER_AT_WORK if place in held else "",
+            message=one.hold or (OLDER_MESSAGE if place in held else ""),
             lane=operation_id if lane_width else "",
             lane_width=lane_width,
         )
@@ -148,6 +149,11 @@ def _add_some(
         )
     note_ended(connection, superseded)
     return chosen
+
+
+def release(connection: Connection, held: Intent, now: float) -> Intent:
+    """Let a held intent be sent."""
+    return apply(connection, held, Change(kind="release", now=now))
 
 
 _NAMED = (

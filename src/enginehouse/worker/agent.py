@@ -39,6 +39,7 @@ FAR_AWAY_SECONDS = 20.0  # a bus that is away for longer may have moved; the fro
 # While the bus is being opened, heartbeats wait at most this long. A frontend that ignores `bus` in a heartbeat would
 # send commands that the worker cannot receive.
 OPENING_SECONDS = 5.0
+ANSWER_SECONDS = 15.0  # for answers under way when the worker stops in order
 LEAVE_SECONDS = 5.0  # for deregistering; if it fails, the frontend notices the missing heartbeats
 
 
@@ -302,14 +303,17 @@ class Agent:
         command that ran at any time while the disk was read counts as running: the disk may show it half done.
         """
         before = self._parts.executor.running()
-        capacity = await in_thread(self._parts.machine.capacity, self._options.models)
         backends = await self._parts.inventory.list_installed()
         models = await in_thread(self._parts.models.held_models)
-        replicas, results, running = (
+        await self._parts.supervisor.measure()
+        replicas, failed, results, running = (
             self._parts.supervisor.running(),
+            self._parts.supervisor.failed(),
             self._parts.journal.results(),
             self._parts.executor.running(),
         )
+        # Last: what an engine takes that is shown as running, or as about to be, is no longer free.
+        capacity = await in_thread(self._parts.machine.capacity, self._options.models)
         self._sequence += 1
         report = Report(
             boot_id=self._boot_id,
@@ -321,14 +325,20 @@ class Agent:
             backends=backends,
             models=models,
             replicas=replicas,
+            failed=failed,
+            restarting=self._parts.supervisor.restarting(),
             results=results,
             running=tuple(dict.fromkeys((*before, *running))),
         )
         return HeartbeatRequest(
+            # An unknown amount is left out, never told as 0.
+            available_vram=capacity.available_vram if capacity.total_vram else None,
+            total_vram=capacity.total_vram or None,
             available_ram=capacity.available_ram,
             available_disk=capacity.available_disk,
             total_disk=capacity.total_disk,
             gpu_vendor=capacity.gpu_vendor,
+            gpu_cards=capacity.gpu_cards or None,
             report=report,
         )
 
@@ -340,3 +350,6 @@ class Agent:
                 await self._link.deregister(self._node.id, self._node.node_token)
         except (EnginehouseError, TimeoutError) as error:
             log.warning("worker.deregistration_failed error=%s", error)
+            return
+        # Frontends send no more requests here; those under way are answered.
+        await self._parts.supervisor.until_all_idle(ANSWER_SECONDS)

@@ -119,9 +119,7 @@ class Enclosures:
         disk.remove_tree(self._temporary_of(nonce))
 
     def explain(self, reason: str, lines: Sequence[str]) -> str:
-        """The reason why an engine ended; extended by a hint at its confinement if one of its last `lines` shows a
-        refused access.
-        """
+        """Why an engine ended; with a hint at its confinement if one of its last `lines` shows a refusal."""
         refused = next((line for line in reversed(lines) if _REFUSAL.search(line)), "")
         if not refused or not self.confinement.is_on:
             return reason

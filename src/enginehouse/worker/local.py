@@ -25,9 +25,7 @@ from enginehouse.worker.backends.plan import InstallPlan, plan
 
 
 class Local:
-    """Built by `build_worker.open_local`, which holds the lock of the directory. Without the lock, only the methods
-    that read may be called.
-    """
+    """Made by `open_local`, which holds the lock of the directory; without it only reading methods may be called."""
 
     def __init__(self, options: InstallerOptions, installation: Installation) -> None:
         self._options = options
@@ -88,10 +86,7 @@ class Local:
 
 
 def resolved_from(metadata: Metadata, directory: str) -> Resolved:
-    """The build to request for an upgrade of a backend that is in no gallery.
-
-    An archive and a package are identified by their content, so they never have another version.
-    """
+    """The build to upgrade a backend to that is in no gallery; archives and packages have no other version."""
     kind = parse_uri(metadata.uri).kind
     build = external_build(
         metadata.uri,

@@ -17,6 +17,7 @@ from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
 from enginehouse.core.model import HeldModel
 from enginehouse.core.node_api import RegisterReply, RegisterRequest
+from enginehouse.core.replica import FailedReplica
 from enginehouse.core.report import CommandResult
 from enginehouse.loop import Signal
 from enginehouse.worker.commands.executor import Executor
@@ -92,7 +93,18 @@ class AgentSupervisor(EngineSupervisor, Protocol):
 
     def listen_on(self, host: str) -> None: ...
 
+    def restarting(self) -> tuple[str, ...]:
+        """The replicas, by process key, that this worker is about to start again by itself."""
+
+    def failed(self) -> tuple[FailedReplica, ...]:
+        """The replicas that were given up because their engine ended again and again."""
+
     def tidy(self) -> None: ...
+
+    async def measure(self) -> None: ...
+
+    async def until_all_idle(self, limit_seconds: float) -> None:
+        """Wait until no engine is answering, at most `limit_seconds`."""
 
 
 class HttpServer(Protocol):

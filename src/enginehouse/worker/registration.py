@@ -97,8 +97,7 @@ class NodeAddresses(Struct, frozen=True):
 def registration(options: WorkerOptions, desk: Desk, addresses: NodeAddresses, challenge: str) -> RegisterRequest:
     """Build a signed request from the current state of this machine. Blocks.
 
-    `http_address` is empty where this worker serves no HTTP: LocalAI's frontends would send model files to any program
-    that listens there.
+    `http_address` is empty where it serves no HTTP: LocalAI's frontends would send model files to whoever listens.
     """
     capacity = desk.machine.capacity(options.models)
     request = RegisterRequest(

@@ -23,10 +23,10 @@ from tests.cli.recorded import (
     run,
 )
 
-from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.client.connect import read
 from enginehouse.cli.terminal.bars import Meter
 from enginehouse.cli.terminal.progress import Lines, describe, phase_words
+from enginehouse.core.views import NodeRow, OperationView
 
 EVENTS = f"GET /api/events?operation={JOB}"
 OPERATION = f"GET /api/operations/{JOB}"
@@ -234,7 +234,7 @@ class Script:
     def show(self, *rows: dict[str, object]) -> int:
         before = len(self.written)
         answer = operation("running", *rows)
-        self.lines.show(read(answer, ListedOperation), answer)
+        self.lines.show(read(answer, OperationView).nodes, answer)
         return len(self.written) - before
 
 
@@ -276,20 +276,23 @@ def test_a_rate_is_taken_over_the_last_seconds_and_starts_anew_with_an_attempt()
     assert meter.rate() == 0
 
 
+def told(**fields: object) -> NodeRow:
+    return read(row(**fields), NodeRow)  # type: ignore[arg-type]
+
+
 def test_a_removal_looks_nothing_up() -> None:
     words = {
-        action: phase_words(ListedRow(action=action, phase="resolving"))
-        for action in ("delete a", "remove b", "stop c")
+        action: phase_words(told(action=action, phase="resolving")) for action in ("delete a", "remove b", "stop c")
     }
     assert set(words.values()) == {"working"}
-    assert phase_words(ListedRow(action="install a", phase="resolving")) == "looking up"
+    assert phase_words(told(action="install a", phase="resolving")) == "looking up"
 
 
 def test_digests_are_told_as_short_as_in_lists() -> None:
     long = "quay.io/acme/engine:latest@sha256:" + "0123456789ab" + "c" * 52
     short = "quay.io/acme/engine:latest@sha256:0123456789ab"
-    assert phase_words(ListedRow(action="install a", phase="downloading", file_name=long)) == f"downloading {short}"
-    failed = ListedRow(status="error", error=f"cannot find {long}: check its name")
+    assert phase_words(told(action="install a", phase="downloading", file_name=long)) == f"downloading {short}"
+    failed = told(status="error", error=f"cannot find {long}: check its name")
     assert describe(failed, None) == f"cannot find {short}: check its name"
 
 

@@ -23,6 +23,11 @@ NODE = {
     "available_ram": 4 * 1024**3,
     "total_vram": 0,
     "available_vram": 0,
+    "gpu_cards": [
+        {"index": 0, "name": "Card A", "total_vram": 24 * 1024**3, "available_vram": 0},
+        {"index": 1, "total_vram": 8 * 1024**3},
+        {"index": 2, "name": "Card C"},
+    ],
     "labels": {"room": "attic"},
     "fingerprint": "abcd",
     "heartbeat_age_seconds": 3.2,
@@ -237,6 +242,56 @@ def test_a_token_goes_to_stdout_alone(tmp_path: Path) -> None:
     assert world.bodies("/api/tokens") == [{"role": "join"}, {"role": "user", "name": "laptop"}]
 
 
+def test_limits_of_a_token_are_passed_on_and_shown(tmp_path: Path) -> None:
+    made = {"id": "1", "role": "user", "name": "app", "token": "eh-user-x"}
+    limits = {"models": ["tiny", "org/*"], "requests_per_minute": 5, "tokens_per_minute": 600}
+    aged = {"id": "1", "role": "user", "name": "app", "created_at": "2026-01-01T00:00:00Z"}
+    rows = [
+        {**aged, **limits, "expires_at": "2027-01-02T03:04:05.678Z"},
+        {**aged, "id": "2", "expires_at": "2026-01-02T00:00:00Z", "expired": True},
+    ]
+    words = ("--model", "tiny", "--model", "org/*", "--requests-per-minute", "5", "--tokens-per-minute", "600")
+    with recorded({"POST /api/tokens": Answer(made, 201), "GET /api/tokens": Answer(rows)}) as world:
+        run(world, tmp_path, "tokens", "create", *words, "--ttl", "30d")
+        run(world, tmp_path, "keys", "create", *words, "--ttl", "1h30m")
+        listed = run(world, tmp_path, "keys", "list")
+    first, second, _ = world.bodies("/api/tokens")
+    assert first == {"role": "user", **limits, "ttl_seconds": 30 * 86400.0}
+    assert second == {"role": "user", **limits, "ttl_seconds": 5400.0}
+    lines = [line.split("\t") for line in listed.stdout.splitlines()]
+    assert [line[5:] for line in lines] == [
+        ["2027-01-02 03:04:05", "tiny, org/*, 5 requests/min, 600 tokens/min"],
+        ["expired", ""],
+    ]
+
+
+@pytest.mark.parametrize("ttl", ["soon", "-5m", "0", "0d", "d", "5dd", "1.5d"])
+def test_a_lifetime_that_is_none_is_refused_before_anything_is_asked(tmp_path: Path, ttl: str) -> None:
+    with recorded({}) as world:
+        result = run(world, tmp_path, "tokens", "create", f"--ttl={ttl}")
+    assert result.exit_code == 2
+    assert "--ttl" in result.stderr
+    assert world.requests == []
+
+
+def test_usage_is_a_table_of_what_it_is_summed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enginehouse.cli.commands.usage._now", lambda: 100 * 86400)
+    amounts = {"requests": 3, "errors": 1, "prompt_tokens": 70, "completion_tokens": 9}
+    rows = [{"token": "app", "token_id": "1", "model": "tiny", **amounts}, {"token": "", "model": "", **amounts}]
+    answer = {"usage": rows, "total": {**amounts, "requests": 6}, "truncated": True}
+    answers = {
+        f"GET /api/usage?from={93 * 86400}&by=token,model": Answer(answer),
+        f"GET /api/usage?from={70 * 86400}&by=model,day": Answer(answer),
+    }
+    with recorded(answers) as world:
+        result = run(world, tmp_path, "usage")
+        by_day = run(world, tmp_path, "usage", "--by", "day", "--by", "model", "--days", "30", "--json")
+    assert result.stdout.splitlines() == ["app\ttiny\t3\t1\t70\t9", "-\t-\t3\t1\t70\t9"]
+    assert "in all: 6 requests, 1 errors" in result.stderr
+    assert "only the first 2 rows" in result.stderr
+    assert json.loads(by_day.stdout) == answer
+
+
 def test_targets_and_force_are_passed_on(tmp_path: Path) -> None:
     with recorded({"POST /api/operations": Answer(operation("succeeded"), 202)}) as world:
         run(world, tmp_path, "backends", "install", "gallery@llama-cpp", "--node", "a", "--node", "b", "--force")
@@ -324,3 +379,13 @@ def test_loading_and_unloading_are_followed(tmp_path: Path) -> None:
         assert run(world, tmp_path, "models", "unload", "tiny-chat").stdout == "✓ main: stop tiny-chat\n"
         assert run(world, tmp_path, "models", "load", "tiny-chat", "--node", "main").exit_code == 0
     assert world.bodies("/api/models/tiny-chat/load") == [{"node": "main"}]
+
+
+def test_a_node_shows_its_cards_and_a_full_one_is_no_unknown_one(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        lines = run(world, tmp_path, "nodes", "show", "main").stdout.splitlines()
+    assert [line for line in lines if line.startswith("card ")] == [
+        "card 0\tCard A: 0 B of 24.0 GiB free",
+        "card 1\t8.0 GiB",
+        "card 2\tCard C: memory unknown",
+    ]

@@ -111,7 +111,7 @@ def test_editing_sends_the_changed_mapping_with_the_revision(tmp_path: Path, mon
     answers = {
         "GET /api/models/llama": Answer(MODEL),
         "GET /api/models/llama/export": Answer(b"name: llama\ncontext_size: 1\n"),
-        "PUT /api/models/llama": Answer({**MODEL, "remarks": ["running replicas keep the old configuration"]}),
+        "PUT /api/models/llama": Answer({**MODEL, "remarks": ["replicas are replaced"]}),
     }
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nsed -i "s/context_size: 1/context_size: 2/" "$1"\n')
@@ -120,7 +120,7 @@ def test_editing_sends_the_changed_mapping_with_the_revision(tmp_path: Path, mon
         monkeypatch.setenv("VISUAL", str(editor))
         result = run(world, tmp_path, "models", "edit", "llama")
         assert "was changed" in result.stdout
-        assert "running replicas keep" in result.stderr
+        assert "replicas are replaced" in result.stderr
         assert world.bodies("/api/models/llama") == [
             None,
             {"config": {"name": "llama", "context_size": 2}, "revision": "abc"},
@@ -165,3 +165,18 @@ def test_a_refusal_is_one_line_and_the_right_exit_code(tmp_path: Path) -> None:
     with recorded({"POST /api/models": refused(409, "cannot add 'llama': taken", "conflict")}) as world:
         result = run(world, tmp_path, "models", "add", "llama", "hf:o/r")
     assert (result.exit_code, result.stderr) == (1, "enginehouse: cannot add 'llama': taken\n")
+
+
+def test_the_policy_of_a_schedule_is_set_and_shown_and_the_rest_is_kept(tmp_path: Path) -> None:
+    before = {"model_name": "llama", "min_replicas": 1, "max_replicas": 3}
+    after = {**before, "route_policy": "round_robin"}
+    path = "/api/nodes/scheduling"
+    with recorded({f"GET {path}/llama": Answer(before), f"POST {path}": Answer(after)}) as world:
+        result = run(world, tmp_path, "models", "schedule", "llama", "--policy", "round_robin")
+        assert "at least 1, at most 3 replicas; round_robin" in result.stdout + result.stderr
+        run(world, tmp_path, "models", "schedule", "llama", "--policy", "default")
+        run(world, tmp_path, "models", "schedule", "llama", "--max", "4")
+    first, second, third = world.bodies(path)
+    assert (first["route_policy"], first["min_replicas"], first["max_replicas"]) == ("round_robin", 1, 3)
+    assert second["route_policy"] == ""
+    assert "route_policy" not in third, "it keeps its value"

@@ -1,16 +1,18 @@
 """A backend of LocalAI's protocol on grpcio, whose speed, failures and identity tests choose.
 
 `write_tree(directory, **behaviour)` makes an installed backend of it. What it does before a model is there is in its
-`behaviour.json` (`never_ready`, `ignores_key`, `calls_at_once`, `ends`); what it does with a model is in the model's
-`options`, each `stub.NAME:VALUE`. As a program it runs from that directory, with `backend_pb2.py` beside it, and
-imports nothing else of the project.
+`behaviour.json` (`never_ready`, `ignores_key`, `calls_at_once`, `ends`, `lacks`, and what `begin` knows); what it does
+with a model is in the model's `options`, each `stub.NAME:VALUE`. As a program it runs from that directory, with
+`backend_pb2.py` beside it, and imports nothing else of the project.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +95,7 @@ class Stub:
         print("asked", file=sys.stderr, flush=True)
         if "echo_load" in self._options:
             shown = {"Model": self._loaded.Model, "ModelFile": self._loaded.ModelFile, "Threads": self._loaded.Threads}
+            shown["ContextSize"] = self._loaded.ContextSize
             return self._messages.Reply(message=json.dumps(shown).encode())
         if "echo_prompt" in self._options:
             return self._messages.Reply(message=request.Prompt.encode())
@@ -148,6 +151,37 @@ def _status(name: str) -> Any:
     return getattr(grpc.StatusCode, name)
 
 
+def begin(behaviour: dict[str, Any]) -> None:
+    """What an engine of any protocol does before it listens: `start_seconds`, `ends` (its last words), `forks` a child
+    that leaves its session, `prints_bytes` without a newline, `ignores_sigterm`.
+    """
+    if behaviour.get("ignores_sigterm"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behaviour.get("forks") and not os.fork():
+        os.setsid()
+        if not os.fork():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.pause()
+        os._exit(0)
+    for _ in range(int(behaviour.get("prints_bytes", 0)) // 65536):
+        os.write(2, b"x" * 65536)
+    time.sleep(float(behaviour.get("start_seconds", 0)))
+    if behaviour.get("ends"):
+        print(behaviour["ends"], file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def is_listening(behaviour: dict[str, Any]) -> None:
+    """What it does afterwards: with `dies_seconds` it ends with code 7."""
+    if "dies_seconds" in behaviour:
+
+        def die() -> None:
+            print("the card fell off the bus", file=sys.stderr, flush=True)
+            os._exit(7)
+
+        threading.Timer(float(behaviour["dies_seconds"]), die).start()
+
+
 def main() -> None:
     here = Path(__file__).parent
     sys.path.insert(0, str(here))
@@ -156,9 +190,7 @@ def main() -> None:
 
     chosen = here / "behaviour.json"
     behaviour = json.loads(chosen.read_text()) if chosen.exists() else {}
-    if behaviour.get("ends"):
-        print(behaviour["ends"], file=sys.stderr, flush=True)
-        os._exit(1)
+    begin(behaviour)
     stub = Stub(backend_pb2, behaviour)
     expected = os.environ.get("LOCALAI_GRPC_AUTH_TOKEN", "")
 
@@ -174,7 +206,7 @@ def main() -> None:
     handlers = {}
     for method in backend_pb2.DESCRIPTOR.services_by_name["Backend"].methods:
         call = getattr(stub, method.name, None)
-        if call is not None:
+        if call is not None and method.name not in behaviour.get("lacks", ()):
             make = (
                 grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
             )
@@ -190,6 +222,7 @@ def main() -> None:
     if not server.add_insecure_port(sys.argv[sys.argv.index("--addr") + 1]):
         os._exit(98)
     server.start()
+    is_listening(behaviour)
     server.wait_for_termination()
 
 

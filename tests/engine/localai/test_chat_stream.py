@@ -276,10 +276,29 @@ def test_replies_with_deltas_are_read_the_same_with_and_without_protobufs_object
     assert usage["prompt_tokens"] == (prompts[-1] if prompts else 0)
 
 
-@given(st.lists(st.sampled_from(["a", "bé", "x" * 125, "y" * 126, "z" * 130, "<", "[", "w" * 300]), max_size=10))
+_PLAIN = st.tuples(
+    st.sampled_from(["a", "bé", "x" * 125, "y" * 126, "z" * 130, "<", "[", "w" * 300]),
+    st.sampled_from([0, 1, 127, 128, 70000]),
+    st.sampled_from([0, 5, 300]),
+)
+
+
+@given(st.lists(_PLAIN, max_size=10))
 @settings(deadline=None)
-def test_plain_replies_of_any_length_are_passed_on(texts: list[str]) -> None:
-    assert joined(streamed({}, [Reply(message=one.encode()) for one in texts])) == "".join(texts)
+def test_plain_replies_of_any_length_are_passed_on_with_their_numbers(plain: list[tuple[str, int, int]]) -> None:
+    replies = [Reply(message=text.encode(), tokens=count, prompt_tokens=prompt) for text, count, prompt in plain]
+    chunks = streamed({"stream_options": {"include_usage": True}}, replies)
+    assert joined(chunks) == "".join(text for text, _, _ in plain)
+    counted, prompts = [one for _, one, _ in plain if one], [one for _, _, one in plain if one]
+    assert chunks[-1]["usage"]["completion_tokens"] == (counted[-1] if counted else 0)
+    assert chunks[-1]["usage"]["prompt_tokens"] == (prompts[-1] if prompts else 0)
+
+
+def test_a_plain_reply_that_ends_inside_a_number_is_the_engines_fault() -> None:
+    events = writer_of({})
+    events.feed(0, [Reply(message=b"a").SerializeToString()])
+    with pytest.raises(Upstream):
+        events.feed(0, [Reply(message=b"a", tokens=300).SerializeToString()[:-1]])
 
 
 def test_numbers_that_engines_tell_in_different_replies_are_all_kept() -> None:

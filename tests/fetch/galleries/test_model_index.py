@@ -9,7 +9,7 @@ from tests.fetch.pulling import LOOPBACK
 
 from enginehouse.core.errors import Invalid
 from enginehouse.core.gallery_entry import Gallery
-from enginehouse.core.model_gallery import Candidate, GalleryChanges, ModelEntry, choose_variant, configured
+from enginehouse.core.model_gallery import GalleryChanges, ModelEntry, VariantCandidate, choose_variant, configured
 from enginehouse.fetch.galleries.documents import read_mappings, write_mapping
 from enginehouse.fetch.galleries.model_index import BaseDocuments, opened, with_models
 from enginehouse.fetch.http.client import Client
@@ -135,9 +135,9 @@ async def test_documents_on_this_disk_are_for_galleries_on_this_disk_alone(tmp_p
 def test_the_largest_variant_that_fits_is_chosen() -> None:
     own, small, large = (ModelEntry(name=name) for name in ("own", "small", "large"))
     candidates = [
-        Candidate(entry=own),
-        Candidate(entry=small, size_bytes=2 * GIB),
-        Candidate(entry=large, size_bytes=9 * GIB),
+        VariantCandidate(entry=own),
+        VariantCandidate(entry=small, size_bytes=2 * GIB),
+        VariantCandidate(entry=large, size_bytes=9 * GIB),
     ]
     assert choose_variant(candidates, [4 * GIB])[0] is small
     assert choose_variant(candidates, [64 * GIB])[0] is large

@@ -14,9 +14,9 @@ from enginehouse.core.intent import MAX_FAILURES, Intent, Outcome
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
 from enginehouse.core.report import CommandResult
+from enginehouse.core.views import OperationView
 from enginehouse.frontend.acceptance import insert_operation
 from enginehouse.frontend.fleet.nodes import AddressRules
-from enginehouse.frontend.watching.views import OperationView
 from enginehouse.ports import Message
 from enginehouse.store import db, replicas
 from enginehouse.store.db import Connection
@@ -165,7 +165,7 @@ async def test_a_node_cannot_tell_of_anothers_progress(world: World) -> None:
     view, intent = await sent(world)
     other = await world.join("second")
     world.progress(intent, Progress("downloading", "lie", 99, 100, 1, 5), node_id=other.id)
-    assert await shown_bytes(world, view) is msgspec.UNSET
+    assert await shown_bytes(world, view) is None
 
 
 async def test_numbers_that_no_disk_has_break_nothing(world: World) -> None:

@@ -9,10 +9,12 @@ from tests.frontend.world import STALE_SECONDS, Time, World, registration, signe
 
 from enginehouse.core import node_api
 from enginehouse.core.address import Endpoint
+from enginehouse.core.capacity import GraphicsCard
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.node_identity import JoinOrigin
 from enginehouse.core.replica import Replica
+from enginehouse.core.report import Report
 from enginehouse.frontend.fleet.nodes import AddressRules
 from enginehouse.store import replicas
 
@@ -48,6 +50,9 @@ async def test_no_node_can_take_the_id_of_another_for_its_name(world: World) -> 
         {"gpu_vendor": "v" * 65},
         {"total_ram": -1},
         {"available_disk": 2**80},
+        {"gpu_cards": (GraphicsCard(name="c" * 65),)},
+        {"gpu_cards": (GraphicsCard(total_vram=-1),)},
+        {"gpu_cards": (GraphicsCard(),) * 65},
         {"max_replicas_per_model": 2**40},
         {"labels": {str(number): "" for number in range(65)}},
         {"labels": {"bad key": ""}},
@@ -305,6 +310,23 @@ async def test_a_heartbeat_keeps_what_it_does_not_say_and_bounds_what_it_does(wo
     assert (capacity.total_disk, len(capacity.gpu_vendor)) == (2**63 - 1, 64)
 
 
+async def test_the_cards_of_a_registration_and_of_a_heartbeat_are_kept_with_what_is_unknown(world: World) -> None:
+    first = GraphicsCard(name="A", total_vram=8, available_vram=5)
+    second = GraphicsCard(index=1, total_vram=8)
+    node = await world.nodes.register(registration("cards", gpu_cards=(first, second)))
+    node_id = node.node.id
+    assert (await world.nodes.get(node_id))[0].capacity.gpu_cards == (first, second)
+    await world.nodes.heartbeat(node_id, HEARTBEAT)
+    assert (await world.nodes.get(node_id))[0].capacity.gpu_cards == (first, second), "an absent key keeps them"
+    odd = GraphicsCard(index=-1, name="B\n" * 70, total_vram=2**90, available_vram=-4)
+    await world.nodes.heartbeat(node_id, node_api.HeartbeatRequest(gpu_cards=(odd,) * 70))
+    kept = (await world.nodes.get(node_id))[0].capacity.gpu_cards
+    assert len(kept) == 64
+    assert kept[0] == GraphicsCard(index=0, name="B" * 64, total_vram=2**63 - 1, available_vram=0)
+    await world.nodes.heartbeat(node_id, node_api.HeartbeatRequest(gpu_cards=()))
+    assert (await world.nodes.get(node_id))[0].capacity.gpu_cards == ()
+
+
 # Health ------------------------------------------------------------------------------------------
 
 
@@ -389,7 +411,6 @@ async def test_a_node_without_its_bus_gets_no_commands_and_is_never_offline_whil
     await world.dispatcher.step()
     assert world.bus.take() == []
     rows = (await world.board.view(requested.jobID)).nodes
-    assert not isinstance(rows, msgspec.UnsetType)
     (row,) = rows
     assert (row.status, row.reason) == ("queued", "node_away")
     assert "bus" in str(row.error)
@@ -423,3 +444,22 @@ async def test_a_node_that_comes_back_without_its_bus_keeps_its_routes(world: Wo
     await world.set_health(node.id, "offline")
     await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest(bus="away"))
     assert (await world.nodes.get(node.id))[0].health == "unhealthy"
+
+
+async def test_a_heartbeat_that_a_frozen_frontend_delivers_late_changes_nothing(world: World, time: Time) -> None:
+    node = await world.join("first")
+    early, later = (
+        node_api.HeartbeatRequest(available_ram=free, report=Report(boot_id="b", sequence=number, mark=1.0))
+        for number, free in ((1, 8_000), (2, 3_000))
+    )
+    assert later.report is not None
+    await world.collector.report(node.id, later.report, later)
+    told, _ = await world.nodes.get(node.id)
+    assert told.capacity.available_ram == 3_000  # with the report, not after it
+    await world.nodes.heartbeat(node.id, later)
+    heard, _ = await world.nodes.get(node.id)
+    time.passed += 5
+    await world.nodes.heartbeat(node.id, early)
+    after, _ = await world.nodes.get(node.id)
+    assert after.capacity.available_ram == 3_000
+    assert after.last_heartbeat == heard.last_heartbeat

@@ -12,8 +12,9 @@ from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import OLDER_AT_WORK, STILL_RUNNING
+from enginehouse.core.views import NodeRow, OperationView
 from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS
-from enginehouse.frontend.watching.views import NodeRow, OperationView, render_time
+from enginehouse.frontend.watching.views import render_time
 from enginehouse.ports import Message
 
 IMAGE = "registry.example/image:latest"

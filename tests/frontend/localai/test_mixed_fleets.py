@@ -15,11 +15,11 @@ from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.operation import BackendRequest
+from enginehouse.core.views import OperationView
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.operations.plan import UNKNOWN_NOTE
 from enginehouse.frontend.operations.upgrades import drift_of
-from enginehouse.frontend.watching.views import OperationView
 from enginehouse.ports import Message
 
 # Names that lead elsewhere -------------------------------------------------------------------------

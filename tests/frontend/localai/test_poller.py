@@ -6,17 +6,19 @@ import asyncio
 
 import pytest
 from tests.frontend.localai.go_workers import NOBODY, answer_polls, joined, listed
-from tests.frontend.world import PATIENCE, World
+from tests.frontend.world import PATIENCE, Time, World
 
 from enginehouse.core import node_api, subjects, wire
 from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.progress import Progress
+from enginehouse.core.replica import Replica
+from enginehouse.core.views import OperationView
 from enginehouse.frontend.localai.listings import Listings
 from enginehouse.frontend.localai.poller import LOST_AFTER_BUDGETS, Poller
-from enginehouse.frontend.watching.views import OperationView
 from enginehouse.ports import Message
+from enginehouse.store import db, replicas
 
 IMAGE = "registry.example/image:latest"
 
@@ -118,6 +120,27 @@ async def test_an_answer_with_an_error_proves_nothing(world: World) -> None:
     await world.dispatcher.step()
     await answer_polls(world, wire.BackendListReply(backends=None, error="disk"))
     assert (await world.intent(view)).state == "running"
+
+
+@pytest.mark.parametrize(
+    "running",
+    [NOBODY, b'{"models":null,"error":"the supervisor is away"}', b'{"models":[],"error":"not all were asked"}', b"{"],
+    ids=["no answer", "an error", "an empty list with an error", "half an answer"],
+)
+async def test_a_list_of_processes_that_is_missing_or_has_an_error_removes_no_replica(
+    world: World, time: Time, running: bytes
+) -> None:
+    """F-051."""
+    node = await joined(world)
+    replica = Replica(node_id=node.id, model="m", slot=0, revision="r", address="h:1", nonce="n", backend="other")
+    await world.store.transaction(lambda c: replicas.put(c, replica, db.now(c)))
+    time.passed += 60.0
+    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    for _ in range(3):
+        await answer_polls(world, listed(("other", "sha256:x")), running)
+    assert await world.store.transaction(replicas.every) == [replica]
+    await answer_polls(world, listed(("other", "sha256:x")))
+    assert await world.store.transaction(replicas.every) == [], "a whole list that does not have it is proof"
 
 
 async def test_a_worker_too_old_to_say_what_runs_is_believed_about_the_rest(world: World) -> None:

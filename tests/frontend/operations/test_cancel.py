@@ -8,16 +8,17 @@ from sqlalchemy import update
 from tests.frontend.world import World, installed
 
 from enginehouse.core import subjects, wire
-from enginehouse.core.action import InstallBackend
+from enginehouse.core.action import InstallBackend, RemoveModel
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.ids import IntentId, OperationId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel
+from enginehouse.core.replica import Replica
 from enginehouse.core.report import Report
+from enginehouse.core.views import NodeRow, OperationView
 from enginehouse.frontend.acceptance import Requester
-from enginehouse.frontend.watching.views import NodeRow, OperationView
-from enginehouse.store import nodes, schema
+from enginehouse.store import nodes, replicas, schema
 from enginehouse.store.db import Connection
 from enginehouse.store.supersession import add_intent
 
@@ -296,3 +297,15 @@ async def test_an_upgrade_that_stopped_processes_takes_their_routes_away(world: 
     await world.reply(await world.intent(view), Outcome(digest="d", stopped=("tiny#0",)))
     await world.router.step()
     assert world.router.routes() == []
+
+
+async def test_nobody_is_answered_by_a_model_once_its_delete_is_accepted(world: World) -> None:
+    node = await world.join("first")
+    loaded = Replica(node_id=node.id, model="tiny", slot=0, revision="r", address="h:1", nonce="n", backend="b")
+    await world.store.transaction(lambda connection: replicas.put(connection, loaded, 1.0))
+    # No report has shown it yet.
+    await world.operations.request_model_delete("tiny", Requester(author="someone"))
+    await world.router.step()
+    assert world.router.routes() == []
+    (removal,) = await world.open_intents(node.id)
+    assert isinstance(removal.action, RemoveModel)

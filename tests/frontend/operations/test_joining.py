@@ -12,7 +12,7 @@ from enginehouse.core import wire
 from enginehouse.core.action import InstallBackend, PullModel, RemoveBackend, StartReplica
 from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node import Node
-from enginehouse.frontend.watching.views import OperationView
+from enginehouse.core.views import OperationView
 from enginehouse.store import models, operations
 
 META, BUILD = "llama-cpp", "engine"

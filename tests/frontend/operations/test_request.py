@@ -16,9 +16,9 @@ from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest
+from enginehouse.core.views import NodeRow, OperationView
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.operations.versions import Versions
-from enginehouse.frontend.watching.views import NodeRow, OperationView
 
 ME = Requester(author="me")
 IMAGE = "registry.example/image:latest"

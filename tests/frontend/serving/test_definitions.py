@@ -45,7 +45,7 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
+async def shop(tmp_path: Path, sqlite_url: str) -> AsyncIterator[Shop]:
     async with hub({"mine": "s3cret"}) as sources, site(tmp_path, sources=sources.sources) as here:
         await here.ask("POST", "/api/nodes/old/approve", token=here.tokens["admin"])
         sources.add_repository(
@@ -143,7 +143,7 @@ async def test_the_secret_of_a_credential_is_never_shown(shop: Shop) -> None:
     assert shop.hub.server.requests[0].headers["authorization"] == "Bearer s3cret"
 
 
-async def test_a_changed_configuration_leaves_running_replicas_and_says_so(shop: Shop) -> None:
+async def test_a_changed_configuration_says_that_running_replicas_are_replaced(shop: Shop) -> None:
     added = await shop.good("POST", "/api/models", {"name": "chat", "sources": ["hf:o/r"]})
     node = NodeId(shop.site.tokens["node id"])
     running = Replica(
@@ -155,7 +155,7 @@ async def test_a_changed_configuration_leaves_running_replicas_and_says_so(shop:
     assert changed["files"] == added["files"]
     assert changed["options"]["context_size"] == 99
     assert any("`nonsense` has no effect" in one for one in changed["warnings"])
-    assert "until the model is unloaded" in changed["remarks"][0]
+    assert "are replaced one after the other" in changed["remarks"][0]
     assert changed["running"] == [{"node_name": "old", "slot": 0, "is_current": False}]
     removed = await shop.good("PATCH", "/api/models/chat", {"config": {"nonsense": None}})
     assert "nonsense" not in removed["config"]

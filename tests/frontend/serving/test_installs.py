@@ -64,7 +64,7 @@ ESCAPED = 'config_file: |\n  backend: llama-cpp\n  stopwords: ["it\\\'s"]\n'
 
 
 @pytest.fixture
-async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
+async def shop(tmp_path: Path, sqlite_url: str) -> AsyncIterator[Shop]:
     async with hub() as sources:
         url = sources.server.url
         index = INDEX.replace("DIRECTORY", str(tmp_path)).replace("URL", url).replace("SHA", SHA256)

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.frontend.world import MODEL, UNREAD, Time, World, installed, running
+from tests.frontend.world import MODEL, UNREAD, Time, World, installed, plain_parts, running
 
 from enginehouse.core import subjects
 from enginehouse.core.action import InstallBackend, PullModel, RemoveModel, StartReplica
@@ -57,6 +57,7 @@ async def drive(world: World, *answers: Outcome) -> list[Intent]:
 
 
 async def test_many_requests_at_once_cause_one_load(world: World, time: Time) -> None:
+    """F-067."""
     await add_model(world)
     await world.join("first")
     other = World(world.store, time, owner="other")
@@ -102,6 +103,7 @@ async def test_a_failure_on_one_node_goes_on_to_another(world: World) -> None:
 
 
 async def test_after_a_failed_load_its_error_is_repeated_for_a_while(world: World, time: Time) -> None:
+    """F-070."""
     await add_model(world)
     await world.join("first")
     first = await world.loader.ensure("tiny", ())
@@ -361,6 +363,7 @@ async def test_a_database_that_is_away_is_no_reason_to_load_what_serves(world: W
 
 
 async def test_counts_never_go_below_nothing(world: World) -> None:
+    """F-050."""
     await two_routes(world)
     route = await world.router.acquire("tiny")
     for _ in range(3):
@@ -420,6 +423,7 @@ async def test_those_who_wait_get_the_route_when_it_is_there(world: World) -> No
 
 
 async def test_all_who_wait_get_the_same_error(world: World) -> None:
+    """F-070."""
     await add_model(world)
     await world.join("first")
     codes: list[str] = []
@@ -439,9 +443,10 @@ async def test_all_who_wait_get_the_same_error(world: World) -> None:
 
 
 async def test_a_request_that_waited_long_enough_is_told_how_far_the_load_is(world: World) -> None:
+    """F-073."""
     await add_model(world)
     await world.join("first")
-    router = Router(world.store, world.loader, wait_seconds=0.2)
+    router = Router(world.store, world.loader, wait_seconds=0.2, parts=plain_parts())
     with pytest.raises(Unavailable) as caught:
         await router.acquire("tiny")
     error = caught.value
@@ -449,20 +454,21 @@ async def test_a_request_that_waited_long_enough_is_told_how_far_the_load_is(wor
     loading = error.details["loading"]
     assert isinstance(loading, dict)
     assert (loading["model"], loading["state"]) == ("tiny", "pending")
+    assert not [field for field in loading if "eta" in field], "nobody knows when"
 
 
 async def test_a_wait_that_ends_before_the_store_answers_is_an_answer_too(world: World) -> None:
     await add_model(world)
     await world.join("first")
     with pytest.raises(Unavailable) as caught:
-        await Router(world.store, world.loader, wait_seconds=0.0).acquire("tiny")
+        await Router(world.store, world.loader, wait_seconds=0.0, parts=plain_parts()).acquire("tiny")
     assert (caught.value.code, "loading" in caught.value.details) == ("model_loading", True)
 
 
 async def test_a_wait_without_an_end_is_no_number(world: World) -> None:
     await add_model(world)
     node = await world.join("first")
-    router = Router(world.store, world.loader, wait_seconds=None)
+    router = Router(world.store, world.loader, wait_seconds=None, parts=plain_parts())
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(router.acquire("tiny"))
         await begun(world)

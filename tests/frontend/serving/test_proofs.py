@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from tests.frontend.serving.test_loader import add_model, put_replica
-from tests.frontend.world import Time, World
+from tests.frontend.world import Time, World, plain_parts
 
 from enginehouse.core import subjects, wire
 from enginehouse.core.ids import NodeId
@@ -151,7 +151,7 @@ async def test_a_request_goes_to_no_address_whose_process_is_another(
     for node in (first, second):
         found = await put_replica(world, node, f"of {node.name}")
         await put(world, msgspec.structs.replace(found, checks_key=False))
-    router = Router(world.store, world.loader, wait_seconds=0.2, proofs=made)
+    router = Router(world.store, world.loader, wait_seconds=0.2, parts=plain_parts(made))
     await router.step()
     # The worker of the first was started anew, and its port may be another model's.
     bus.nonces = {first.id: ("another",), second.id: ("of second",)}

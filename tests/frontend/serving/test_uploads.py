@@ -23,7 +23,7 @@ PATH = f"/api/uploads/{SHA256}"
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Site]:
+async def here(tmp_path: Path, sqlite_url: str) -> AsyncIterator[Site]:
     async with hub() as sources, site(tmp_path, sources=sources.sources) as made:
         await made.ask("POST", "/api/nodes/old/approve", token=made.tokens["admin"])
         yield made

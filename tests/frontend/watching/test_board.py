@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from time import process_time
 
 import pytest
 from sqlalchemy import select
-from tests.frontend.world import Time, World, registration
+from tests.frontend.world import Time, WatchedStore, World, registration
 
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
@@ -20,6 +20,7 @@ from enginehouse.frontend.watching import events
 from enginehouse.frontend.watching.events import Events, Watcher
 from enginehouse.store import operations, schema
 from enginehouse.store.db import Connection
+from enginehouse.store.limits import StoreLimits
 from enginehouse.store.supersession import add_intent
 
 
@@ -178,7 +179,9 @@ async def test_what_is_known_here_is_forgotten_when_it_ends_elsewhere(world: Wor
     assert (other.board._signs, other.board._tracked, other.board._open) == ({}, {}, {})
 
 
-async def test_ten_thousand_waiting_operations_are_restored_within_the_time_to_start(world: World) -> None:
+async def test_ten_thousand_waiting_operations_are_restored_within_the_time_to_start(
+    sqlite_url: str, time: Time
+) -> None:
     count = 10_000
     made = Operation(id=OperationId("o"), kind="delete", name="x", author="a", created_at=1.0, targets=())
     action = RemoveBackend(backend="x", directory="x")
@@ -197,11 +200,17 @@ async def test_ten_thousand_waiting_operations_are_restored_within_the_time_to_s
                 one.update({key: number if key == "generation" else f"i{number - 2}" for key in also})
             connection.execute(table.insert(), rows)
 
-    await world.store.transaction(fill)
-    async with asyncio.timeout(3):
-        await world.board.restore()
-        await world.board.catch_up_step()
-    assert len(world.board._open) == count + 1
+    # What other programs take of the cores meanwhile does not count.
+    store = await WatchedStore.open(sqlite_url, StoreLimits(answer_seconds=60.0))
+    assert isinstance(store, WatchedStore)
+    await store.transaction(fill)
+    board = World(store, time).board
+    began = process_time()
+    await board.restore()
+    await board.catch_up_step()
+    assert process_time() - began < 3.0
+    assert len(board._open) == count + 1
+    store.close()
 
 
 # Lists and the past ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 from tests.fetch.images import write_image
 from tests.worker.forks import Forks, Job, forks, options
@@ -171,6 +172,24 @@ async def test_a_kill_at_any_call_of_a_roll_back_leaves_one_of_the_two_versions(
 ) -> None:
     job = Job(backends=str(start.backends), resolved=start.versions["v1"], work="roll_back", can_exchange=can_exchange)
     found = [whole(start, assembled) async for assembled in killed_everywhere(forked, start, job, tmp_path / "log")]
+    assert set(found) == {"v0", "v1"}
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+async def test_a_kill_at_any_call_of_an_install_of_the_previous_version_leaves_one_of_the_two(
+    forked: Forks, start: Start, tmp_path: Path, can_exchange: bool
+) -> None:
+    wanted = msgspec.structs.replace(start.versions["v0"], meta="named")
+    job = Job(backends=str(start.backends), resolved=wanted, can_exchange=can_exchange)
+    found = []
+    async for assembled in killed_everywhere(forked, start, job, tmp_path / "log"):
+        found.append(whole(start, assembled))
+        installed = await assembled.installer.install(InstallRequest(resolved=wanted, generation=7), silent, nothing)
+        assert installed.fetched_bytes == 0
+        assert whole(start, assembled) == "v0"
+        listed = {backend.name: backend for backend in assembled.trees.list_installed()}
+        assert {name: one.is_broken for name, one in listed.items()} == {"engine": False, "named": False}
+        assert listed["engine"].generation == 7
     assert set(found) == {"v0", "v1"}
 
 

@@ -165,6 +165,37 @@ async def test_rolling_back_needs_no_network_and_can_be_undone(
     assert lines["named"].leads_to == DIRECTORY
 
 
+async def test_an_install_of_the_previous_version_swaps_it_back_without_a_byte(one: Shelf) -> None:
+    first = await one.publish("engine:1", five_layers(text="one"))
+    await one.install(one.request("engine:1"))
+    second = await one.publish("engine:2", five_layers(0, text="two"))
+    await one.install(one.request("engine:2"))
+    inode = os.stat(one.worker / "previous" / DIRECTORY).st_ino
+    asked = len(one.proxy.asked(""))
+    for number, (image, text) in enumerate(((first, "one"), (second, "two"), (first, "one"))):
+        swapped: list[str] = []
+
+        async def note(text: str = text, swapped: list[str] = swapped) -> None:
+            swapped.append(said_by(one.tree))
+
+        request = one.request("engine:1", digest=image.digest, meta="named")
+        request = msgspec.structs.replace(request, generation=number + 5)
+        installed = await one.assembled.installer.install(request, one.report, note)
+        assert (installed.digest, installed.changed, installed.fetched_bytes) == (image.digest, True, 0)
+        assert swapped == [text], "after the swap, so that the caller can stop what is old"
+        assert (one.metadata().digest, one.metadata().generation) == (image.digest, number + 5)
+        listed = {backend.name: backend for backend in one.assembled.trees.list_installed()}
+        assert listed["named"].meta_backend_for == DIRECTORY
+        replaced = second if image is first else first
+        assert listed[DIRECTORY].previous_digest == replaced.digest, "a frontend can ask for it"
+        assert listed["named"].previous_digest == ""
+        assert not one.residue()
+    assert os.stat(one.tree).st_ino == inode, "the very same tree"
+    assert len(one.proxy.asked("")) == asked, "nobody was asked"
+    again = await one.install(one.request("engine:2", digest=second.digest, force=True))
+    assert again.written_bytes + again.shared_bytes > 0, "a forced install builds the tree anew"
+
+
 async def test_a_backend_without_a_previous_version_cannot_be_rolled_back(one: Shelf) -> None:
     await one.publish("engine:1", five_layers())
     await one.install(one.request("engine:1"))

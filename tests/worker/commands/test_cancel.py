@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.subprocess
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from enginehouse.core.action import Action, InstallBackend, PullModel, RemoveBac
 from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import ModelFile, holds
+from enginehouse.core.peer import FilePeer
 from enginehouse.core.progress import ReportProgress
 from enginehouse.core.wire import Command
 from enginehouse.host import processes
@@ -256,8 +257,10 @@ async def test_a_cancelled_pull_leaves_all_of_the_version_before_or_all_of_the_n
         if is_time:
             loop.call_soon_threadsafe(node.actions.cancel, IntentId("wide"))
 
-    async def obtaining(file: ModelFile, target: Path, report: Callable[[int, int], None]) -> FetchedFile:
-        found = await obtain(file, target, report)
+    async def obtaining(
+        file: ModelFile, target: Path, report: Callable[[int, int], None], peers: Sequence[FilePeer], owner: str
+    ) -> FetchedFile:
+        found = await obtain(file, target, report, peers, owner)
         cancel_when(not is_too_late and file.name == "third.gguf")
         await asyncio.sleep(0)  # the cancellation arrives before the next step
         return found

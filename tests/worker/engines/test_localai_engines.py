@@ -116,6 +116,7 @@ async def test_an_engine_that_ends_before_it_is_ready_is_told_with_its_last_line
 
 
 async def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    """F-071."""
     async with running_world(tmp_path / "data") as world:
         await world.models.pull(tiny_chat(), 1, silent)
         write_tree(world.place.backends / "stub", never_ready=True)
@@ -153,7 +154,23 @@ async def test_the_engine_may_release_its_model_before_it_is_stopped(stubs: Worl
     assert "freed now" in log.read_text()
 
 
+async def test_an_engine_is_idle_when_nobody_else_is_connected_to_it(stubs: World) -> None:
+    write_tree(stubs.place.backends / "stub")
+    started = await stubs.supervisor.start(request())
+    key = request().process_key
+    engine = Engines()
+    try:
+        await ask(engine, started.address, model())
+        assert not await stubs.supervisor.until_idle(key, 0.5), "a frontend is connected"
+        engine.forget(started.address)
+        assert await stubs.supervisor.until_idle(key, 5.0)
+        await ask(engine, started.address, model())  # a new connection is opened when it is needed
+    finally:
+        await engine.close()
+
+
 async def test_an_engine_that_is_busy_with_its_only_call_is_not_replaced(stubs: World) -> None:
+    """F-049."""
     write_tree(stubs.place.backends / "stub", calls_at_once=1)
     first = await stubs.supervisor.start(request("answer_seconds:4"))
     async with asyncio.TaskGroup() as group:

@@ -77,7 +77,7 @@ def test_what_rests_is_not_forgotten_by_a_file_that_cannot_be_read(tmp_path: Pat
 def test_where_every_port_rests_the_reason_is_told() -> None:
     ports = Ports(65535, Clock())
     ports.release("a#0", ports.take("a#0", is_free))
-    with pytest.raises(Unavailable, match="cannot find a free port from 65535 up"):
+    with pytest.raises(Unavailable, match="cannot find a free port from 65535 up: of 1, engines use 0, 1 rest"):
         ports.take("b#0", is_free)
 
 

@@ -236,10 +236,10 @@ async def test_a_model_that_does_not_fit_into_memory_is_refused_with_both_figure
 async def test_an_upgrade_stops_only_the_processes_of_the_old_tree(world: World) -> None:
     await world.supervisor.start(request())
     inode = world.trees.inode_of("xllamacpp")
-    assert await world.supervisor.stop_from("xllamacpp", but_inode=inode) == Stopped()
+    assert await world.supervisor.stop_from("xllamacpp", newest=inode) == Stopped()
     await world.installer.install(InstallRequest(resolved=xllamacpp("2"), generation=2), silent, nothing)
     after = world.trees.inode_of("xllamacpp")
-    assert await world.supervisor.stop_from("xllamacpp", but_inode=after) == Stopped(("tiny-chat#0",))
+    assert await world.supervisor.stop_from("xllamacpp", newest=after) == Stopped(("tiny-chat#0",))
 
 
 def start_other_worker(script: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from enginehouse.link.uploads import FrontendUploads
 from enginehouse.worker.models.files import DOWNLOADS
 
 CONTENT = os.urandom(1024) * (20 * 1024)  # 20 MiB: several parts
+STALL_SECONDS = 1.0
+SPARSE_BYTES = 4 * 1024**3 if os.environ.get("ENGINEHOUSE_PROOF") else 256 * 1024**2
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 _PULL = """
 import asyncio, sys
@@ -102,6 +105,49 @@ async def test_a_download_goes_on_where_a_killed_worker_was(tmp_path: Path, web:
     await world.made.close()
     assert web.bytes_sent("/model.gguf") - before == len(CONTENT) - held
     assert disk.sha256_of(world.models.check_files(wanted)) == DIGEST
+
+
+async def test_a_fetch_that_is_slow_goes_on_and_one_that_does_not_move_is_cut(world: World, web: Faulty) -> None:
+    """F-072."""
+    content = CONTENT[: 2 * 1024 * 1024]
+    web.files["/slow.gguf"] = content
+    digest = hashlib.sha256(content).hexdigest()
+    wanted = model(f"{web.url}/slow.gguf", sha256=digest, size_bytes=len(content))
+    world.models._fetcher._sources.client._stall_seconds = STALL_SECONDS
+    web.bytes_per_second = 400_000
+    began = time.monotonic()
+    await world.models.pull(wanted, 1, silent)
+    assert time.monotonic() - began > 2 * STALL_SECONDS, "so slow that a clock alone would have cut it"
+    web.bytes_per_second = None
+    web.plan(Stall(after_bytes=1_000_000), path="model.gguf", method="GET", times=None)
+    heard = began = time.monotonic()
+
+    def hear(phase: str, file: str, done: int, total: int) -> None:
+        nonlocal heard
+        heard = time.monotonic()
+
+    with pytest.raises(Unavailable) as caught:
+        await world.models.pull(model(f"{web.url}/model.gguf", name="dead"), 1, hear)
+    assert caught.value.code == "stalled"
+    assert time.monotonic() - began >= STALL_SECONDS
+    assert time.monotonic() - heard <= 1.2 * STALL_SECONDS + 0.5, "half a second for a busy machine"
+
+
+async def test_a_long_verification_without_a_byte_is_no_stall(world: World, tmp_path: Path) -> None:
+    """F-072."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    sparse = shared / "model.gguf"
+    with sparse.open("wb") as file:
+        file.truncate(SPARSE_BYTES)
+    began = time.monotonic()
+    digest = disk.sha256_of(sparse)
+    world.models._fetcher._sources.client._stall_seconds = (time.monotonic() - began) / 10
+    fetcher = world.models._fetcher
+    fetcher._sources = msgspec.structs.replace(fetcher._sources, directories=(shared,))
+    wanted = model(f"file://{sparse}", sha256=digest, size_bytes=SPARSE_BYTES)
+    await world.models.pull(wanted, 1, silent)
+    assert holds(world.models.held_models(), wanted)
 
 
 @pytest.mark.parametrize("fault", [Cut(after_bytes=5_000_000), IgnoreRange()])
@@ -266,3 +312,23 @@ async def test_an_address_inside_the_network_is_refused(tmp_path: Path, web: Fau
         await world.models.pull(model(f"{web.url}/model.gguf"), 1, silent)
     assert caught.value.code == "uri_not_allowed"
     await world.made.close()
+
+
+async def test_what_was_fetched_of_a_removed_model_goes_with_it_and_nothing_else(world: World, web: Faulty) -> None:
+    web.files["/other.gguf"] = CONTENT[:-1]
+    other = hashlib.sha256(CONTENT[:-1]).hexdigest()
+    web.plan(Cut(after_bytes=3_000_000), method="GET", times=None)
+    web.plan(Answer(status=404), method="GET", times=None, after=8)
+    for wanted in (
+        model(f"{web.url}/model.gguf"),
+        model(f"{web.url}/other.gguf", other, "kept", size_bytes=len(CONTENT) - 1),
+    ):
+        with pytest.raises(EnginehouseError):
+            await world.models.pull(wanted, 1, silent)
+    downloads = world.place.models / DOWNLOADS
+    assert {path.name.partition(".")[0] for path in downloads.iterdir()} == {DIGEST, other}
+    await world.models.remove("m")
+    assert {path.name.partition(".")[0] for path in downloads.iterdir()} == {other}
+    web.forget_plans()
+    await world.models.pull(model(f"{web.url}/other.gguf", other, "kept", size_bytes=len(CONTENT) - 1), 1, silent)
+    assert list(downloads.iterdir()) == []

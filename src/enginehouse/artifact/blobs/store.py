@@ -39,8 +39,7 @@ class Collected(Struct, frozen=True, kw_only=True):
 class Use:
     """The access of one build to its blobs.
 
-    Blobs whose lock is held by a stalled build are `apart`: downloaded under private names, which are removed at the
-    end of this use.
+    Blobs that a stalled build has locked are `apart`: under private names, which are removed at the end of this use.
     """
 
     def __init__(self, path_of: Callable[[str], Path]) -> None:

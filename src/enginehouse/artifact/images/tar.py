@@ -218,8 +218,7 @@ def _attributes(pax: dict[bytes, bytes]) -> tuple[str, ...]:
 def _checksum(block: bytes) -> int:
     """The sum of all bytes, with the checksum field counted as spaces.
 
-    The lower half of Adler-32 is a sum that starts at 1 and cannot wrap within 256 bytes; `sum` takes forty times as
-    long.
+    The lower half of Adler-32 is a sum from 1 on that cannot wrap within 256 bytes; `sum` takes forty times as long.
     """
     halves = zlib.adler32(block[:148]), zlib.adler32(block[156:334]), zlib.adler32(block[334:])
     return sum(half & 0xFFFF for half in halves) - 3 + 8 * 32

@@ -13,25 +13,27 @@ from typing import Literal
 
 import msgspec
 
-from enginehouse.cli.answers import ListedOperation
 from enginehouse.cli.client.connect import FrontendApi, read, segment
 from enginehouse.cli.options.shared import wants_json
 from enginehouse.cli.terminal.output import remark
 from enginehouse.cli.terminal.progress import View, choose_view, ending_lines
 from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.intent import DRAINING
+from enginehouse.core.views import OperationView
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 2.0  # short, to notice soon that a frontend is back
 PATIENCE_SECONDS = 300.0  # a restart takes seconds; a longer outage is an error
 READ_SECONDS = 5.0  # timeout for reading the operation after an interruption
+LONGEST_LOOK_SECONDS = 1.0  # between two looks of a following with a limit
+LAST_LOOK_SECONDS = 1.0  # timeout of the look at the deadline
 
 _EXIT_CODES = {"succeeded": 0, "partial": 3, "failed": 1, "cancelled": 1, "superseded": 1}
 
 
-def exit_code_of(operation: ListedOperation) -> int:
-    if operation.is_parked:
-        code = 3 if any(row.status == "error" for row in operation.rows) else 0
+def exit_code_of(operation: OperationView) -> int:
+    if operation.isParked:
+        code = 3 if any(row.status == "error" for row in operation.nodes) else 0
     else:
         code = _EXIT_CODES.get(operation.status, 1)
     # Excluded nodes make it a partial success.
@@ -39,52 +41,89 @@ def exit_code_of(operation: ListedOperation) -> int:
 
 
 def follow(
-    frontend: FrontendApi, answer: object, *, outcome_to: Literal["stdout", "stderr"] = "stdout"
-) -> ListedOperation:
+    frontend: FrontendApi,
+    answer: object,
+    *,
+    outcome_to: Literal["stdout", "stderr"] = "stdout",
+    limit_seconds: float | None = None,
+) -> OperationView:
     """Show the operation in `answer` until it is over, then its outcome; returns its last state.
 
-    Ctrl-C ends the following, not the operation; the user is told so before KeyboardInterrupt is raised again.
+    With a limit it is followed until it has ended, for so long at most, even if it only waits for a node: that one may
+    return in time. Ctrl-C ends the following, not the operation; the user is told so before KeyboardInterrupt is raised
+    again.
     """
-    operation = read(answer, ListedOperation)
+    operation = read(answer, OperationView)
     view = choose_view(as_json=wants_json() and outcome_to == "stdout")
     try:
         with view:
-            view.show(operation, answer)
-            for answer in _changes(frontend, operation, view):
-                operation = read(answer, ListedOperation)
-                view.show(operation, answer)
-                if operation.is_over:
+            view.show(operation.nodes, answer, waiting_text(operation))
+            for answer in _changes(frontend, operation, view, limit_seconds):
+                operation = read(answer, OperationView)
+                view.show(operation.nodes, answer, waiting_text(operation))
+                if operation.has_ended or (operation.is_over and limit_seconds is None):
                     break
     except KeyboardInterrupt:
         remark(
-            f"the operation goes on; see it with `enginehouse ops follow {operation.id}` "
-            f"or `enginehouse ops show {operation.id}`"
+            f"the operation goes on; see it with `enginehouse ops follow {operation.jobID}` "
+            f"or `enginehouse ops show {operation.jobID}`"
         )
         raise
     tell = view.tell if outcome_to == "stdout" else remark
     for line in ending_lines(operation):
         tell(line)
-    if operation.is_parked:
+    if operation.isParked:
         remark(parked_sentence(operation))
     return operation
 
 
-def parked_sentence(operation: ListedOperation) -> str:
-    waiting = [row for row in operation.rows if row.status == "queued"]
+def waiting_text(operation: OperationView) -> str:
+    return f"{operation.kind} {operation.name}: {operation.message or operation.status}"
+
+
+def parked_sentence(operation: OperationView) -> str:
+    waiting = [row for row in operation.nodes if row.status == "queued"]
     names = list(dict.fromkeys(row.node_name for row in waiting))
-    who = ", ".join(names) or "a node"
+    # A drain may wait for its node before it has anything to stop there.
+    who = ", ".join(names) or (operation.name if operation.kind == "drain" else "a node")
     is_drained = bool(waiting) and all(row.reason == DRAINING for row in waiting)
     if is_drained:
         state, when = "drained", "they are resumed" if len(names) > 1 else "it is resumed"
     else:
         state, when = "away", "they return" if len(names) > 1 else "it returns"
-    then = f"it happens by itself when {when}. See it: enginehouse ops follow {operation.id}"
+    then = f"it happens by itself when {when}. See it: enginehouse ops follow {operation.jobID}"
     return f"queued: {who} {'are' if len(names) > 1 else 'is'} {state}; {then}"
 
 
-def _changes(frontend: FrontendApi, operation: ListedOperation, view: View) -> Iterator[object]:
-    if not operation.is_over:
-        yield from watch(frontend, operation.id, view.trouble)
+def _changes(
+    frontend: FrontendApi, operation: OperationView, view: View, limit_seconds: float | None
+) -> Iterator[object]:
+    if limit_seconds is not None:
+        if not operation.has_ended:
+            yield from look_until(frontend, operation.jobID, view.trouble, time.monotonic() + limit_seconds)
+    elif not operation.is_over:
+        yield from watch(frontend, operation.jobID, view.trouble)
+
+
+def look_until(
+    frontend: FrontendApi, operation_id: str, trouble: Callable[[str], None], deadline: float
+) -> Iterator[object]:
+    """Yield the state again and again until the deadline. A stream of events would be read for longer than that."""
+    pause = FIRST_PAUSE_SECONDS
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        pause = min(LONGEST_LOOK_SECONDS, pause * 2)
+        # The last look is after the deadline, so that what ended in the last pause is seen.
+        left = max(LAST_LOOK_SECONDS, deadline - time.monotonic())
+        try:
+            answer = frontend.client.request(
+                "GET", f"/api/operations/{segment(operation_id)}", None, object, timeout_seconds=min(READ_SECONDS, left)
+            )
+        except Unavailable:
+            trouble(f"cannot reach the frontend at {frontend.url}")
+        else:
+            trouble("")
+            yield answer
 
 
 def watch(
@@ -94,10 +133,7 @@ def watch(
     *,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Iterator[object]:
-    """Yield every state of the operation from now on; never ends by itself.
-
-    `trouble` is called with the reason while the frontend is unreachable, and with "" afterwards.
-    """
+    """Yield every state from now on, for ever. `trouble` gets the reason of an outage, and "" after it."""
     lost = f"cannot reach the frontend at {frontend.url}"
     pause, seen = FIRST_PAUSE_SECONDS, time.monotonic()
     while True:

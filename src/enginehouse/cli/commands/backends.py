@@ -1,20 +1,25 @@
 """`enginehouse backends`: engines on the nodes.
 
-Install, upgrade and delete are operations that go to all selected nodes at once; by default they are followed.
+Install, upgrade, rollback and delete are operations that go to all selected nodes at once. By default they are
+followed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from enginehouse.cli.answers import AvailableBackend, ListedBackend
+from enginehouse.cli.client.connect import connect, read
+from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.commands.plan import CHECK_SECONDS, plan, request_from, versions
 from enginehouse.cli.options.names import checked_nodes
-from enginehouse.cli.options.shared import command, group, no_follow_option, wants_json
+from enginehouse.cli.options.programs import together
+from enginehouse.cli.options.shared import command, emit_json, group, no_follow_option
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Conflict, NotFound, exit_code
+from enginehouse.core.views import Upgrade
 
 
 @group(
@@ -22,18 +27,14 @@ from enginehouse.core.errors import Conflict, NotFound, exit_code
     examples=("enginehouse backends available", "enginehouse backends install llama-cpp --all"),
 )
 def entry() -> None:
-    """List, install, upgrade and delete engines."""
+    """List, install, upgrade, roll back and delete engines."""
 
 
 @command("list", examples=("enginehouse backends list",))
 def list_backends() -> None:
     """List installed backends, one line per backend and node."""
-    from enginehouse.cli.answers import ListedBackend
-    from enginehouse.cli.client.connect import connect, read
-
     answer = connect().get("/backends")
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     rows = [
         (
@@ -69,12 +70,8 @@ def list_backends() -> None:
 )
 def available(everything: bool) -> None:
     """List the backends that the galleries offer for these nodes, installed ones first."""
-    from enginehouse.cli.answers import AvailableBackend
-    from enginehouse.cli.client.connect import connect, read
-
     answer = connect().get("/backends/available")
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     offered = read(answer, tuple[AvailableBackend, ...])
     first = {one.name: one.gallery_name for one in reversed(offered)}
@@ -102,13 +99,12 @@ def available(everything: bool) -> None:
         output.remark(f"{len(offered) - len(shown)} more with --all: single builds, and backends that fit no node")
 
 
-def _targets(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that act on nodes."""
-    function = no_follow_option(function)
-    function = click.option("--node", "nodes", multiple=True, metavar="NODE", help="On this node; repeatable.")(
-        function
-    )
-    return click.option("--all", "everywhere", is_flag=True, help="On all approved nodes.")(function)
+# Of commands that act on nodes.
+_targets = together(
+    click.option("--all", "everywhere", is_flag=True, help="On all approved nodes."),
+    click.option("--node", "nodes", multiple=True, metavar="NODE", help="On this node; repeatable."),
+    no_follow_option,
+)
 
 
 _PARALLEL = click.option(
@@ -150,12 +146,16 @@ def install(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool
 @click.argument("name", required=False)
 @_targets
 @_PARALLEL
+@click.option("--no-canary", is_flag=True, help="Upgrade all nodes without waiting for the first of each kind.")
 def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
     """Upgrade the backend NAME to the version of the gallery wherever it is installed, or on those given with --node.
 
     Without a NAME, --all upgrades everything that `enginehouse backends upgrades` shows. By default a quarter of the
-    nodes is upgraded at a time; --max-parallel changes that.
+    nodes is upgraded at a time; --max-parallel changes that. Where engines run, one node of each kind of hardware comes
+    first; the others follow if it stays ready, otherwise it gets its version back.
     """
+    if more.pop("no_canary"):
+        more["canary"] = False
     if name is not None:
         return _request("upgrade", name, _chosen(nodes, everywhere), more, no_follow)
     if nodes or not everywhere:
@@ -166,10 +166,6 @@ def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follo
 
 def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
     """Request every upgrade before following the first, so that Ctrl-C while following leaves none out."""
-    from enginehouse.cli.client.connect import connect, read
-    from enginehouse.cli.commands.ops import finish
-    from enginehouse.core.views import Upgrade
-
     frontend = connect()
     found = read(frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS), dict[str, Upgrade])
     if not found:
@@ -195,17 +191,13 @@ def _upgrade_everything(more: dict[str, Any], no_follow: bool) -> int:
 @click.option("--cached", is_flag=True, help="Show the last check; do not ask the registries now.")
 def upgrades(cached: bool) -> None:
     """List available upgrades, one line per backend and node."""
-    from enginehouse.cli.client.connect import connect, read
-    from enginehouse.core.views import Upgrade
-
     frontend = connect()
     answer = (
         frontend.get("/backends/upgrades")
         if cached
         else frontend.post("/backends/upgrades/check", timeout_seconds=CHECK_SECONDS)
     )
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     rows = [
         (
@@ -235,6 +227,24 @@ def delete(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool)
     return _request("delete", name, _chosen(nodes, everywhere), {}, no_follow)
 
 
+@command(
+    "rollback",
+    examples=("enginehouse backends rollback llama-cpp --node attic", "enginehouse backends rollback llama-cpp --all"),
+)
+@click.argument("name")
+@_targets
+@_PARALLEL
+def rollback(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
+    """Return the backend NAME to its previous version on the nodes given with --node, or with --all on every node.
+
+    Workers keep the version before the current one, so nothing is downloaded. Running replicas are replaced one after
+    the other. Run it again to undo it. Nodes without a previous version are left out.
+    """
+    if not nodes and not everywhere:
+        raise click.UsageError("Specify where to roll it back: --all, or --node NODE")
+    return _request("rollback", name, _chosen(nodes, everywhere), more, no_follow)
+
+
 def _chosen(nodes: tuple[str, ...], everywhere: bool) -> list[str]:
     """The selected nodes; empty means all."""
     if nodes and everywhere:
@@ -243,13 +253,10 @@ def _chosen(nodes: tuple[str, ...], everywhere: bool) -> list[str]:
 
 
 def _request(kind: str, name: str, nodes: list[str], more: dict[str, Any], no_follow: bool) -> int:
-    from enginehouse.cli.client.connect import connect
-    from enginehouse.cli.commands.ops import finish
-
     frontend = connect()
     answer = frontend.request("POST", "/api/operations", request_from(kind, name, nodes, more))
     return finish(frontend, answer, no_follow=no_follow)
 
 
-for each in (list_backends, available, install, upgrade, delete, upgrades, plan):
+for each in (list_backends, available, install, upgrade, rollback, delete, upgrades, plan):
     entry.add_command(each)

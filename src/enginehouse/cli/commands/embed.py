@@ -10,6 +10,8 @@ import click
 import msgspec
 from msgspec import Struct
 
+from enginehouse.cli.client.connect import connect, read, waiting
+from enginehouse.cli.commands.run import make_ready
 from enginehouse.cli.options.shared import command, given, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Invalid
@@ -45,9 +47,6 @@ def entry(name: str, texts: tuple[str, ...], similarity: bool, node: str | None)
 
     Without TEXT, every line of stdin is one.
     """
-    from enginehouse.cli.client.connect import connect, read, waiting
-    from enginehouse.cli.commands.run import make_ready
-
     check_model_name(name)
     given()  # reads a token from stdin before the texts are read from there
     asked = list(texts) or [line.strip() for line in sys.stdin.read().splitlines() if line.strip()]

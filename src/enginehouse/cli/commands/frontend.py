@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from enginehouse.cli.options.galleries import allow_host, galleries, model_sources
+from enginehouse.cli.options.programs import (
+    allow_host,
+    galleries,
+    listening,
+    model_sources,
+    node_networks,
+    registry_credentials,
+    serving,
+    timings,
+)
 from enginehouse.cli.options.shared import NO_ANSWER, command, given, log_level, setting
-from enginehouse.cli.options.timings import timings
 from enginehouse.core.errors import Invalid
+from enginehouse.settings.programs import FrontendSettings, load
 
 
 @command(
@@ -20,8 +29,7 @@ from enginehouse.core.errors import Invalid
         "ENGINEHOUSE_DATABASE_URL=postgresql://… enginehouse frontend --processes 4",
     ),
 )
-@setting("host", "Address to listen on (127.0.0.1).", "ADDRESS")
-@setting("port", "HTTP port; if not given, 8080 or the next free one.", "PORT")
+@listening
 @setting("processes", "Equal frontends behind the port; needs PostgreSQL (1).", "COUNT")
 @setting("database_url", "SQLite or PostgreSQL (SQLite in the data directory).", "URL")
 @setting("nats_url", "The NATS server.", "URL")
@@ -30,12 +38,13 @@ from enginehouse.core.errors import Invalid
 @setting("route_memory_seconds", "How long warm requests are served without the database (60s).", "DURATION")
 @setting("approve_keys", "Public keys of nodes that need no approval.", "KEY,…")
 @setting("advertise_nats", "Address of NATS as workers reach it.", "HOST[:PORT]")
-@setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")
-@setting("node_networks", "Networks within which an approved node may move without another approval.", "CIDR,…")
+@registry_credentials
+@node_networks
 @galleries
 @model_sources
 @allow_host
 @timings
+@serving
 @log_level
 def entry(**flags: Any) -> int:
     """Run one frontend alone.
@@ -43,8 +52,6 @@ def entry(**flags: Any) -> int:
     Any number of equal frontends may share one database and one NATS server. Their tokens come from
     ENGINEHOUSE_ADMIN_TOKEN and ENGINEHOUSE_JOIN_TOKEN; otherwise the first frontend creates them.
     """
-    from enginehouse.settings.programs import FrontendSettings, load
-
     settings = load(FrontendSettings, {**flags, "data": given().data}, os.environ)
     if not settings.nats_url:
         raise Invalid(

@@ -7,19 +7,19 @@ one unless `--capability` or `--platform` is given.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from enginehouse.cli.options import galleries as sources
+from enginehouse.cli.options import programs
 from enginehouse.cli.options.names import checked_backend
-from enginehouse.cli.options.shared import NO_SERVER, command, group, wants_json
+from enginehouse.cli.options.shared import NO_SERVER, command, emit_json, group, wants_json
 from enginehouse.cli.terminal import output
-
-if TYPE_CHECKING:
-    from enginehouse.core.gallery import Catalogue, Choice
-    from enginehouse.core.gallery_entry import Gallery, GalleryEntry
+from enginehouse.core.errors import Hopeless
+from enginehouse.core.gallery import Catalogue, Choice
+from enginehouse.core.gallery_entry import Gallery, GalleryEntry
+from enginehouse.core.name import check_name
 
 Machine = tuple[str, str, str]  # capability, why, platform
 
@@ -33,22 +33,15 @@ def entry() -> None:
     """Browse the galleries, without a server."""
 
 
-def _machine(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that choose a build for a machine."""
-    function = sources.galleries(sources.allow_host(function))
-    function = click.option(
-        "--gallery",
-        "chosen",
-        multiple=True,
-        metavar="FILE|URL",
-        help="Read this gallery instead of the configured ones; repeatable.",
-    )(function)
-    function = click.option(
-        "--platform", metavar="OS/ARCH", help="Choose for this platform instead of this machine's."
-    )(function)
-    return click.option("--capability", metavar="WORD", help="Choose for this capability instead of this machine's.")(
-        function
-    )
+_READ = "Read this gallery instead of the configured ones; repeatable."
+# Of commands that choose a build for a machine.
+_machine = programs.together(
+    click.option("--capability", metavar="WORD", help="Choose for this capability instead of this machine's."),
+    click.option("--platform", metavar="OS/ARCH", help="Choose for this platform instead of this machine's."),
+    click.option("--gallery", "chosen", multiple=True, metavar="FILE|URL", help=_READ),
+    programs.galleries,
+    programs.allow_host,
+)
 
 
 @command(
@@ -62,8 +55,6 @@ def list_entries(
     everything: bool, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any
 ) -> None:
     """List what can be installed on this machine, and which build it gets."""
-    from enginehouse.core.gallery import Catalogue
-
     galleries, states = sources.load_galleries(flags, chosen)
     catalogue = Catalogue(galleries)
     machine = _this_machine(capability, platform)
@@ -72,8 +63,7 @@ def list_entries(
     if not everything:
         variants = catalogue.variants()
         rows = [row for row in rows if row["build"] and not row["is_development"] and row["entry"] not in variants]
-    if wants_json():
-        output.emit_json({"capability": machine[0], "platform": machine[2], "galleries": states, "entries": rows})
+    if emit_json({"capability": machine[0], "platform": machine[2], "galleries": states, "entries": rows}):
         return
     _emit(rows, everything)
     about = f"capability {machine[0]} ({machine[1]}), {machine[2]}"
@@ -90,9 +80,6 @@ def list_entries(
 @_machine
 def show(name: str, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any) -> None:
     """Show the entry NAME and the build that this machine gets."""
-    from enginehouse.core.errors import Hopeless
-    from enginehouse.core.gallery import Catalogue
-
     catalogue = Catalogue(sources.load_galleries(flags, chosen)[0])
     found = catalogue.builds(checked_backend(name))
     machine = _this_machine(capability, platform)
@@ -123,13 +110,10 @@ def show(name: str, capability: str | None, platform: str | None, chosen: tuple[
 @_machine
 def resolve(name: str, capability: str | None, platform: str | None, chosen: tuple[str, ...], **flags: Any) -> None:
     """Show the build that NAME resolves to on this machine, and why; or every reason why there is none."""
-    from enginehouse.core.gallery import Catalogue
-
     catalogue = Catalogue(sources.load_galleries(flags, chosen)[0])
     machine = _this_machine(capability, platform)
     choice = catalogue.explain(checked_backend(name), machine[0], machine[2])
-    if wants_json():
-        output.emit_json({"capability": machine[0], "capability_reason": machine[1], **_as_dict(choice)})
+    if emit_json({"capability": machine[0], "capability_reason": machine[1], **_as_dict(choice)}):
         return
     resolved = choice.resolved
     output.emit_facts(
@@ -148,7 +132,6 @@ def resolve(name: str, capability: str | None, platform: str | None, chosen: tup
 
 
 def _this_machine(capability: str | None, platform: str | None) -> Machine:
-    from enginehouse.core.name import check_name
     from enginehouse.host import hardware
 
     if capability:
@@ -158,8 +141,6 @@ def _this_machine(capability: str | None, platform: str | None) -> Machine:
 
 
 def _row(catalogue: Catalogue, gallery: Gallery, entry: GalleryEntry, machine: Machine) -> dict[str, Any]:
-    from enginehouse.core.errors import Hopeless
-
     full = f"{gallery.name}@{entry.name}"
     build, reason = "", ""
     try:

@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
-from enginehouse.cli.options.galleries import installing
-from enginehouse.cli.options.node import node
+from enginehouse.cli.options.programs import installing, node
 from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, log_level
+from enginehouse.cli.terminal.output import remark
 from enginehouse.core.errors import Invalid
+from enginehouse.settings.programs import WorkerSettings, load
+from enginehouse.settings.values import parse_http_urls
 
 
 @command(
@@ -32,10 +34,6 @@ def entry(address: str, **flags: Any) -> int:
     while it is offline are carried out when it returns. For several frontends of one cluster, separate their addresses
     with commas.
     """
-    from enginehouse.cli.terminal.output import remark
-    from enginehouse.settings.programs import WorkerSettings, load
-    from enginehouse.settings.values import parse_http_urls
-
     try:
         url = parse_http_urls(address)
     except Invalid as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from enginehouse.cli.commands.tokens import end_token, make_token, show_tokens
+from enginehouse.cli.commands.tokens import end_token, limits, make_token, show_tokens, wanted_limits
 from enginehouse.cli.options.shared import command, group
 
 
@@ -16,11 +18,12 @@ def entry() -> None:
     """
 
 
-@command("create", examples=("enginehouse keys create --name my-app",))
+@command("create", examples=("enginehouse keys create --name my-app --model tiny-chat --tokens-per-minute 10000",))
 @click.option("--name", default="", metavar="NAME", help="A name for it.")
-def create(name: str) -> None:
+@limits
+def create(name: str, **limited: Any) -> None:
     """Create an API key. It is shown only once."""
-    make_token("user", name, {})
+    make_token("user", name, wanted_limits(**limited))
 
 
 @command("list", examples=("enginehouse keys list",))

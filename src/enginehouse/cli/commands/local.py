@@ -6,17 +6,21 @@ time; a running worker holds the lock on its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from enginehouse.cli.options import galleries as sources
-from enginehouse.cli.options.shared import NO_SERVER, command, emit, group, setting, wants_json
+from enginehouse.cli.options import programs
+from enginehouse.cli.options.shared import NO_SERVER, command, emit, emit_json, group, setting
 from enginehouse.cli.terminal import output
+from enginehouse.core.backend import Resolved
+from enginehouse.core.errors import Invalid
+from enginehouse.core.progress import format_bytes
+from enginehouse.core.reference import parse_uri
+from enginehouse.settings.values import parse_size
 
 if TYPE_CHECKING:
-    from enginehouse.core.backend import Resolved
     from enginehouse.worker.backends.listing import LocalBackend
     from enginehouse.worker.local import Local
 
@@ -34,10 +38,12 @@ def entry() -> None:
     """Install, upgrade and delete engines in a directory, without a server."""
 
 
-def place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that use a backends directory."""
-    function = sources.galleries(sources.installing(function))
-    return setting("backends_path", "The directory, in LocalAI's layout (the worker's in --data).", "DIR")(function)
+# Of commands that use a backends directory.
+place = programs.together(
+    setting("backends_path", "The directory, in LocalAI's layout (the worker's in --data).", "DIR"),
+    programs.galleries,
+    programs.installing,
+)
 
 
 @command(
@@ -122,8 +128,7 @@ def list_backends(**flags: Any) -> None:
     # Listing takes no lock, so it works beside a running worker.
     with disk.naming_the_file(settings.backends, "--backends-path"):
         backends = listing.list_backends(Trees(settings.backends, settings.backends_system_path))
-    if wants_json():
-        output.emit_json(backends)
+    if emit_json(backends):
         return
     columns = ("NAME", "KIND", "VERSION", "DIGEST", "INSTALLED", "PREVIOUS", "FROM")
     rows = [_cells(one) for one in backends]
@@ -136,9 +141,6 @@ def list_backends(**flags: Any) -> None:
 def collect(cap: str | None, **flags: Any) -> None:
     """Remove downloads that no version needs any more, least recently used first."""
     from enginehouse.cli.commands import local_work as working
-    from enginehouse.core.errors import Invalid
-    from enginehouse.core.progress import format_bytes
-    from enginehouse.settings.values import parse_size
 
     try:
         limit = parse_size(cap) if cap else None
@@ -147,9 +149,7 @@ def collect(cap: str | None, **flags: Any) -> None:
 
     async def work(local: Local) -> None:
         result = await local.collect(limit)
-        if wants_json():
-            output.emit_json(result)
-        else:
+        if not emit_json(result):
             output.say(
                 f"removed {result.removed}, {format_bytes(result.freed_bytes)} freed, "
                 f"{format_bytes(result.kept_bytes)} kept"
@@ -174,12 +174,9 @@ def _cells(one: LocalBackend) -> list[str]:
 def emit_plan(resolved: Resolved, reasons: tuple[str, ...], flags: dict[str, Any]) -> None:
     """Show the plan of an install on this machine, for `enginehouse backends plan`."""
     from enginehouse.cli.commands import local_work as working
-    from enginehouse.core.progress import format_bytes
-    from enginehouse.core.reference import parse_uri
 
     plan = working.plan(resolved, flags)
-    if wants_json():
-        output.emit_json({"plan": plan, "reasons": reasons})
+    if emit_json({"plan": plan, "reasons": reasons}):
         return
     unpacked = f"about {format_bytes(plan.unpacked_bytes)}" if plan.unpacked_bytes else "unknown until it is fetched"
     is_counted = plan.layers or plan.is_current or parse_uri(plan.source).kind != "package"

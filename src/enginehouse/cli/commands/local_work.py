@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from enginehouse.build_worker import installer_options, open_local
-from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.options.galleries import load_galleries, local_settings
 from enginehouse.cli.options.names import checked_backend
-from enginehouse.cli.options.shared import wants_json
+from enginehouse.cli.options.shared import emit_json, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.progress import View, choose_view
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import EnginehouseError, Invalid, NotFound, exit_code
 from enginehouse.core.external import external_build
 from enginehouse.core.gallery import Catalogue
+from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.progress import Phase, format_bytes
 from enginehouse.core.reference import parse_uri
+from enginehouse.core.views import NodeRow
 from enginehouse.host import hardware
 from enginehouse.worker.backends.installer import Installed, InstallRequest
 from enginehouse.worker.backends.plan import InstallPlan
@@ -57,9 +58,7 @@ def install(resolved: Resolved, flags: dict[str, Any], *, force: bool) -> None:
     async def work(local: Local) -> None:
         request = InstallRequest(resolved=resolved, force=force)
         installed = await _shown("install", resolved, lambda report: local.install(request, report))
-        if wants_json():
-            output.emit_json({"directory": resolved.directory, **_as_dict(installed)})
-        else:
+        if not emit_json({"directory": resolved.directory, **_as_dict(installed)}):
             _tell(resolved.directory, installed)
 
     run(work, flags, doing=f"install {resolved.directory}")
@@ -163,9 +162,14 @@ class _InstallProgress:
         if phase == self._phase and now - self._at < 0.1 and done_bytes < total_bytes:
             return
         self._phase, self._at = phase, now
-        row = ListedRow(
-            node_id="here",
+        row = NodeRow(
+            node_id=NodeId("here"),
             node_name=self._name,
+            action="",
+            kind=self._kind,
+            intent=IntentId("here"),
+            state="running",
+            attempt=1,
             status="downloading",
             phase=phase,
             file_name=file if phase != "downloading" else "",
@@ -173,7 +177,7 @@ class _InstallProgress:
             total_bytes=total_bytes,
             percentage=100.0 * self._done / total_bytes if total_bytes else 0.0,
         )
-        self._view.show(ListedOperation(id="", kind=self._kind, name=self._name, status="running", nodes=(row,)), None)
+        self._view.show([row], None)
 
 
 def _is_address(backend: str) -> bool:

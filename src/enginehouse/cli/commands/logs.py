@@ -8,6 +8,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from enginehouse.cli.client.connect import connect, read, segment
 from enginehouse.cli.options.shared import command, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.name import check_model_name
@@ -36,8 +37,6 @@ def entry(node: str, model: str, follow: bool, lines: int) -> int:
 
     MODEL#SLOT is one replica; without a slot, the lines of all replicas on the node are shown by time.
     """
-    from enginehouse.cli.client.connect import connect, read, segment
-
     frontend = connect()
     path = f"/api/nodes/{segment(node)}/logs/{segment(check_model_name(model))}?lines={lines}"
     if not follow:

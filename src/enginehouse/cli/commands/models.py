@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from enginehouse.cli.commands import models_define, models_gallery
+from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
+from enginehouse.cli.commands import models_define, models_gallery, models_schedule
+from enginehouse.cli.commands.ops import finish
+from enginehouse.cli.commands.replicas import list_replicas
 from enginehouse.cli.options.names import node_body
-from enginehouse.cli.options.shared import command, emit, group, no_follow_option, wants_json
+from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option
 from enginehouse.cli.terminal import output
 from enginehouse.core.name import check_model_name
-
-if TYPE_CHECKING:
-    from enginehouse.cli.client.connect import FrontendApi
+from enginehouse.core.views import ModelView
 
 
 @group(
@@ -31,12 +30,8 @@ def entry() -> None:
 @command("list", examples=("enginehouse models list",))
 def list_models() -> None:
     """List models, with their state and nodes."""
-    from enginehouse.cli.client.connect import connect, read
-    from enginehouse.core.views import ModelView
-
     answer = connect().get("/api/models")
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     rows = [
         (
@@ -60,9 +55,6 @@ def list_models() -> None:
 @no_follow_option
 def load(name: str, node: str | None, no_follow: bool) -> int:
     """Load the model NAME; installs what it needs."""
-    from enginehouse.cli.client.connect import connect
-    from enginehouse.cli.commands.ops import finish
-
     frontend = connect()
     answer = request_load(frontend, name, node)
     if not is_ready(answer):
@@ -77,9 +69,6 @@ def load(name: str, node: str | None, no_follow: bool) -> int:
 @no_follow_option
 def unload(name: str, node: str | None, no_follow: bool) -> int:
     """Stop the replicas of the model NAME."""
-    from enginehouse.cli.client.connect import connect, segment
-    from enginehouse.cli.commands.ops import finish
-
     frontend = connect()
     answer = frontend.request("POST", f"/api/models/{segment(check_model_name(name))}/unload", node_body(node))
     return finish(frontend, answer, no_follow=no_follow)
@@ -90,9 +79,6 @@ def unload(name: str, node: str | None, no_follow: bool) -> int:
 @no_follow_option
 def delete(name: str, no_follow: bool) -> int:
     """Stop serving the model NAME and remove its files from every node."""
-    from enginehouse.cli.client.connect import connect, segment
-    from enginehouse.cli.commands.ops import finish
-
     frontend = connect()
     answer = frontend.request("DELETE", f"/api/models/{segment(check_model_name(name))}")
     return finish(frontend, answer, no_follow=no_follow)
@@ -107,10 +93,15 @@ def remove(context: click.Context, name: str, no_follow: bool) -> int:
     return int(context.invoke(delete, name=name, no_follow=no_follow))
 
 
+@command("replicas", examples=("enginehouse models replicas",))
+@click.pass_context
+def replicas(context: click.Context) -> None:
+    """The same as `replicas list`."""
+    context.invoke(list_replicas, model=None, node=None)
+
+
 def request_load(frontend: FrontendApi, name: str, node: str | None) -> object:
     """The operation that loads the model, or an answer that it is already running."""
-    from enginehouse.cli.client.connect import segment
-
     return frontend.request("POST", f"/api/models/{segment(check_model_name(name))}/load", node_body(node))
 
 
@@ -118,5 +109,6 @@ def is_ready(answer: object) -> bool:
     return isinstance(answer, dict) and answer.get("ready") is True
 
 
-for each in (list_models, load, unload, delete, remove, *models_define.COMMANDS, *models_gallery.COMMANDS):
+_OTHERS = (*models_define.COMMANDS, *models_gallery.COMMANDS, *models_schedule.COMMANDS)
+for each in (list_models, load, unload, delete, remove, replicas, *_OTHERS):
     entry.add_command(each)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from enginehouse.cli.options.shared import command, no_follow_option, wants_json
+from enginehouse.cli.client.connect import FrontendApi, connect, read, segment, waiting
+from enginehouse.cli.client.upload import upload_file
+from enginehouse.cli.commands.ops import finish
+from enginehouse.cli.options.shared import command, emit, emit_json, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Invalid
+from enginehouse.core.model_answers import DefinedModel, ImportedModels
 from enginehouse.core.name import check_model_name
-
-if TYPE_CHECKING:
-    from enginehouse.cli.client.connect import FrontendApi
-    from enginehouse.core.model_answers import DefinedModel
 
 FIND_SECONDS = 120.0  # the frontend asks hubs and registries
 IMPORT_SECONDS = 600.0
@@ -51,8 +51,6 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask, and sho
 @no_follow_option
 def add(name: str, sources: tuple[str, ...], yes: bool, is_loaded: bool, no_follow: bool, **given: Any) -> int:
     """Add the model NAME from SOURCE: a hub, a registry, a web server, a file here, or a server that runs elsewhere."""
-    from enginehouse.cli.client.connect import connect
-
     frontend = connect()
     body: dict[str, Any] = {"name": check_model_name(name)}
     texts = {"backend": given["backend"], "credential": given["credential"]}
@@ -69,9 +67,7 @@ def add(name: str, sources: tuple[str, ...], yes: bool, is_loaded: bool, no_foll
         body["files"] = [_uploaded(frontend, path) for path in files]
     if given["dry_run"] or asks(yes):
         planned = frontend.request("POST", "/api/models", {**body, "dry_run": True}, timeout_seconds=FIND_SECONDS)
-        if wants_json():
-            output.emit_json(planned)
-        else:
+        if not emit_json(planned):
             show_model(_read(planned))
         if given["dry_run"]:
             return 0
@@ -103,16 +99,12 @@ def _split(sources: tuple[str, ...]) -> tuple[list[str], list[Path]]:
 
 
 def _uploaded(frontend: FrontendApi, path: Path) -> dict[str, object]:
-    from enginehouse.cli.client.upload import upload_file
-
     sha256, size_bytes = upload_file(frontend, path)
     return {"name": path.name, "uri": f"upload:{sha256}", "sha256": sha256, "size_bytes": size_bytes}
 
 
 def finish_added(frontend: FrontendApi, answer: object, *, no_follow: bool) -> int:
     """Show a model that was added, or follow its load."""
-    from enginehouse.cli.commands.ops import finish
-
     if isinstance(answer, dict) and "jobID" in answer:
         told = _read(answer.get("model"))
         tell(told)
@@ -139,9 +131,6 @@ def tell(model: DefinedModel) -> None:
 
 
 def _read(answer: object) -> DefinedModel:
-    from enginehouse.cli.client.connect import read
-    from enginehouse.core.model_answers import DefinedModel
-
     return read(answer, DefinedModel)
 
 
@@ -171,12 +160,8 @@ def show_model(model: DefinedModel) -> None:
 @click.argument("name")
 def show(name: str) -> None:
     """Show the model NAME: its files, their sources, its licence and where it runs."""
-    from enginehouse.cli.client.connect import connect, segment
-
     answer = connect().get(f"/api/models/{segment(check_model_name(name))}")
-    if wants_json():
-        output.emit_json(answer)
-    else:
+    if not emit_json(answer):
         show_model(_read(answer))
 
 
@@ -185,9 +170,6 @@ def show(name: str) -> None:
 @click.argument("new_name")
 def copy(name: str, new_name: str) -> None:
     """Copy the model NAME to NEW_NAME; the files are shared."""
-    from enginehouse.cli.client.connect import connect, segment
-    from enginehouse.cli.options.shared import emit
-
     body = {"name": check_model_name(new_name)}
     answer = connect().request("POST", f"/api/models/{segment(check_model_name(name))}/copy", body)
     emit(answer, f"{name} was copied to {new_name}")
@@ -197,14 +179,10 @@ def copy(name: str, new_name: str) -> None:
 @click.argument("name")
 def export(name: str) -> None:
     """Print the configuration of the model NAME as LocalAI's YAML."""
-    from enginehouse.cli.client.connect import connect
-
     output.say(_exported(connect(), name).rstrip("\n"), lines=True)
 
 
 def _exported(frontend: FrontendApi, name: str) -> str:
-    from enginehouse.cli.client.connect import segment
-
     path = f"/api/models/{segment(check_model_name(name))}/export"
     return frontend.client.request_bytes("GET", path).decode("utf-8", "replace")
 
@@ -213,8 +191,6 @@ def _exported(frontend: FrontendApi, name: str) -> str:
 @click.argument("name")
 def edit(name: str) -> None:
     """Edit the configuration of the model NAME in $EDITOR. Running replicas keep theirs until they are loaded again."""
-    from enginehouse.cli.client.connect import connect, segment
-    from enginehouse.cli.options.shared import emit
     from enginehouse.fetch.galleries.documents import read_mappings
 
     frontend = connect()
@@ -245,8 +221,6 @@ def edit(name: str) -> None:
 @click.argument("place", metavar="FILE|URL")
 def import_models(place: str) -> None:
     """Import models from LocalAI's model YAML: one, a list, or several documents; all of them or none."""
-    from enginehouse.cli.client.connect import connect, read, segment, waiting
-    from enginehouse.core.model_answers import ImportedModels
     from enginehouse.link.client import RawBody
 
     frontend = connect()
@@ -256,8 +230,7 @@ def import_models(place: str) -> None:
         path, raw = "/models/import", RawBody(_document(place), {"Content-Type": "application/yaml"})
     with waiting("asking the sources"):
         answer = frontend.client.request("POST", path, raw, object, timeout_seconds=IMPORT_SECONDS)
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     for model in read(answer, ImportedModels).models:
         tell(model)

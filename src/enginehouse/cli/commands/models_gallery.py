@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 from msgspec import Struct, field
 
+from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.commands.models_define import FIND_SECONDS, asks, show_model, tell, yes_option
-from enginehouse.cli.options.shared import command, no_follow_option, wants_json
+from enginehouse.cli.commands.ops import finish
+from enginehouse.cli.options.shared import command, emit_json, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
-
-if TYPE_CHECKING:
-    from enginehouse.cli.client.connect import FrontendApi
+from enginehouse.core.model_answers import DefinedModel
 
 
 class _Gallery(Struct):
@@ -34,12 +32,9 @@ class OfferedModel(Struct):
 @click.argument("words", metavar="[QUERY]…", nargs=-1)
 def available(words: tuple[str, ...]) -> None:
     """List the models that galleries offer, or those that QUERY finds."""
-    from enginehouse.cli.client.connect import connect, read, segment
-
     query = f"?term={segment(' '.join(words))}" if words else ""
     answer = connect().get(f"/models/available{query}")
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     columns = ("NAME", "GALLERY", "BACKEND", "LICENCE", "INSTALLED", "DESCRIPTION")
     rows = [
@@ -70,9 +65,6 @@ def available(words: tuple[str, ...]) -> None:
 @no_follow_option
 def install(entry: str, name: str, variant: str, yes: bool, no_follow: bool) -> int:
     """Add the model NAME of a gallery and load it; NAME may be GALLERY@NAME."""
-    from enginehouse.cli.client.connect import connect, read
-    from enginehouse.core.model_answers import DefinedModel
-
     frontend = connect()
     body = {key: value for key, value in (("id", entry), ("name", name), ("variant", variant)) if value}
     if not wants_json():
@@ -87,9 +79,6 @@ def install(entry: str, name: str, variant: str, yes: bool, no_follow: bool) -> 
 
 
 def _follow(frontend: FrontendApi, answer: object, *, no_follow: bool) -> int:
-    from enginehouse.cli.client.connect import segment
-    from enginehouse.cli.commands.ops import finish
-
     operation_id = str(answer.get("uuid", "")) if isinstance(answer, dict) else ""
     return finish(frontend, frontend.get(f"/api/operations/{segment(operation_id)}"), no_follow=no_follow)
 

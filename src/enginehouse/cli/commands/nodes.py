@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import click
 
-from enginehouse.cli.options.shared import command, emit, group, no_follow_option, wants_json
+from enginehouse.cli.client.connect import connect, read, segment
+from enginehouse.cli.client.follow import exit_code_of, follow
+from enginehouse.cli.commands.ops import finish
+from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
+from enginehouse.core.backend import InstalledBackend
+from enginehouse.core.capacity import GraphicsCard
+from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
-
-if TYPE_CHECKING:
-    from enginehouse.core.backend import InstalledBackend
-    from enginehouse.core.replica import RunningReplica
-
+from enginehouse.core.progress import format_bytes
+from enginehouse.core.replica import RunningReplica
+from enginehouse.core.views import NodeView
 
 JOIN_SECONDS = 15.0  # a pending worker asks every two seconds, then connects
 LOOK_SECONDS = 0.2
+NOT_YET_SAFE = 3  # the exit code of a drain that did not end in time: a part of it is done
 
 
 @group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
@@ -29,12 +33,8 @@ def entry() -> None:
 @command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
 def list_nodes() -> None:
     """List nodes, with their state, backends and models."""
-    from enginehouse.cli.client.connect import connect, read
-    from enginehouse.core.views import NodeView
-
     answer = connect().get("/api/nodes")
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     rows = [
         (
@@ -60,12 +60,8 @@ def list_nodes() -> None:
 @click.argument("node")
 def show(node: str) -> None:
     """Show all about NODE (a name or id)."""
-    from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.core.views import NodeView
-
     answer = connect().get(f"/api/nodes/{segment(check_name(node, 'node'))}")
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     found = read(answer, NodeView)
     facts = [
@@ -85,6 +81,7 @@ def show(node: str) -> None:
         ("gpu", _accelerator(found.gpu_vendor, found.total_vram)),
         ("free ram", free_of(found.available_ram, found.total_ram)),
         ("free vram", free_of(found.available_vram, found.total_vram)),
+        *((f"card {card.index}", _card(card)) for card in found.gpu_cards),
         ("free disk", free_of(found.available_disk, found.total_disk)),
         ("labels", ", ".join(f"{key}={value}" for key, value in sorted(found.labels.items()))),
         ("key", found.fingerprint),
@@ -102,9 +99,6 @@ def show(node: str) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has joined.")
 def approve(node: str, no_wait: bool) -> None:
     """Approve a pending NODE (a name or id) and wait a few seconds until it has joined."""
-    from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.core.views import NodeView
-
     frontend = connect()
     answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
     found = read(answer, NodeView)
@@ -113,8 +107,7 @@ def approve(node: str, no_wait: bool) -> None:
         time.sleep(LOOK_SECONDS)
         answer = frontend.get(f"/api/nodes/{segment(found.id)}")
         found = read(answer, NodeView)
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     has_joined = found.status == "healthy"
     output.say(f"approved {found.name}" + ("; it has joined" if has_joined and not no_wait else ""))
@@ -125,28 +118,43 @@ def approve(node: str, no_wait: bool) -> None:
         )
 
 
-@command("drain", examples=("enginehouse nodes drain attic",))
+@command("drain", examples=("enginehouse nodes drain attic", "enginehouse nodes drain attic --wait 120"))
 @click.argument("node")
+@click.option(
+    "--wait",
+    "wait_seconds",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Wait so long at most until it is safe to stop; exit with 3 if it is not by then.",
+)
 @no_follow_option
-def drain(node: str, no_follow: bool) -> int:
-    """Give NODE no more work and stop its replicas.
+def drain(node: str, wait_seconds: float | None, no_follow: bool) -> int:
+    """Give NODE no more work and stop its replicas, until it is safe to stop its machine.
 
-    Operations for it wait until `enginehouse nodes resume`.
+    Replicas stop when their answers have ended. Models that have no other replica are loaded on another node first.
+    Operations for NODE wait until `enginehouse nodes resume`. A node that is away is drained when it returns; without
+    --wait the command does not wait for that.
     """
-    from enginehouse.cli.client.connect import connect, segment
-    from enginehouse.cli.commands.ops import finish
-
+    if no_follow and wait_seconds is not None:
+        raise click.UsageError("--wait and --no-follow exclude each other")
     frontend = connect()
     answer = frontend.request("POST", f"/api/nodes/{segment(check_name(node, 'node'))}/drain")
-    return finish(frontend, answer, no_follow=no_follow)
+    if no_follow:
+        return finish(frontend, answer, no_follow=True)
+    ended = follow(frontend, answer, limit_seconds=wait_seconds)
+    if ended.status == "succeeded" and not wants_json():
+        output.say(f"{ended.name} is drained and safe to stop")
+    if wait_seconds is not None and not ended.has_ended:
+        left = f"see it with `enginehouse ops follow {ended.jobID}`"
+        output.remark(f"{ended.name} is not safe to stop after {wait_seconds:g} s; the drain goes on, {left}")
+        return NOT_YET_SAFE
+    return exit_code_of(ended)
 
 
 @command("resume", examples=("enginehouse nodes resume attic",))
 @click.argument("node")
 def resume(node: str) -> None:
     """Give a drained NODE work again."""
-    from enginehouse.cli.client.connect import connect, segment
-
     answer = connect().post(f"/api/nodes/{segment(check_name(node, 'node'))}/resume")
     emit(answer, f"resumed {node}")
 
@@ -155,10 +163,29 @@ def resume(node: str) -> None:
 @click.argument("node")
 def remove(node: str) -> None:
     """Remove NODE and cancel its waiting operations. A worker that still runs there registers again as pending."""
-    from enginehouse.cli.client.connect import connect, segment
-
     answer = connect().delete(f"/api/nodes/{segment(check_name(node, 'node'))}")
     emit(answer, f"removed {node}")
+
+
+@command("label", examples=("enginehouse nodes label attic zone=home gpu=big", "enginehouse nodes label attic zone-"))
+@click.argument("node")
+@click.argument("labels", nargs=-1, required=True, metavar="KEY=VALUE|KEY-...")
+def label(node: str, labels: tuple[str, ...]) -> None:
+    """Set labels of NODE, or remove those that end with a minus; schedules select nodes by them."""
+    frontend, path = connect(), f"/api/nodes/{segment(check_name(node, 'node'))}/labels"
+    pairs = [one.partition("=") for one in labels]
+    for key, sign, _ in pairs:
+        if not sign and not (key.endswith("-") and key != "-"):
+            raise Invalid(f"cannot read the label {key!r}: write KEY=VALUE, or KEY- to remove it", param="labels")
+    wanted = {key: value for key, sign, value in pairs if sign}
+    if wanted:
+        frontend.request("PATCH", path, wanted)
+    for key, sign, _ in pairs:
+        if not sign:
+            frontend.delete(f"{path}/{segment(key[:-1])}")
+    answer = frontend.get(path)
+    shown = ", ".join(f"{key}={value}" for key, value in sorted(read(answer, dict[str, str]).items()))
+    emit(answer, f"labels of {node}: {shown or 'none'}")
 
 
 def _installed(backend: InstalledBackend) -> str:
@@ -186,5 +213,13 @@ def _accelerator(vendor: str, total_vram: int) -> str:
     return f"{vendor} {output.size(total_vram)}".strip()
 
 
-for each in (list_nodes, show, approve, drain, resume, remove):
+def _card(card: GraphicsCard) -> str:
+    total, free = card.total_vram, card.available_vram
+    memory = f"{output.size(total)}" if total else "memory unknown"
+    if total and free is not None:
+        memory = f"{format_bytes(free)} of {output.size(total)} free"
+    return f"{card.name}: {memory}" if card.name else memory
+
+
+for each in (list_nodes, show, approve, drain, resume, remove, label):
     entry.add_command(each)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import click
 
+from enginehouse.cli.answers import OperationPage
+from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
+from enginehouse.cli.client.follow import exit_code_of, follow, parked_sentence
 from enginehouse.cli.options.names import node_body
-from enginehouse.cli.options.shared import command, emit, group, no_follow_option, wants_json
+from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
+from enginehouse.cli.terminal.progress import canary_lines, ending_lines
 from enginehouse.core.errors import Invalid, NotFound
-
-if TYPE_CHECKING:
-    from enginehouse.cli.answers import ListedOperation
-    from enginehouse.cli.client.connect import FrontendApi
+from enginehouse.core.views import OperationView
 
 SEARCHED = 500  # the frontend's largest page; older operations need their full id
 SHORTEST_PREFIX = 8
@@ -22,7 +22,7 @@ SHORTEST_PREFIX = 8
 
 @group("ops", examples=("enginehouse ops list", "enginehouse ops follow 3f2a", "enginehouse ops cancel 3f2a"))
 def entry() -> None:
-    """List, follow, cancel and retry operations."""
+    """List, follow, cancel, retry and release operations."""
 
 
 @command("list", examples=("enginehouse ops list", "enginehouse ops list --open"))
@@ -37,23 +37,19 @@ def entry() -> None:
 )
 def list_operations(only_open: bool, limit: int) -> None:
     """List operations, newest first."""
-    from enginehouse.cli.answers import OperationPage
-    from enginehouse.cli.client.connect import connect, read
-
     everything = "" if only_open else "all=true&"
     answer = connect().get(f"/api/operations?{everything}limit={limit}")
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     operations = read(answer, OperationPage).operations
-    short = short_ids([one.id for one in operations])
+    short = short_ids([one.jobID for one in operations])
     rows = [
         (
-            short[one.id],
+            short[one.jobID],
             f"{one.kind} {one.name}",
             one.status,
             _nodes_done(one),
-            output.age_of(one.created_at),
+            output.age_of(one.createdAt),
             one.author,
             output.shortened(one.error),
         )
@@ -68,12 +64,8 @@ def list_operations(only_open: bool, limit: int) -> None:
 @click.argument("operation_id", metavar="ID")
 def show(operation_id: str) -> None:
     """Show one operation, node by node. The beginning of its ID is enough."""
-    from enginehouse.cli.client.connect import connect
-
     answer = find(connect(), operation_id)
-    if wants_json():
-        output.emit_json(answer)
-    else:
+    if not emit_json(answer):
         describe(answer)
 
 
@@ -81,9 +73,6 @@ def show(operation_id: str) -> None:
 @click.argument("operation_id", metavar="ID")
 def follow_operation(operation_id: str) -> int:
     """Follow one operation to its end. The beginning of its ID is enough."""
-    from enginehouse.cli.client.connect import connect
-    from enginehouse.cli.client.follow import exit_code_of, follow
-
     frontend = connect()
     return exit_code_of(follow(frontend, find(frontend, operation_id)))
 
@@ -99,13 +88,9 @@ def cancel(operation_id: str, node: str | None) -> None:
 
     LocalAI's workers cannot be stopped: they finish, and their rows say so until then.
     """
-    from enginehouse.cli.client.connect import connect
-
     frontend = connect()
     answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/cancel", node_body(node))
-    if wants_json():
-        output.emit_json(answer)
-    else:
+    if not emit_json(answer):
         describe(answer.get("operation") if isinstance(answer, dict) else answer)
 
 
@@ -118,19 +103,28 @@ def cancel(operation_id: str, node: str | None) -> None:
 @no_follow_option
 def retry(operation_id: str, node: str | None, no_follow: bool) -> int:
     """Retry what failed or was cancelled of an operation, as a new operation."""
-    from enginehouse.cli.client.connect import connect
-
     frontend = connect()
     answer = frontend.request("POST", f"/api/operations/{_id(frontend, operation_id)}/retry", node_body(node))
     return finish(frontend, answer, no_follow=no_follow)
+
+
+@command("release", examples=("enginehouse ops release 3f2a",))
+@click.argument("operation_id", metavar="ID")
+def release(operation_id: str) -> None:
+    """Let the nodes of an upgrade follow now that wait for its canaries.
+
+    The canaries are not watched any more, and nothing is taken back.
+    """
+    frontend = connect()
+    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/release")
+    if not emit_json(answer):
+        describe(answer.get("operation") if isinstance(answer, dict) else answer)
 
 
 @command("dismiss", examples=("enginehouse ops dismiss 3f2a",))
 @click.argument("operation_id", metavar="ID")
 def dismiss(operation_id: str) -> None:
     """Take a failed operation off the open list. It stays in the history."""
-    from enginehouse.cli.client.connect import connect
-
     frontend = connect()
     answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/dismiss")
     emit(answer, "dismissed")
@@ -138,38 +132,29 @@ def dismiss(operation_id: str) -> None:
 
 def _id(frontend: FrontendApi, beginning: str) -> str:
     """The full id of the operation, as a path segment."""
-    from enginehouse.cli.answers import ListedOperation
-    from enginehouse.cli.client.connect import read, segment
-
-    return segment(read(find(frontend, beginning), ListedOperation).id)
+    return segment(read(find(frontend, beginning), OperationView).jobID)
 
 
 def finish(frontend: FrontendApi, answer: object, *, no_follow: bool) -> int:
     """Follow a new operation, or show its id; returns the exit code."""
-    from enginehouse.cli.answers import ListedOperation
-    from enginehouse.cli.client.connect import read
-    from enginehouse.cli.client.follow import exit_code_of, follow
-
     if not no_follow:
         return exit_code_of(follow(frontend, answer))
-    operation = read(answer, ListedOperation)
+    operation = read(answer, OperationView)
     code = 3 if operation.leaves_out else 0
     if wants_json():
         output.emit_json(answer)
         return code
-    output.say(operation.id)
-    for excluded in operation.excluded or ():
+    output.say(operation.jobID)
+    for excluded in operation.excluded:
         output.remark(f"left out: {excluded.node_name}: {excluded.reason}")
     output.remark(
-        f"{operation.kind} {operation.name} was accepted; follow it with: enginehouse ops follow {operation.id}"
+        f"{operation.kind} {operation.name} was accepted; follow it with: enginehouse ops follow {operation.jobID}"
     )
     return code
 
 
 def find(frontend: FrontendApi, beginning: str) -> object:
     """The operation whose id starts with `beginning`; a full id is looked up directly."""
-    from enginehouse.cli.client.connect import segment
-
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", beginning):
         raise Invalid(
             f"cannot use {beginning[:40]!r} as the id of an operation: `enginehouse ops list` shows them",
@@ -196,24 +181,19 @@ def find(frontend: FrontendApi, beginning: str) -> object:
 
 
 def describe(answer: object) -> None:
-    from enginehouse.cli.answers import ListedOperation
-    from enginehouse.cli.client.connect import read
-    from enginehouse.cli.client.follow import parked_sentence
-    from enginehouse.cli.terminal.progress import ending_lines
-
-    operation = read(answer, ListedOperation)
+    operation = read(answer, OperationView)
     output.emit_facts(
         [
-            ("id", operation.id),
+            ("id", operation.jobID),
             ("what", f"{operation.kind} {operation.name}"),
             ("status", operation.status),
             ("by", operation.author),
-            ("age", output.age_of(operation.created_at)),
+            ("age", output.age_of(operation.createdAt)),
         ]
     )
-    for line in ending_lines(operation):
+    for line in (*ending_lines(operation), *canary_lines(operation)):
         output.say(line)
-    if operation.is_parked:
+    if operation.isParked:
         output.remark(parked_sentence(operation))
 
 
@@ -225,10 +205,10 @@ def short_ids(ids: list[str]) -> dict[str, str]:
     return {one: one[:length] for one in ids}
 
 
-def _nodes_done(operation: ListedOperation) -> str:
-    done = sum(row.status == "success" for row in operation.rows)
-    return f"{done}/{len(operation.rows)}" if operation.rows else ""
+def _nodes_done(operation: OperationView) -> str:
+    done = sum(row.status == "success" for row in operation.nodes)
+    return f"{done}/{len(operation.nodes)}" if operation.nodes else ""
 
 
-for each in (list_operations, show, follow_operation, cancel, retry, dismiss):
+for each in (list_operations, show, follow_operation, cancel, retry, release, dismiss):
     entry.add_command(each)

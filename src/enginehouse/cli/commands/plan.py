@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 
+from enginehouse.cli.client.connect import connect, has_server, read
 from enginehouse.cli.commands import local
 from enginehouse.cli.options.names import checked_backend, checked_nodes
-from enginehouse.cli.options.shared import command, wants_json
+from enginehouse.cli.options.shared import command, emit_json
 from enginehouse.cli.terminal import output
+from enginehouse.core.views import FleetPlan
 
 CHECK_SECONDS = 60.0  # the frontend asks registries, each with a timeout of ten seconds
 
@@ -22,7 +24,8 @@ def request_from(kind: str, name: str, nodes: list[str], more: dict[str, Any]) -
     body: dict[str, object] = {"kind": kind, "name": checked_backend(name)}
     if nodes:
         body["nodes"] = nodes
-    return body | {key: value for key, value in more.items() if value}
+    # `canary` is the only option whose default is true.
+    return body | {key: value for key, value in more.items() if value or key == "canary"}
 
 
 def versions(before: tuple[str, str], after: tuple[str, str]) -> tuple[str, str]:
@@ -53,8 +56,6 @@ def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **
 
     With --local, or without a server: what an install would download, reuse and occupy on this machine.
     """
-    from enginehouse.cli.client.connect import has_server
-
     directory, sha256 = flags.pop("directory"), flags.pop("sha256")
     if is_local or flags.get("backends_path") or not has_server():
         from enginehouse.cli.commands import local_work as working
@@ -66,12 +67,8 @@ def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **
 
 
 def _plan_fleet(request: dict[str, object]) -> None:
-    from enginehouse.cli.client.connect import connect, read
-    from enginehouse.core.views import FleetPlan
-
     answer = connect().post("/api/operations/plan", request, timeout_seconds=CHECK_SECONDS)
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     plan = read(answer, FleetPlan)
     rows = [
@@ -99,5 +96,7 @@ def _plan_fleet(request: dict[str, object]) -> None:
             output.remark(f"{', '.join(names)}: {note}")
     for excluded in plan.excluded:
         output.remark(f"left out: {excluded.node_name}: {excluded.reason}")
+    if plan.canaries:
+        output.remark(f"first: {', '.join(plan.canaries)}; the others follow if the new version stays ready there")
     if plan.max_parallel:
         output.remark(f"{plan.max_parallel} at a time")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
+from enginehouse.cli.client.chat import Conversation
+from enginehouse.cli.client.connect import FrontendApi, connect, read
+from enginehouse.cli.client.follow import follow
+from enginehouse.cli.commands.models import is_ready, request_load
 from enginehouse.cli.options.shared import command, given, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Denied, Hopeless, Invalid, Unavailable
 from enginehouse.core.name import check_model_name
-
-if TYPE_CHECKING:
-    from enginehouse.cli.answers import ListedOperation
-    from enginehouse.cli.client.chat import Conversation
-    from enginehouse.cli.client.connect import FrontendApi
+from enginehouse.core.views import ModelView, OperationView
 
 
 @command(
@@ -37,9 +36,6 @@ def entry(name: str, prompt: str | None, node: str | None, no_stream: bool) -> i
     In the chat, Ctrl-C stops an answer, Ctrl-D or /bye ends the chat, /help lists the commands. In a pipe, the question
     is read from stdin.
     """
-    from enginehouse.cli.client.chat import Conversation
-    from enginehouse.cli.client.connect import connect
-
     check_model_name(name)
     given()  # reads a token from stdin before the question is read from there
     question = _question(prompt, name)
@@ -65,15 +61,7 @@ def _question(prompt: str | None, name: str) -> str | None:
 
 
 def make_ready(frontend: FrontendApi, name: str, node: str | None) -> str:
-    """Load the model and show the progress; returns its system prompt.
-
-    A user token may not request a load; then the first question loads the model.
-    """
-    from enginehouse.cli.client.connect import read
-    from enginehouse.cli.client.follow import follow
-    from enginehouse.cli.commands.models import is_ready, request_load
-    from enginehouse.core.views import ModelView
-
+    """Load the model and show the progress; its system prompt. A user token cannot: its first question loads it."""
     try:
         answer = request_load(frontend, name, node)
     except Denied:
@@ -87,14 +75,14 @@ def make_ready(frontend: FrontendApi, name: str, node: str | None) -> str:
     return next((model.options.system_prompt for model in models if model.name == name), "")
 
 
-def _check_loaded(operation: ListedOperation, name: str) -> None:
-    if operation.is_parked:
+def _check_loaded(operation: OperationView, name: str) -> None:
+    if operation.isParked:
         # `follow` has shown the reason, and that the load continues by itself.
         raise Unavailable(f"cannot chat with {name} yet: the load waits for a node", code="resource_exhausted")
     if operation.status != "succeeded":
         raise Hopeless(
             f"cannot chat with {name}: the load {operation.status}; "
-            f"`enginehouse ops show {operation.id}` has the details"
+            f"`enginehouse ops show {operation.jobID}` has the details"
         )
 
 

@@ -2,10 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
-from enginehouse.cli.options.shared import command, group, wants_json
+from enginehouse.cli.answers import ListedToken
+from enginehouse.cli.client.connect import connect, read, segment
+from enginehouse.cli.options.shared import command, emit_json, group
 from enginehouse.cli.terminal import output
+from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.name import check_name
+
+_DAY_SECONDS = 86400.0
+_LIMITS = (
+    click.option("--model", "models", multiple=True, metavar="MODEL", help="Only this model or pattern; repeatable."),
+    click.option("--requests-per-minute", type=click.IntRange(1), metavar="N", help="At most so many requests."),
+    click.option("--tokens-per-minute", type=click.IntRange(1), metavar="N", help="At most so many tokens."),
+    click.option("--ttl", default="", metavar="DURATION", help="It expires after this time, such as 12h or 30d."),
+)
+
+
+def limits(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that limit a token."""
+    for option in reversed(_LIMITS):
+        function = option(function)
+    return function
+
+
+def wanted_limits(
+    models: tuple[str, ...], requests_per_minute: int | None, tokens_per_minute: int | None, ttl: str
+) -> dict[str, object]:
+    """The fields of a request for a token; those that are not limited are left out."""
+    every: dict[str, object] = {
+        "models": list(models),
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "ttl_seconds": _ttl_seconds(ttl) if ttl else None,
+    }
+    return {name: value for name, value in every.items() if value}
+
+
+def _ttl_seconds(text: str) -> float:
+    from enginehouse.settings.values import parse_duration
+
+    days, _, rest = text.strip().partition("d")
+    try:
+        if days.isdecimal() and not rest and text.strip().endswith("d") and int(days):
+            return int(days) * _DAY_SECONDS
+        return parse_duration(text)
+    except Invalid as error:
+        raise Invalid(
+            f"cannot use {text!r} as --ttl: {error.message}, or like 30d", code="invalid_setting", param="ttl"
+        ) from error
 
 
 @group("tokens", examples=("enginehouse tokens create --role join", "enginehouse tokens revoke laptop"))
@@ -16,7 +65,8 @@ def entry() -> None:
 @command(
     "create",
     examples=(
-        "enginehouse tokens create --name laptop",
+        "enginehouse tokens create --name laptop --ttl 30d",
+        "enginehouse tokens create --name chatbot --model 'tiny-*' --requests-per-minute 60",
         "enginehouse tokens create --role join > join.token",
         "enginehouse tokens create --role join --node attic > attic.token",
     ),
@@ -30,11 +80,13 @@ def entry() -> None:
 )
 @click.option("--name", default="", metavar="NAME", help="A name for it.")
 @click.option("--node", default="", metavar="NODE", help="With --role join: only the node of this name may use it.")
-def create(role: str, name: str, node: str) -> None:
-    """Create a token. It is shown only once."""
-    from enginehouse.core.name import check_name
+@limits
+def create(role: str, name: str, node: str, **limited: Any) -> None:
+    """Create a token. It is shown only once.
 
-    make_token(role, name, {"node": check_name(node, "node")} if node else {})
+    A user token can be limited to models and to a rate, and any token to a time.
+    """
+    make_token(role, name, ({"node": check_name(node, "node")} if node else {}) | wanted_limits(**limited))
 
 
 @command("list", examples=("enginehouse tokens list",))
@@ -50,18 +102,13 @@ def revoke(name: str) -> None:
     end_token(name, "")
 
 
-def make_token(role: str, name: str, more: dict[str, str]) -> None:
-    from enginehouse.cli.answers import ListedToken
-    from enginehouse.cli.client.connect import connect, read
-    from enginehouse.core.name import check_name
-
-    wanted = {"role": role, **more}
+def make_token(role: str, name: str, more: dict[str, object]) -> None:
+    wanted: dict[str, object] = {"role": role, **more}
     if name:
         wanted["name"] = check_name(name, "token")
     frontend = connect()
     answer = frontend.post("/api/tokens", wanted)
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     output.say(read(answer, ListedToken).token)
     output.remark(f"a token with the role {role}; it is not shown again")
@@ -70,26 +117,27 @@ def make_token(role: str, name: str, more: dict[str, str]) -> None:
 
 
 def show_tokens(role: str) -> None:
-    from enginehouse.cli.answers import ListedToken
-    from enginehouse.cli.client.connect import connect, read
-
     answer = connect().get("/api/tokens")
-    if wants_json():
-        output.emit_json(answer)
+    if emit_json(answer):
         return
     rows = [
-        (one.id, one.role, one.name, one.node, output.age_of(str(one.created_at)))
+        (one.id, one.role, one.name, one.node, output.age_of(str(one.created_at)), _expiry(one), _limits_of(one))
         for one in read(answer, tuple[ListedToken, ...])
         if role in ("", one.role)
     ]
-    output.emit_table(("ID", "ROLE", "NAME", "FOR NODE", "AGE"), rows, "no tokens")
+    output.emit_table(("ID", "ROLE", "NAME", "FOR NODE", "AGE", "EXPIRES", "LIMITS"), rows, "no tokens")
+
+
+def _expiry(one: ListedToken) -> str:
+    return "expired" if one.expired else one.expires_at.partition(".")[0].rstrip("Z").replace("T", " ")
+
+
+def _limits_of(one: ListedToken) -> str:
+    rates = ((one.requests_per_minute, "requests/min"), (one.tokens_per_minute, "tokens/min"))
+    return ", ".join([*one.models, *(f"{count} {what}" for count, what in rates if count)])
 
 
 def end_token(name_or_id: str, role: str) -> None:
-    from enginehouse.cli.answers import ListedToken
-    from enginehouse.cli.client.connect import connect, read, segment
-    from enginehouse.core.errors import NotFound
-
     frontend = connect()
     if role:
         # Search among tokens of this role only: an admin token may have the same name.
@@ -99,9 +147,7 @@ def end_token(name_or_id: str, role: str) -> None:
             raise NotFound(f"cannot find an API key {name_or_id!r}: `enginehouse keys list` shows them")
         name_or_id = found[0]
     answer = frontend.delete(f"/api/tokens/{segment(name_or_id)}")
-    if wants_json():
-        output.emit_json(answer)
-    else:
+    if not emit_json(answer):
         row = read(answer, ListedToken)
         output.say(f"revoked the {row.role} token {row.name}")
 

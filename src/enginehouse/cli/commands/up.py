@@ -7,10 +7,18 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from enginehouse.cli.options.galleries import galleries, installing, model_sources
+from enginehouse.cli.options.programs import (
+    galleries,
+    installing,
+    listening,
+    model_sources,
+    node_networks,
+    serving,
+    timings,
+)
 from enginehouse.cli.options.shared import NO_SERVER, command, given, log_level, setting, wants_json
-from enginehouse.cli.options.timings import timings
 from enginehouse.cli.terminal import output
+from enginehouse.settings.programs import UpSettings, load
 
 if TYPE_CHECKING:
     from enginehouse.parent import Welcome
@@ -25,17 +33,17 @@ if TYPE_CHECKING:
         "enginehouse up --port 9000 --data ~/engines",
     ),
 )
-@setting("host", "Address to listen on (127.0.0.1).", "ADDRESS")
-@setting("port", "HTTP port; if not given, 8080 or the next free one.", "PORT")
+@listening
 @setting("name", "Name of this node (the host name).", "NAME")
 @setting("nats_port", "Port of the embedded NATS; if not given, 4222 or the next free one.", "PORT")
 @setting("advertise_nats", "Address at which other machines reach NATS.", "HOST[:PORT]")
 @setting("base_port", "First port for engines (50051).", "PORT")
-@setting("node_networks", "Networks within which an approved node may move without another approval.", "CIDR,…")
+@node_networks
 @galleries
 @model_sources
 @installing
 @timings
+@serving
 @log_level
 def entry(**flags: Any) -> int:
     """Run everything on this machine.
@@ -43,8 +51,6 @@ def entry(**flags: Any) -> int:
     Starts NATS, a frontend and a worker and keeps them running. Ctrl-C stops them in order; the next `up` on the same
     data directory continues with the same state.
     """
-    from enginehouse.settings.programs import UpSettings, load
-
     settings = load(UpSettings, {**flags, "data": given().data}, os.environ)
     # Imported after the settings, so that a bad setting is reported at once.
     from enginehouse import run

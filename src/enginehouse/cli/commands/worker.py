@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from enginehouse.cli.options.galleries import installing
-from enginehouse.cli.options.node import node
+from enginehouse.cli.options.programs import installing, model_credentials, node
 from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, log_level, setting
+from enginehouse.settings.programs import WorkerSettings, load
 
 
 @command(
@@ -25,7 +25,7 @@ from enginehouse.cli.options.shared import JOIN_TOKEN, command, given, log_level
 @node
 @setting("grace_seconds", "How long an engine may take to stop (10s).", "DURATION")
 @setting("max_replicas_per_model", "Replicas of one model on this node (1).", "NUMBER")
-@setting("model_credentials", 'A file of lines NAME = "SECRET", for sources of models.', "FILE")
+@model_credentials
 @setting("model_directories", "Shared storage from which models may name files, read in place.", "PATH,…")
 @installing
 @log_level
@@ -35,8 +35,6 @@ def entry(**flags: Any) -> int:
     Also reads LocalAI's LOCALAI_REGISTER_TO, LOCALAI_REGISTRATION_TOKEN, LOCALAI_NODE_NAME, LOCALAI_NODE_LABELS and
     LOCALAI_NATS_URL.
     """
-    from enginehouse.settings.programs import WorkerSettings, load
-
     shared = given()
     flags = {**flags, "data": shared.data, "url": shared.url, "token": shared.token}
     settings = load(WorkerSettings, flags, os.environ)

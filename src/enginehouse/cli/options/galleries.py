@@ -1,4 +1,4 @@
-"""The flags for galleries and installing, which several commands share, and loading galleries without a server."""
+"""Loads galleries without a server, for the commands that need none."""
 
 from __future__ import annotations
 
@@ -8,60 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from enginehouse.cli.options.shared import given, setting
+from enginehouse.cli.options.shared import given
 
 if TYPE_CHECKING:
     from enginehouse.core.gallery_entry import Gallery, GalleryState
     from enginehouse.core.gallery_source import GallerySource
     from enginehouse.settings.programs import LocalSettings
 
-Function = Callable[..., Any]
 REMIND_SECONDS = 24 * 3600.0  # a missing gallery is reported at most this often
-
-
-def allow_host(function: Function) -> Function:
-    # None if it was not given, so that the variable and the file are read.
-    return click.option(
-        "--allow-host",
-        "allowed_hosts",
-        multiple=True,
-        metavar="HOST",
-        callback=lambda context, parameter, value: value or None,
-        help="A host or network that may be reached although it is not public; http://HOST allows HTTP; repeatable.",
-    )(function)
-
-
-def installing(function: Function) -> Function:
-    """Add the flags of commands that install backends."""
-    function = setting("backends_system_path", "Directory of backends that are part of the system.", "DIR")(function)
-    function = setting("archive_limit_bytes", "Largest image that is unpacked (20GiB).", "SIZE")(function)
-    function = setting("blob_cap_bytes", "How much downloaded data is kept for later versions (20GiB).", "SIZE")(
-        function
-    )
-    function = setting("engine_user", "Run engines as this user; the worker must be root.", "NAME")(function)
-    function = setting(
-        "engine_confinement",
-        "auto: engines may access only what they need; off: all that this user may (auto).",
-        "auto|off",
-    )(function)
-    function = setting("registry_credentials", 'A file of lines "HOST" = "USER:PASSWORD".', "FILE")(function)
-    return allow_host(function)
-
-
-def galleries(function: Function) -> Function:
-    """Add the flag of commands that read galleries; they also need `allow_host` or `installing`."""
-    return setting("backend_galleries", "Galleries after the built-in one, in LocalAI's format; [] for none.", "JSON")(
-        function
-    )
-
-
-def model_sources(function: Function) -> Function:
-    """Add the flags of programs that find models at their sources."""
-    function = setting("model_galleries", "Galleries of models, in LocalAI's format; [] for none.", "JSON")(function)
-    function = setting("hf_endpoint", "Hugging Face, or a mirror of it (https://huggingface.co).", "URL")(function)
-    return setting("model_credentials", 'A file of lines NAME = "SECRET", for sources of models.', "FILE")(function)
 
 
 def load_galleries(

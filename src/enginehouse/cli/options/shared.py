@@ -51,13 +51,20 @@ def wants_json() -> bool:
     return bool(click.get_current_context().meta.get(_KEY, {}).get("json"))
 
 
-def emit(answer: object, sentence: str) -> None:
-    """Print the answer with --json, otherwise a sentence about it."""
+def emit_json(answer: object) -> bool:
+    """Print the answer with --json; False without, when the command has to show it."""
     from enginehouse.cli.terminal import output
 
     if wants_json():
         output.emit_json(answer)
-    else:
+    return wants_json()
+
+
+def emit(answer: object, sentence: str) -> None:
+    """Print the answer with --json, otherwise a sentence about it."""
+    from enginehouse.cli.terminal import output
+
+    if not emit_json(answer):
         output.say(sentence)
 
 

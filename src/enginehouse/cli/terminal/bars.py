@@ -16,10 +16,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.progress import describe, next_try, subject, why
 from enginehouse.core.progress import format_bytes
+from enginehouse.core.views import NodeRow
 
 FRAMES_PER_SECOND = 8.0
 RATE_SECONDS = 3.0  # the window of the rate: long enough to be steady, short enough to be current
@@ -50,7 +50,8 @@ class Meter:
 class Bars:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
-        self._operation: ListedOperation | None = None
+        self._rows: list[NodeRow] | None = None
+        self._waiting = ""
         self._shown_at = 0.0
         self._meters: dict[str, Meter] = {}
         self._spinner = Spinner("dots")
@@ -72,12 +73,12 @@ class Bars:
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
 
-    def show(self, operation: ListedOperation, answer: object) -> None:
+    def show(self, rows: list[NodeRow], answer: object, waiting: str = "") -> None:
         now = time.monotonic()
-        for row in operation.rows:
+        for row in rows:
             if row.status == "downloading" and row.total_bytes:
-                self._meters.setdefault(row.key, Meter()).note(now, row.current_bytes)
-        self._operation, self._shown_at = operation, now
+                self._meters.setdefault(row.intent, Meter()).note(now, row.current_bytes or 0)
+        self._rows, self._waiting, self._shown_at = rows, waiting, now
 
     def trouble(self, text: str) -> None:
         if text and not self._trouble:
@@ -88,28 +89,27 @@ class Bars:
         output.say(line)
 
     def _render(self) -> RenderableType:
-        operation = self._operation
-        if operation is None:
+        rows = self._rows
+        if rows is None:
             return self._spinner
-        rows = self._visible(operation.rows)
-        shared = self._shared_action(operation.rows)
-        parts = self._lines(rows, shared) if rows else [self._line(self._waiting_text(operation))]
-        if len(operation.rows) > 1 or shared:
-            done = sum(not row.is_open for row in operation.rows)
-            figures = f"{done} of {len(operation.rows)} done"
+        shared = self._shared_action(rows)
+        parts = self._lines(self._visible(rows), shared) if rows else [self._line(self._waiting)]
+        if len(rows) > 1 or shared:
+            done = sum(not row.is_open for row in rows)
+            figures = f"{done} of {len(rows)} done"
             parts.append(Text(output.printable(f"{shared}: {figures}" if shared else figures), style="dim"))
         if self._trouble:
             seconds = int(time.monotonic() - self._trouble_since)
             parts.append(Text(output.printable(f"{self._trouble}; trying again ({seconds} s)"), style="yellow"))
         return Group(*parts)
 
-    def _shared_action(self, rows: tuple[ListedRow, ...]) -> str:
+    def _shared_action(self, rows: list[NodeRow]) -> str:
         """The action that all rows share, if there is no room for it in each row; then rows show only their nodes."""
         doing = {row.action for row in rows}
         longest = max((len(subject(row)) for row in rows), default=0)
         return doing.pop() if longest > self._console.size.width // 3 and len(doing) == 1 else ""
 
-    def _lines(self, rows: tuple[ListedRow, ...], shared: str) -> list[RenderableType]:
+    def _lines(self, rows: list[NodeRow], shared: str) -> list[RenderableType]:
         # Fixed widths: otherwise rich shrinks the marks and the bars to make room for long reasons.
         screen = self._console.size.width
         names = [output.printable(row.node_name if shared else subject(row)) for row in rows]
@@ -132,17 +132,14 @@ class Bars:
         self._spinner.update(text=Text(output.printable(text)))
         return self._spinner
 
-    def _waiting_text(self, operation: ListedOperation) -> str:
-        return f"{operation.kind} {operation.name}: {operation.message or operation.status}"
-
-    def _visible(self, rows: tuple[ListedRow, ...]) -> tuple[ListedRow, ...]:
+    def _visible(self, rows: list[NodeRow]) -> list[NodeRow]:
         """All rows, or those that fit on the screen: first active and failed ones, then queued, then finished."""
         room = max(3, self._console.size.height - 4)
         if len(rows) <= room:
             return rows
-        return tuple(sorted(rows, key=lambda row: (row.status == "success", row.status == "queued")))[:room]
+        return sorted(rows, key=lambda row: (row.status == "success", row.status == "queued"))[:room]
 
-    def _cells(self, row: ListedRow) -> tuple[RenderableType, ...]:
+    def _cells(self, row: NodeRow) -> tuple[RenderableType, ...]:
         """The mark, the bar if there is one, and the text."""
         style = _STYLES.get(row.status, "")
         words = Text(output.printable(self._words(row)), style=style)
@@ -156,12 +153,12 @@ class Bars:
             case _:
                 return Text("✗", style=style), words
 
-    def _bar(self, row: ListedRow, percentage: float) -> ProgressBar:
+    def _bar(self, row: NodeRow, percentage: float) -> ProgressBar:
         unknown = row.status != "success" and not row.total_bytes
         total = None if unknown else 100.0
         return ProgressBar(total=total, completed=percentage, pulse=unknown)
 
-    def _words(self, row: ListedRow) -> str:
+    def _words(self, row: NodeRow) -> str:
         due = row.due_in_seconds
         if due is not None:
             due -= time.monotonic() - self._shown_at
@@ -170,9 +167,10 @@ class Bars:
         text = describe(row, due)
         if row.status != "downloading" or not row.total_bytes:
             return text
-        rate = self._meters[row.key].rate() if row.key in self._meters else 0.0
-        left = (row.total_bytes - row.current_bytes) / rate if rate > 0 else 0.0
+        rate = self._meters[row.intent].rate() if row.intent in self._meters else 0.0
+        done = row.current_bytes or 0
+        left = (row.total_bytes - done) / rate if rate > 0 else 0.0
         speed = f", {format_bytes(int(rate))}/s" if rate > 0 else ""
         speed += f", {output.duration(left)} left" if left >= 1 else ""
-        figures = f"{format_bytes(row.current_bytes)} of {format_bytes(row.total_bytes)}{speed}"
+        figures = f"{format_bytes(done)} of {format_bytes(row.total_bytes)}{speed}"
         return f"{row.percentage:3.0f}% {figures} {text}"

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from enginehouse.cli.answers import ListedOperation, ListedRow
 from enginehouse.cli.terminal import output
-from enginehouse.core.intent import DRAINING, NODE_AWAY
+from enginehouse.core.intent import CANARY, DRAINING, NODE_AWAY
 from enginehouse.core.progress import format_bytes
+from enginehouse.core.views import NodeRow, OperationView
 
 LINE_SECONDS = 2.0
 
@@ -28,7 +28,8 @@ class View(Protocol):
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def show(self, operation: ListedOperation, answer: object) -> None: ...
+    def show(self, rows: list[NodeRow], answer: object, waiting: str = "") -> None:
+        """Show the rows of an operation, or without any what it waits for; `answer` is all of it."""
 
     def trouble(self, text: str) -> None:
         """Show why no state arrives at the moment; "" when states arrive again."""
@@ -48,7 +49,7 @@ def choose_view(*, as_json: bool) -> View:
     return Lines()
 
 
-def phase_words(row: ListedRow) -> str:
+def phase_words(row: NodeRow) -> str:
     # Every command starts in this phase, but only those that fetch something look anything up.
     is_fetched = row.action.partition(" ")[0] in ("install", "upgrade", "place")
     phase = "" if row.phase == "resolving" and not is_fetched else row.phase
@@ -56,20 +57,20 @@ def phase_words(row: ListedRow) -> str:
     return f"{words} {output.shortened(row.file_name)}" if row.file_name else words
 
 
-def next_try(row: ListedRow, due_in_seconds: float | None) -> str:
+def next_try(row: NodeRow, due_in_seconds: float | None) -> str:
     """When a row that waits after an error is retried; "" for any other row."""
-    if row.status != "queued" or row.reason in (NODE_AWAY, DRAINING) or not (row.error or row.reason):
+    if row.status != "queued" or row.reason in (NODE_AWAY, DRAINING, CANARY) or not (row.error or row.reason):
         return ""
     # At zero the retry is about to start, so the countdown is replaced.
     soon = due_in_seconds is None or due_in_seconds < 1
     return "trying again" if soon else f"next try in {output.duration(due_in_seconds or 0)}"
 
 
-def why(row: ListedRow) -> str:
+def why(row: NodeRow) -> str:
     return output.shortened(row.error or row.reason)
 
 
-def describe(row: ListedRow, due_in_seconds: float | None) -> str:
+def describe(row: NodeRow, due_in_seconds: float | None) -> str:
     """The state of a row in words, with the reason and the time of the next retry."""
     match row.status:
         case "success":
@@ -78,6 +79,8 @@ def describe(row: ListedRow, due_in_seconds: float | None) -> str:
             return f"queued: {row.node_name} is away"
         case "queued" if row.reason == DRAINING:
             return f"queued: {row.node_name} is drained"
+        case "queued" if row.reason == CANARY:
+            return f"held: {why(row)}"
         case "queued" if row.error or row.reason:
             return f"waiting: {why(row)}; {next_try(row, due_in_seconds)}"
         case "queued":
@@ -94,35 +97,42 @@ def describe(row: ListedRow, due_in_seconds: float | None) -> str:
             return row.status
 
 
-def with_bytes(row: ListedRow) -> str:
+def with_bytes(row: NodeRow) -> str:
     """The description with the figures that a bar would show."""
     text = describe(row, row.due_in_seconds)
     if row.status == "downloading" and row.total_bytes:
-        done, total = format_bytes(row.current_bytes), format_bytes(row.total_bytes)
+        done, total = format_bytes(row.current_bytes or 0), format_bytes(row.total_bytes)
         text = f"{text}: {done} of {total} ({row.percentage:.0f}%)"
     return text
 
 
-def subject(row: ListedRow) -> str:
+def subject(row: NodeRow) -> str:
     return f"{row.node_name}: {row.action}" if row.action else row.node_name
 
 
-def ending_lines(operation: ListedOperation) -> Iterator[str]:
+def ending_lines(operation: OperationView) -> Iterator[str]:
     """One line per row with its outcome, then the excluded nodes, then an error that belongs to no row."""
     marks = {"success": "✓", "error": "✗", "cancelled": "✗", "superseded": "✗"}
     plain = {"success": "ok", "error": "FAILED", "cancelled": "FAILED", "superseded": "FAILED"}
     fancy = output.can_show("✓✗…", sys.stdout) and output.can_show("✓✗…", sys.stderr)
-    if not operation.rows and operation.status == "succeeded":
+    if not operation.nodes and operation.status == "succeeded":
         yield f"{'✓' if fancy else 'ok'} {operation.kind.replace('_', ' ')} {operation.name}"
-    for row in operation.rows:
+    for row in operation.nodes:
         mark = marks.get(row.status, "…") if fancy else plain.get(row.status, "...")
         end = _NOTES.get(row.note, "") if row.status == "success" else f": {describe(row, row.due_in_seconds)}"
         yield f"{mark} {subject(row)}{end}"
-    for excluded in operation.excluded or ():
+    for excluded in operation.excluded:
         yield f"- {excluded.node_name}: left out: {excluded.reason}"
-    shown = {row.error for row in operation.rows}
+    shown = {row.error for row in operation.nodes}
     if operation.status == "failed" and operation.error and not any(one and one in operation.error for one in shown):
         yield f"{'✗' if fancy else 'FAILED'} {operation.error}"
+
+
+def canary_lines(operation: OperationView) -> Iterator[str]:
+    """How the canaries of an upgrade are doing, while they are watched."""
+    if operation.canary is not None and operation.canary.phase == "watching":
+        for one in operation.canary.nodes:
+            yield f"canary {one.node_name}: {one.state}{f' ({one.waits_for})' if one.waits_for else ''}"
 
 
 class Lines:
@@ -144,24 +154,24 @@ class Lines:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def show(self, operation: ListedOperation, answer: object) -> None:
-        moved: list[ListedRow] = []
-        for row in operation.rows:
+    def show(self, rows: list[NodeRow], answer: object, waiting: str = "") -> None:
+        moved: list[NodeRow] = []
+        for row in rows:
             seen = (row.status, row.phase, row.reason, row.error, row.attempt)
-            if self._seen.get(row.key) != seen:
-                self._seen[row.key] = seen
+            if self._seen.get(row.intent) != seen:
+                self._seen[row.intent] = seen
                 # The outcome of a row is printed at the end, with the others.
                 if row.is_open:
                     self._print(row)
-            elif row.is_open and self._printed.get(row.key) != with_bytes(row) and row.current_bytes:
+            elif row.is_open and self._printed.get(row.intent) != with_bytes(row) and row.current_bytes:
                 moved.append(row)
         if moved and self._monotonic() - self._written_at >= LINE_SECONDS:
-            self._print(min(moved, key=lambda row: list(self._printed).index(row.key)))
+            self._print(min(moved, key=lambda row: list(self._printed).index(row.intent)))
 
-    def _print(self, row: ListedRow) -> None:
+    def _print(self, row: NodeRow) -> None:
         # The last printed row is last in the dict, so that rows with progress take turns.
-        self._printed.pop(row.key, None)
-        self._printed[row.key] = with_bytes(row)
+        self._printed.pop(row.intent, None)
+        self._printed[row.intent] = with_bytes(row)
         self._written_at = self._monotonic()
         self._write(f"{subject(row)}: {with_bytes(row)}")
 
@@ -187,7 +197,7 @@ class JsonLines:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def show(self, operation: ListedOperation, answer: object) -> None:
+    def show(self, rows: list[NodeRow], answer: object, waiting: str = "") -> None:
         # After an interruption the same state may be read again.
         if answer != self._last:
             output.emit_json_line(answer)

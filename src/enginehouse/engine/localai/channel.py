@@ -75,6 +75,11 @@ class GrpcClient:
             raise Upstream(f"cannot read the answer of the engine at {call.address}: {count} instead of one")
         return messages[0]
 
+    def forget(self, address: str) -> None:
+        """Close the connections to an address when their last call has ended."""
+        for connection in self.connections_to(address):
+            connection.retire()
+
     async def close(self) -> None:
         """End all calls and connections."""
         self._is_closed = True

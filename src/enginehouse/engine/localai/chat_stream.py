@@ -201,7 +201,7 @@ class ChatEvents:
 
 
 def _only_text(choice: _StreamedChoice, message: bytes) -> str:
-    """The text of a reply that has no more than `message`, counts, and one delta with content alone.
+    """The text of a reply that has no more than `message`, counts, and at most one delta with content alone.
 
     Most replies of a stream are of this form. Their few bytes of framing are read here, because objects of protobuf
     take several times as long. Lengths are below 128, so that each is one byte. "" if the reply has another form.
@@ -220,13 +220,11 @@ def _only_text(choice: _StreamedChoice, message: bytes) -> str:
         position = _after_number(message, position) if tokens_at else position
         prompt_at = position if position < size and message[position] == 0x18 else 0
         position = _after_number(message, position) if prompt_at else position
-        if position >= size or message[position] != 0x42 or not choice.uses_deltas:
-            return ""
-        inner = message[position + 1 : position + 4]
-        if len(inner) < 3 or inner[1] != 0x0A or inner[2] > 125 or inner[0] != inner[2] + 2:
-            return ""
-        text = message[position + 4 :]
-        if len(text) != inner[2]:
+        if position == size and message[size - 1] < 0x80 and not choice.uses_deltas:
+            text = message[2 : length + 2]
+        else:
+            text = _only_delta(message, position) if choice.uses_deltas else b""
+        if not text:
             return ""
         if tokens_at:
             choice.counted = message
@@ -236,6 +234,15 @@ def _only_text(choice: _StreamedChoice, message: bytes) -> str:
         return text.decode()
     except UnicodeDecodeError:
         return ""  # part of a character
+
+
+def _only_delta(message: bytes, position: int) -> bytes:
+    """The content of a delta that is the rest of a reply and has nothing else; b"" if it is another form."""
+    inner = message[position : position + 4]
+    if len(inner) < 4 or inner[0] != 0x42 or inner[2] != 0x0A or inner[3] > 125 or inner[1] != inner[3] + 2:
+        return b""
+    text = message[position + 4 :]
+    return text if len(text) == inner[3] else b""
 
 
 def _after_number(message: bytes, position: int) -> int:

@@ -206,6 +206,9 @@ class LocalaiEngine:
     async def free(self, target: EngineTarget, *, limit_seconds: float) -> bool:
         return await control.free(self._client, target, limit_seconds=limit_seconds)
 
+    def forget(self, address: str) -> None:
+        self._client.forget(address)
+
     async def close(self) -> None:
         await self._client.close()
 

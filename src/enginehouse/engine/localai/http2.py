@@ -57,7 +57,7 @@ class Http2Connection(asyncio.Protocol):
     def __init__(self, address: str, on_lost: Callable[[Http2Connection], None]) -> None:
         self.address = address
         self.is_lost = False
-        self.is_leaving = False  # GOAWAY: open streams continue, new ones need another connection
+        self.is_leaving = False  # open streams continue, new ones need another connection
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -105,6 +105,13 @@ class Http2Connection(asyncio.Protocol):
         lead = frames.header_frames(number, block, self._sending.max_frame_bytes)
         await self.send(stream, payload, ends=ends, lead=lead)
         return stream
+
+    def retire(self) -> None:
+        """Take no new streams, and close when the last one has ended."""
+        self.is_leaving = True
+        self._on_lost(self)
+        if not self._streams:
+            self.close()
 
     def close(self) -> None:
         """End all streams and close."""
@@ -334,12 +341,10 @@ class Http2Connection(asyncio.Protocol):
         if code != frames.NO_ERROR:
             log.warning("connection.refused address=%s code=%s", self.address, frames.error_name(code))
         self.is_leaving = True
-        self._on_lost(self)
         for stream in [stream for stream in self._streams.values() if stream.number > last]:
             stream.has_ended = True
             stream.finish(unreachable(self.address, "it is going away and has not begun the call"))
-        if not self._streams:
-            self.close()
+        self.retire()
 
     # Writing and ending ---------------------------------------------------------------------------------------------
 

@@ -119,6 +119,10 @@ class HttpEngine:
         except (EnginehouseError, TimeoutError):
             return False
 
+    def forget(self, address: str) -> None:
+        for connection in self._idle.pop(address, ()):
+            connection.cut()
+
     async def close(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
@@ -145,14 +149,15 @@ class HttpEngine:
         connection.send(head, body)
         # A timer of its own instead of `asyncio.timeout`, which costs several times as much per request.
         timer = asyncio.get_running_loop().call_later(head_seconds, connection.expire, head_seconds)
+        is_answered = False
         try:
             await connection.wait_for_head()
-        except BaseException:
-            # After a cancelled request or a broken response, the connection must not be reused.
-            connection.cut()
-            raise
+            is_answered = True
         finally:
             timer.cancel()
+            if not is_answered:
+                # After a cancelled request or a broken response, the connection must not be reused.
+                connection.cut()
         return _Response(self, connection)
 
     def _head(self, call: EngineCall) -> bytes:

@@ -77,10 +77,7 @@ class Sources:
                 group.create_task(copy.restore())
 
     async def refresh(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Request the due sources. Errors are recorded in their states.
-
-        `changed` is called after each source, so a slow one does not delay the results of the others.
-        """
+        """Request the due sources; `changed` is called after each. Errors are recorded in their states."""
 
         async def ask(copy: Copy) -> None:
             await copy.refresh()

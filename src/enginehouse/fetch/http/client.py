@@ -89,10 +89,20 @@ class OutboundResponse:
 class Client:
     """Owns the connections and must be closed. `stall_seconds` limits the time without a received byte."""
 
-    def __init__(self, rules: Rules, *, user_agent: str = USER_AGENT, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        user_agent: str = USER_AGENT,
+        stall_seconds: float = STALL_SECONDS,
+        connect_seconds: float = CONNECT_SECONDS,
+        max_redirects: int = MAX_REDIRECTS,
+    ) -> None:
         self.rules = ParsedRules(rules)
         self._user_agent = user_agent
         self._stall_seconds = stall_seconds
+        self._connect_seconds = connect_seconds
+        self._max_redirects = max_redirects
         self._session: aiohttp.ClientSession | None = None
 
     async def document(
@@ -133,7 +143,7 @@ class Client:
         target = self.rules.check_url(request.url)
         headers = {"user-agent": self._user_agent, "accept-encoding": "identity"}
         headers |= {name.lower(): value for name, value in request.headers.items()}
-        for _ in range(MAX_REDIRECTS + 1):
+        for _ in range(self._max_redirects + 1):
             answer = await self._send(request, target, headers)
             try:
                 location = answer.headers.get("location", "")
@@ -150,7 +160,7 @@ class Client:
             if following.origin != target.origin:
                 headers = {name: value for name, value in headers.items() if name not in _BOUND_TO_ORIGIN}
             target = following
-        raise Upstream(f"cannot read {shown_uri(request.url)}: it has more than {MAX_REDIRECTS} redirects")
+        raise Upstream(f"cannot read {shown_uri(request.url)}: it has more than {self._max_redirects} redirects")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -193,7 +203,9 @@ class Client:
                     limit=0, use_dns_cache=False, keepalive_timeout=30.0, resolver=_CheckedResolver(self.rules)
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall_seconds),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=self._connect_seconds, sock_read=self._stall_seconds
+                ),
                 auto_decompress=False,
                 trust_env=False,
                 read_bufsize=READ_BYTES,

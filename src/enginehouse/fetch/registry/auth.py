@@ -66,10 +66,7 @@ class RegistryAuthorization:
         return kept.header if kept is not None and kept.until > time.monotonic() else ""
 
     async def unlock(self, reference: ImageReference, challenge: str, used: str, ask: AskServer) -> None:
-        """Answer the challenge of a request sent with the header `used`. Afterwards `header` returns a new one.
-
-        Raises `Denied` if the registry refuses.
-        """
+        """Answer the challenge to the header `used`, so that `header` returns a new one; `Denied` if refused."""
         async with self._lock:
             # Of many requests that were refused at the same time, only the first requests a new token.
             if self.header(reference) in ("", used):

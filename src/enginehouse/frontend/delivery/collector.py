@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse.core import intent as intents_core
@@ -26,13 +27,15 @@ from enginehouse.core.action import InstallBackend, PullModel, StartReplica, Unk
 from enginehouse.core.errors import Conflict, Malformed, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Change, Intent, Outcome
+from enginehouse.core.node_api import HeartbeatRequest
 from enginehouse.core.operation import wait_for_node
 from enginehouse.core.progress import Progress
 from enginehouse.core.progress import bounded as bounded_progress
 from enginehouse.core.report import Report
 from enginehouse.frontend.delivery.late_replies import LateReplies, Reply
-from enginehouse.frontend.delivery.replica_rows import agreeing, follow, forget_gone_replicas
+from enginehouse.frontend.delivery.replica_rows import adopt_restarted, agreeing, follow, forget_gone_replicas
 from enginehouse.frontend.fleet.nodes import Nodes, note_no_subscriber
+from enginehouse.frontend.fleet.registration import capacity_after
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus, Clock, Message
 from enginehouse.store import db, intents, nodes, operations, supersession
@@ -138,6 +141,14 @@ class Collector:
         except asyncio.QueueFull:
             log.warning("reply.dropped subject=%s error=queue_full", message.subject)
 
+    def settle(self, intent: Intent, outcome: Outcome) -> None:
+        """Take the outcome of a command that this frontend carried out for a worker, as if that had replied."""
+        to = subjects.ReplySubject(intent.node_id, intent.id, intent.attempt)
+        try:
+            self._replies.put_nowait(Reply(to, intents_core.bounded(outcome), intent.fence))
+        except asyncio.QueueFull:
+            log.warning("reply.dropped intent=%s error=queue_full", intent.id)
+
     def _take_progress(self, message: Message) -> None:
         try:
             event = wire.decode(message.payload, wire.ProgressEvent, "a progress event")
@@ -209,6 +220,8 @@ class Collector:
                 continue
             if intent.id in changes:
                 continue  # a duplicate
+            if reply.fence and (reply.fence, self._owner) != (intent.fence, intent.owner):
+                continue  # another frontend has taken it over, and does the work again
             if intent.owner != self._owner and intent.lease_until >= now:
                 # Its owner should have received the same reply. A missing subscriber is not kept: it holds only now.
                 if reply.outcome is not None:
@@ -254,11 +267,19 @@ class Collector:
 
     # From heartbeats ---------------------------------------------------------------------------
 
-    async def report(self, node_id: NodeId, report: Report) -> tuple[IntentId, ...]:
-        """Store a report and settle the intents it proves. Returns the running intents that were cancelled or
-        superseded; the worker must stop them.
+    async def report(
+        self, node_id: NodeId, report: Report, said: HeartbeatRequest | None = None
+    ) -> tuple[IntentId, ...]:
+        """Store a report, settle what it proves, and return the running intents that the worker must stop.
+
+        The amounts of the heartbeat that brought it, `said`, are stored with it: whoever reads that an engine runs must
+        not read the free memory from before it did.
         """
-        done = await self._store.transaction(lambda connection: self._take_report(connection, node_id, report))
+
+        def work(connection: Connection) -> Reported:
+            return self._take_report(connection, node_id, report, said)
+
+        done = await self._store.transaction(work)
         if done.changed:
             await self._board.node_changed(node_id)
         await self.publish_settled(done.intents, wake=done.changed)
@@ -280,13 +301,18 @@ class Collector:
 
         await self.publish_settled(await self._store.transaction(work))
 
-    def _take_report(self, connection: Connection, node_id: NodeId, report: Report) -> Reported:
-        node = nodes.get(connection, node_id)
+    def _take_report(
+        self, connection: Connection, node_id: NodeId, report: Report, said: HeartbeatRequest | None
+    ) -> Reported:
+        node = nodes.get(connection, node_id, lock=not report.is_whole)
         # A pending node's report is not stored: a join token alone must not fill the database.
-        if node is None or not node.approved or _is_older(report, node.report):
+        if node is None or not node.approved or reports.is_older(report, node.report):
             return Reported([])
         now = db.now(connection)
         report = reports.without_future_marks(report, now)
+        if not report.is_whole:
+            # A listing says nothing of files; what was pushed there is known here (`replica_rows`).
+            report = msgspec.structs.replace(report, models=node.report.models)
         settled: list[Intent] = []
         open_ones = operations.open_on(connection, node_id)
         # An observed state proves nothing while an older command for the same subject runs or may still arrive. The
@@ -312,8 +338,11 @@ class Collector:
                 if not report.is_whole and change.kind == "succeed":
                     self._lingering.note_settled_by_listing(connection, intent, report)
         gone = forget_gone_replicas(connection, node_id, report)
+        gone = adopt_restarted(connection, node, report, self._nodes.replica_refusal, now) or gone
         changed = gone or _shown(report) != _shown(node.report)
         nodes.set_report(connection, node_id, report, now if changed else None)
+        if said is not None:
+            nodes.set_heartbeat(connection, node_id, capacity_after(node.capacity, said), now)
         _point(connection, settled, now)
         operations.note_ended(connection, [intent.id for intent in settled if not intent.is_open])
         ended = intents.ended_among(connection, node_id, report.running[:MAX_RUNNING])
@@ -389,11 +418,5 @@ def _point(connection: Connection, settled: Sequence[Intent], now: float) -> Non
         log.info("pointer.requested intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
 
 
-def _is_older(report: Report, known: Report) -> bool:
-    if not report.is_whole and not known.is_whole:
-        return report.mark < known.mark  # listings of LocalAI's workers are ordered by the time of the poll
-    return report.boot_id == known.boot_id and report.sequence < known.sequence
-
-
 def _shown(report: Report) -> tuple[object, ...]:
-    return (report.backends, report.models, report.replicas, report.boot_id, report.version)
+    return (report.backends, report.models, report.replicas, report.failed, report.boot_id, report.version)

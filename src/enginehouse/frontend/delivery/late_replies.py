@@ -19,10 +19,13 @@ MARGIN_SECONDS = 0.5  # the store's clock and this one are read at different mom
 
 
 class Reply(Struct, frozen=True):
-    """The end of one attempt. No outcome means that the node has no subscriber."""
+    """The end of one attempt. No outcome means that the node has no subscriber. With a fence, it counts only for the
+    owner who has it: this frontend carried out the command itself.
+    """
 
     to: subjects.ReplySubject
     outcome: Outcome | None
+    fence: int = 0
 
 
 class LateReplies:

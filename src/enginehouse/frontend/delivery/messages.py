@@ -23,6 +23,7 @@ from enginehouse.core.action import (
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.ids import OperationId
 from enginehouse.core.intent import Intent
+from enginehouse.core.peer import FilePeer
 from enginehouse.core.replica import process_key
 
 
@@ -31,8 +32,8 @@ class Sent(Struct, frozen=True):
     payload: bytes
 
 
-def encode_command(intent: Intent, operation_id: OperationId) -> Sent:
-    """Return the message for an intent."""
+def encode_command(intent: Intent, operation_id: OperationId, peers: tuple[FilePeer, ...] = ()) -> Sent:
+    """Return the message for an intent. `peers` may have the files of a pull."""
     command = command_of(intent)
     action = intent.action
     match action:
@@ -50,7 +51,7 @@ def encode_command(intent: Intent, operation_id: OperationId) -> Sent:
             message = wire.BackendDeleteRequest(backend=name, op_id=operation_id, command=command)
         case PullModel():
             verb = subjects.PULL_MODEL
-            message = wire.ModelPullRequest(model=action.model, op_id=operation_id, command=command)
+            message = wire.ModelPullRequest(model=action.model, op_id=operation_id, command=command, peers=peers)
         case RemoveModel():
             verb = subjects.DELETE_MODEL
             message = wire.ModelDeleteRequest(model_name=action.model, op_id=operation_id, command=command)
@@ -117,5 +118,6 @@ def _placement(action: InstallBackend, operation_id: OperationId, command: wire.
         "op_id": operation_id,
         "command": command,
         "resolved": build,
+        "rolling": True,  # the reconciler replaces what runs
         **external,
     }

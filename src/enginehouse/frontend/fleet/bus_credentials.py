@@ -72,9 +72,7 @@ class BusCredentials:
         )
 
     async def is_refresh(self, node_id: NodeId) -> bool:
-        """Whether the node's credential is about due for renewal. LocalAI's workers register again for that alone, and
-        continue their work.
-        """
+        """Whether the node's credential is about due: LocalAI's workers register again for that alone."""
 
         def work(connection: Connection) -> tuple[float | None, float]:
             return bus_credentials.newest(connection, node_id), db.now(connection)

@@ -34,7 +34,7 @@ class NodeDoors:
 
         def work(connection: Connection) -> NodeDoor:
             node, now = find_node(connection, name_or_id), db.now(connection)
-            why = self._refusal(node)
+            why = refusal_of(node, self._addresses)
             if why:
                 raise Unavailable(f"cannot read logs of {node.name}: {why}", code="node_unreachable")
             known = next(one for one in nodes.tokens(connection) if one.node_id == node.id)
@@ -43,15 +43,17 @@ class NodeDoors:
 
         return await self._store.transaction(work)
 
-    def _refusal(self, node: Node) -> str:
-        if not node.approved or not node.http_address:
-            return "it is not approved, or its worker serves no HTTP; upgrade the worker"
-        try:
-            claimed, approved = parse_endpoint(node.http_address), parse_endpoint(node.address)
-        except Invalid as error:
-            return error.message
-        if claimed.host != approved.host:
-            return f"its HTTP address is not on {approved.host}, the approved address of the node"
-        if taken_by(claimed, self._addresses.taken):
-            return "the store, the bus or a frontend listens at its HTTP address"
-        return ""
+
+def refusal_of(node: Node, addresses: AddressRules) -> str:
+    """Why the HTTP server of a node must not be asked; "" if it may."""
+    if not node.approved or not node.http_address:
+        return "it is not approved, or its worker serves no HTTP; upgrade the worker"
+    try:
+        claimed, approved = parse_endpoint(node.http_address), parse_endpoint(node.address)
+    except Invalid as error:
+        return error.message
+    if claimed.host != approved.host:
+        return f"its HTTP address is not on {approved.host}, the approved address of the node"
+    if taken_by(claimed, addresses.taken):
+        return "the store, the bus or a frontend listens at its HTTP address"
+    return ""

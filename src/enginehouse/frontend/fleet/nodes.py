@@ -29,7 +29,7 @@ from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.node_api import BUS_AWAY, HeartbeatRequest, RegisterRequest
 from enginehouse.core.node_identity import JoinOrigin, approval_lost, claim_of, find_known
-from enginehouse.core.report import Report
+from enginehouse.core.report import Report, is_older
 from enginehouse.frontend.fleet.registration import (
     MAX_LABELS,
     capacity_after,
@@ -229,9 +229,7 @@ class Nodes:
                 raise Invalid(f"cannot register {request.name}: {why}", code="invalid_address", param=field)
 
     def replica_refusal(self, node: Node, address: str) -> str:
-        """Return why a replica of this node may not have this address; empty if it may. LocalAI's workers use every
-        port above their first.
-        """
+        """Return why a replica may not have this address, or "". LocalAI's workers use every port above their first."""
         return replica_refusal(address, node.address, self.addresses.taken, last_port=65535 if node.is_localai else 0)
 
     def _waits_for(self, request: RegisterRequest, known: Node | None) -> str:
@@ -294,9 +292,7 @@ class Nodes:
         return node
 
     async def rotate_token(self, node_id: NodeId, shown: str) -> str:
-        """Return a new token for a node. The token in use stays valid until the new one is used, because the answer
-        that carries it may be lost.
-        """
+        """Return a new token. The old one counts until the new one is used, because the answer may be lost."""
         token = secrets.token_urlsafe(32)
 
         def work(connection: Connection) -> None:
@@ -311,8 +307,7 @@ class Nodes:
     async def heartbeat(self, node_id: NodeId, request: HeartbeatRequest) -> float:
         """Store a heartbeat and return the mark for the node's next report.
 
-        A node without a connection to the bus gets no commands and keeps its routes: it is unhealthy, and never offline
-        while its heartbeats arrive.
+        A node without the bus gets no commands and keeps its routes: it is unhealthy, and offline only when silent.
         """
         is_away = request.bus == BUS_AWAY
         health: Health = "unhealthy" if is_away else "healthy"
@@ -322,6 +317,8 @@ class Nodes:
             if node is None:
                 raise NotFound(f"cannot find the node {node_id}: register again", code="not_found")
             now = db.now(connection)
+            if request.report is not None and is_older(request.report, node.report):
+                return now, False  # this frontend was frozen with it: what it says of memory is long outdated
             nodes.set_heartbeat(connection, node_id, capacity_after(node.capacity, request), now)
             is_other = node.bus_away != is_away and nodes.set_bus_away(connection, node_id, is_away, now)
             return now, nodes.set_health(connection, node_id, health, now) or is_other

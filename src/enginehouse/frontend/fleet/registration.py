@@ -8,10 +8,11 @@ must not make a working node look dead.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
-from enginehouse.core.capacity import AMOUNTS, Capacity
+from enginehouse.core.capacity import AMOUNTS, Capacity, GraphicsCard
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name, shown
 from enginehouse.core.node import NodeType
@@ -22,6 +23,7 @@ MAX_LABELS_BYTES = 16 * 1024  # in total, so that rows of pending nodes stay sma
 MAX_LABEL = 256  # characters of a label's value
 MAX_LABEL_KEY = 317  # of its key: a prefix, a slash and a name, as in Kubernetes
 MAX_REPLICAS = 1_000_000
+MAX_CARDS = 64
 MAX_ADDRESS = 255
 MAX_WORD = 64  # characters of the platform, capability and vendor
 MAX_AMOUNT = 2**63 - 1  # bytes, cores
@@ -49,20 +51,31 @@ def check_request(request: RegisterRequest) -> None:
     for field in AMOUNTS:
         if not 0 <= getattr(request, field) <= MAX_AMOUNT:
             raise refused(request.name, f"its {field} must be a number from 0 to {MAX_AMOUNT}", field)
+    if len(request.gpu_cards) > MAX_CARDS or request.gpu_cards != bounded_cards(request.gpu_cards):
+        why = f"it may have {MAX_CARDS} cards, with names of at most {MAX_WORD} printable characters"
+        raise refused(request.name, f"its gpu_cards are out of bounds: {why}", "gpu_cards")
     if request.max_replicas_per_model > MAX_REPLICAS:  # less than one means one, as in LocalAI
         raise refused(
             request.name, f"its max_replicas_per_model must be at most {MAX_REPLICAS}", "max_replicas_per_model"
         )
-    if len(request.labels) > MAX_LABELS:
-        raise refused(request.name, f"it has more than {MAX_LABELS} labels", "labels")
-    if sum(len(key.encode()) + len(value.encode()) for key, value in request.labels.items()) > MAX_LABELS_BYTES:
-        raise refused(request.name, f"its labels have more than {MAX_LABELS_BYTES} bytes", "labels")
-    for key, value in request.labels.items():
+    check_labels(f"cannot register {request.name}", request.labels)
+
+
+def check_labels(task: str, labels: Mapping[str, str]) -> None:
+    """Raise `Invalid` for labels that a node cannot have."""
+
+    def wrong(why: str) -> Invalid:
+        return Invalid(f"{task}: {why}", code="invalid_name", param="labels")
+
+    if len(labels) > MAX_LABELS:
+        raise wrong(f"it has more than {MAX_LABELS} labels")
+    if sum(len(key.encode()) + len(value.encode()) for key, value in labels.items()) > MAX_LABELS_BYTES:
+        raise wrong(f"its labels have more than {MAX_LABELS_BYTES} bytes")
+    for key, value in labels.items():
         if not _LABEL.fullmatch(key):
-            why = f"its label {shown(key)} must be at most {MAX_LABEL_KEY} letters, digits and any of . _ - / :"
-            raise refused(request.name, why, "labels")
+            raise wrong(f"its label {shown(key)} must be at most {MAX_LABEL_KEY} letters, digits and any of . _ - / :")
         if len(value) > MAX_LABEL or not value.isprintable():
-            raise refused(request.name, f"its label {key} must be at most {MAX_LABEL} printable characters", "labels")
+            raise wrong(f"its label {key} must be at most {MAX_LABEL} printable characters")
 
 
 def refused(name: str, why: str, param: str) -> Invalid:
@@ -86,4 +99,22 @@ def capacity_after(capacity: Capacity, request: HeartbeatRequest) -> Capacity:
     amounts = {field: getattr(request, field, None) for field in AMOUNTS}
     given = {field: min(max(amount, 0), MAX_AMOUNT) for field, amount in amounts.items() if amount is not None}
     vendor = capacity.gpu_vendor if request.gpu_vendor is None else request.gpu_vendor[:MAX_WORD]
-    return msgspec.structs.replace(capacity, **given, gpu_vendor=vendor)
+    cards = capacity.gpu_cards if request.gpu_cards is None else bounded_cards(request.gpu_cards)
+    return msgspec.structs.replace(capacity, **given, gpu_vendor=vendor, gpu_cards=cards)
+
+
+def bounded_cards(cards: tuple[GraphicsCard, ...]) -> tuple[GraphicsCard, ...]:
+    """The cards with every value within its bounds."""
+    return tuple(
+        GraphicsCard(
+            index=min(max(card.index, 0), MAX_REPLICAS),
+            name="".join(one for one in card.name if one.isprintable())[:MAX_WORD],
+            total_vram=_bounded(card.total_vram),
+            available_vram=_bounded(card.available_vram),
+        )
+        for card in cards[:MAX_CARDS]
+    )
+
+
+def _bounded(amount: int | None) -> int | None:
+    return None if amount is None else min(max(amount, 0), MAX_AMOUNT)

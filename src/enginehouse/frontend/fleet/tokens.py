@@ -1,7 +1,8 @@
 """Tokens and their callers, cached in memory so that authentication does not wait for the database.
 
 Only hashes are stored and cached. A lookup is by hash, so no comparison depends on the secret. A token that another
-frontend creates is known here after at most one refresh.
+frontend creates is known here after at most one refresh. Expiry is a time of the store's clock; it is compared with an
+estimate of that clock, which every refresh sets again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from enginehouse.core.allowance import Allowance
 from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import check_name, shown
@@ -27,6 +29,7 @@ ROLES: tuple[Role, ...] = ("admin", "user", "join")
 MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; a much shorter token was made by hand
 WATCH_SECONDS = 0.5  # a token revoked on another frontend is refused within a second
 LOOK_AGAIN_SECONDS = 0.5  # between two reads for unknown tokens: each wrong token must not cost a query
+MAX_TTL_SECONDS = 10 * 365 * 86400.0  # a longer one is a typing error
 _MAKING_SECONDS = 10.0  # lease on making the first token, for frontends that start together
 
 
@@ -39,11 +42,23 @@ class Created(Struct, frozen=True):
     role: str
     name: str
     token: str
+    expires_at: float = 0.0
+
+
+class TokenLimits(Struct, frozen=True, kw_only=True):
+    """What a new token is limited to: a node, for join tokens; an allowance, for user tokens; a lifetime, for all."""
+
+    node: str = ""
+    allowance: Allowance | None = None
+    ttl_seconds: float = 0.0  # 0 if it never expires
+
+
+NO_LIMITS = TokenLimits()
 
 
 class Caller(Struct, frozen=True):
-    """The identity behind a token. `node_id` is set for a node's own token, `only_node` for a join token for one
-    node only.
+    """Who is behind a token. `node_id`: a node's own token; `only_node`: a join token for one node; `allowance`: its
+    limits.
     """
 
     role: Literal["admin", "user", "join", "node"]
@@ -52,6 +67,8 @@ class Caller(Struct, frozen=True):
     token_id: str = ""
     only_node: str = ""
     has_previous: bool = False  # this is a node's newest token, and the previous one is still valid
+    allowance: Allowance | None = None
+    expires_at: float = 0.0  # by the store's clock; 0 if never
 
 
 class Keys:
@@ -59,14 +76,14 @@ class Keys:
         self._store = store
         self._callers: dict[str, Caller] = {}
         self._changes = ""
+        self._ahead_seconds = 0.0  # the store's clock is so far ahead of the loop's
         self._looked_at = -math.inf
         self._looking = asyncio.Lock()
 
     async def look_again(self) -> None:
         """Read all tokens again for an unknown one, which another frontend may have just issued.
 
-        Only a read that began after this call proves that a token is unknown. Concurrent calls share one read per half
-        second.
+        Only a read that began after this call proves that a token is unknown. Calls share one read per half second.
         """
         running = asyncio.get_running_loop()
         asked_at = running.time()
@@ -76,14 +93,23 @@ class Keys:
             await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_SECONDS - running.time()))
             await self.step()
 
-    def identify(self, token: str) -> Caller | None:
-        return self._callers.get(token_hash(token))
+    def now(self) -> float:
+        """The store's clock as estimated at the last refresh, without asking the store."""
+        return asyncio.get_running_loop().time() + self._ahead_seconds
 
-    async def create(self, role: str, name: str | None, token: str | None = None, *, node: str = "") -> Created:
+    def identify(self, token: str) -> Caller | None:
+        caller = self._callers.get(token_hash(token))
+        if caller is not None and caller.expires_at and caller.expires_at <= self.now():
+            return None
+        return caller
+
+    async def create(
+        self, role: str, name: str | None, token: str | None = None, *, limits: TokenLimits = NO_LIMITS
+    ) -> Created:
         """Create a token, or store a given one (from the settings or from a file).
 
         A given token replaces the token of the same role and name; a new one never does. Without a name, a unique name
-        is made up. With `node`, the result is a join token for that node only.
+        is made up.
         """
         if role not in ROLES:
             raise Invalid(
@@ -91,14 +117,7 @@ class Keys:
             )
         row_id = str(uuid.uuid4())
         name = check_name(f"{role}-{row_id[:8]}" if name is None else name, "token")
-        if node:
-            check_name(node, "node")
-            if role != "join":
-                raise Invalid(
-                    f"cannot create a {role} token for one node: only a join token can have a node",
-                    code="unsupported",
-                    param="node",
-                )
+        _check_limits(role, limits)
         if token is not None and len(token) < MIN_TOKEN_LENGTH:
             raise Invalid(
                 f"cannot use the {role} token: it has {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed",
@@ -107,11 +126,12 @@ class Keys:
         given = token or new_token(role)
         hashed = token_hash(given)
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> float:
+            now = db.now(connection)
+            expires_at = now + limits.ttl_seconds if limits.ttl_seconds else 0.0
             if token is not None:
                 # Every start of every frontend stores it. The lease serializes them: otherwise each would find the row
                 # that another put in place of the one it removed.
-                now = db.now(connection)
                 leases.acquire(connection, f"given-{role}-token", row_id, now, now)
                 if any(one.revoked_at and one.hash == hashed for one in keys.every(connection)):
                     raise Conflict(
@@ -120,20 +140,22 @@ class Keys:
                         code="revoked",
                     )
                 if any((one.role, one.name, one.hash) == (role, name, hashed) for one in keys.every(connection)):
-                    return
+                    return expires_at
                 keys.remove_named(connection, role, name)
             for known in keys.every(connection):
-                if (known.role, known.name) == (role, name) and not known.revoked_at:
+                if (known.role, known.name) == (role, name) and known.is_valid(now):
                     raise Conflict(f"cannot create a second {role} token named {name}: choose another name")
                 if known.hash == hashed:
                     raise Conflict(
                         f"cannot use the {role} token: it equals the {known.role} token {known.name}; use another"
                     )
-            keys.insert(connection, TokenRow(row_id, role, name, hashed, db.now(connection), node))
+            row = TokenRow(row_id, role, name, hashed, now, limits.node, 0.0, expires_at, limits.allowance)
+            keys.insert(connection, row)
+            return expires_at
 
-        await self._store.transaction(work)
+        expires_at = await self._store.transaction(work)
         await self.step()
-        return Created(row_id, role, name, given)
+        return Created(row_id, role, name, given, expires_at)
 
     async def make_first(self, role: Role, token: str) -> bool:
         """Store `token` as the first of its role. Returns False if there is one, or another frontend is making it."""
@@ -141,7 +163,7 @@ class Keys:
         def work(connection: Connection) -> bool:
             now = db.now(connection)
             is_ours = leases.acquire(connection, f"first-{role}-token", token_hash(token), now, now + _MAKING_SECONDS)
-            if not is_ours or any(row.role == role and not row.revoked_at for row in keys.every(connection)):
+            if not is_ours or any(row.role == role and row.is_valid(now) for row in keys.every(connection)):
                 return False
             keys.insert(connection, TokenRow(str(uuid.uuid4()), role, role, token_hash(token), now))
             return True
@@ -157,8 +179,14 @@ class Keys:
             now = db.now(connection)
             # The lease serializes revocations: two at once could revoke the last two admin tokens.
             leases.acquire(connection, "revoking-tokens", name_or_id, now, now)
-            valid = [row for row in keys.every(connection) if not row.revoked_at]
-            found = [row for row in valid if row.id == name_or_id] or [row for row in valid if row.name == name_or_id]
+            known = [row for row in keys.every(connection) if not row.revoked_at]
+            valid = [row for row in known if row.is_valid(now)]
+            # An expired token may have the name of a valid one, and is revoked only by its id then.
+            found = (
+                [row for row in known if row.id == name_or_id]
+                or [row for row in valid if row.name == name_or_id]
+                or [row for row in known if row.name == name_or_id][:1]
+            )
             if not found:
                 raise NotFound(f"cannot find a token {shown(name_or_id)}: `enginehouse tokens list` shows all tokens")
             if len(found) > 1:
@@ -167,8 +195,11 @@ class Keys:
                     f"cannot choose a token named {shown(name_or_id)}: several have this name; use one of the ids {ids}"
                 )
             (row,) = found
-            if row.role == "admin" and sum(one.role == "admin" for one in valid) == 1:
-                raise Conflict("cannot revoke the last admin token: create another admin token first")
+            lasting = [one for one in valid if one.role == "admin" and not one.expires_at]
+            if lasting == [row]:
+                raise Conflict(
+                    "cannot revoke the last admin token that never expires: create another such admin token first"
+                )
             keys.revoke(connection, row.id, now)
             return row
 
@@ -177,30 +208,64 @@ class Keys:
         return row
 
     async def every(self) -> list[TokenRow]:
-        """Return all tokens that are not revoked."""
+        """Return all tokens that are not revoked. Expired ones are among them: they explain why a client is refused."""
         rows = await self._store.transaction(keys.every)
         return [row for row in rows if not row.revoked_at]
 
     async def step(self) -> None:
         """Read all tokens again."""
 
-        def work(connection: Connection) -> tuple[dict[str, Caller], str]:
-            callers = {
-                row.hash: Caller(row.role, row.name, token_id=row.id, only_node=row.node)  # type: ignore[arg-type]
-                for row in keys.every(connection)
-                if not row.revoked_at
-            }
+        def work(connection: Connection) -> tuple[dict[str, Caller], str, float]:
+            now = db.now(connection)
+            callers = {row.hash: _caller(row) for row in keys.every(connection) if row.is_valid(now)}
             for node in nodes.tokens(connection):
                 if node.previous:
                     callers[node.previous] = Caller("node", node.name, node.node_id)
                 callers[node.hash] = Caller("node", node.name, node.node_id, has_previous=bool(node.previous))
-            return callers, keys.changes(connection)
+            return callers, keys.changes(connection), now
 
-        began_at = asyncio.get_running_loop().time()
-        self._callers, self._changes = await self._store.transaction(work)
+        running = asyncio.get_running_loop()
+        began_at = running.time()
+        self._callers, self._changes, now = await self._store.transaction(work)
+        # The store read its clock later than that, so the estimate is never behind, and no token lives too long.
+        self._ahead_seconds = now - began_at
         self._looked_at = began_at  # set only after success: a failed read proves nothing
 
     async def watch_step(self) -> None:
         """Read all tokens again if one was created or revoked on any frontend."""
         if await self._store.transaction(keys.changes) != self._changes:
             await self.step()
+
+
+def _caller(row: TokenRow) -> Caller:
+    return Caller(
+        row.role,  # type: ignore[arg-type]  # one of `ROLES`
+        row.name,
+        token_id=row.id,
+        only_node=row.node,
+        allowance=row.allowance,
+        expires_at=row.expires_at,
+    )
+
+
+def _check_limits(role: str, limits: TokenLimits) -> None:
+    if limits.node:
+        check_name(limits.node, "node")
+        if role != "join":
+            raise Invalid(
+                f"cannot create a {role} token for one node: only a join token can have a node",
+                code="unsupported",
+                param="node",
+            )
+    if limits.allowance is not None and role != "user":
+        raise Invalid(
+            f"cannot limit a {role} token to models or to a rate: only a user token can have these limits",
+            code="unsupported",
+            param="role",
+        )
+    if not 0 <= limits.ttl_seconds <= MAX_TTL_SECONDS:
+        raise Invalid(
+            f"cannot create a token that lives for {limits.ttl_seconds:g} s: use 0 for ever, or at most ten years",
+            code="unsupported",
+            param="ttl_seconds",
+        )

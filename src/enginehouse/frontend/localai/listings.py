@@ -2,7 +2,7 @@
 
 A report combines two answers, the installed backends and the running processes; its mark is the time of the poll. A
 missing answer removes nothing. The idle process that an install leaves on such a worker serves no model: it is left out
-of the report and stopped.
+of the report and stopped. So is one that was started from here and is no replica; others are left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from enginehouse.core.intent import Intent
 from enginehouse.core.replica import RunningReplica, process_key
 from enginehouse.core.report import Report
 from enginehouse.ports import Bus, Message
-from enginehouse.store import db, nodes, operations
+from enginehouse.store import db, intents, nodes, operations, replicas
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -41,10 +41,20 @@ class Question(Struct):
     replicas: tuple[RunningReplica, ...] | None = None
     backends: tuple[InstalledBackend, ...] | None = None
     is_unreachable: bool = False  # the node has no subscriber
+    # Nobody hears the question what runs: a worker too old for it, or one that is just starting to listen.
+    is_mute: bool = False
 
     @property
     def is_answered(self) -> bool:
         return self.backends is not None and self.replicas is not None
+
+
+class _ProcessUses(Struct, frozen=True):
+    """What the processes of a node are for, by their keys."""
+
+    served: frozenset[str]  # a replica, or about to be one
+    abandoned: frozenset[str]  # started from here for a replica that failed, was cancelled or is lost
+    busy: frozenset[str]  # backends that are being installed: without its idle process an install would fail
 
 
 class Reports(Protocol):
@@ -122,29 +132,35 @@ class Listings:
         return frozenset(one.node_id for one in questions if not one.is_answered)
 
     async def keep(self, question: Question) -> None:
-        """Store the answers as a report, and stop the idle processes of installs."""
+        """Store the answers as a report, and stop processes that serve nobody."""
         listed, running = question.backends or (), question.replicas or ()
+        if question.is_mute:
+            # Silence is no proof that a process ended: what is stored stays.
+            stored = await self._store.transaction(lambda connection: _stored_on(connection, question.node_id))
+            await self._reports.report(
+                question.node_id, Report(mark=question.asked_at, backends=listed, replicas=stored)
+            )
+            return
         names = {backend.name for backend in listed}
+        uses = await self._store.transaction(lambda connection: _uses_of(connection, question.node_id, running))
         idle = [
             one
             for one in running
-            if one.replica_index == 0 and (one.model_id in names or self._is_backend(one.model_id))
+            if one.replica_index == 0
+            and process_key(one.model_id, 0) not in uses.served
+            and (one.model_id in names or self._is_backend(one.model_id))
         ]
         served = tuple(one for one in running if one not in idle)
         await self._reports.report(question.node_id, Report(mark=question.asked_at, backends=listed, replicas=served))
-        if idle:
-            await self._stop(question.node_id, idle)
+        left = [one for one in served if process_key(one.model_id, one.replica_index) in uses.abandoned]
+        await self._stop(question.node_id, [one for one in idle if one.model_id not in uses.busy] + left)
 
-    async def _stop(self, node_id: NodeId, idle: Iterable[RunningReplica]) -> None:
-        """Stop idle processes by their exact keys, because any other name would stop more. A process is left alone
-        while an install of its backend runs, which would fail without it.
-        """
-        busy = await self._store.transaction(lambda connection: _being_installed(connection, node_id))
-        for one in idle:
-            if one.model_id not in busy:
-                stop = wire.BackendStopRequest(backend=process_key(one.model_id, one.replica_index))
-                await self._publish(node_id, subjects.STOP, wire.encode(stop))
-                log.info("process.stopped node=%s process=%s#%d", node_id, one.model_id, one.replica_index)
+    async def _stop(self, node_id: NodeId, unused: Iterable[RunningReplica]) -> None:
+        """Stop processes by their exact keys, because any other name would stop more."""
+        for one in unused:
+            stop = wire.BackendStopRequest(backend=process_key(one.model_id, one.replica_index))
+            await self._publish(node_id, subjects.STOP, wire.encode(stop))
+            log.info("process.stopped node=%s process=%s#%d", node_id, one.model_id, one.replica_index)
 
     async def _publish(self, node_id: NodeId, verb: str, payload: bytes, reply: str = "") -> None:
         assert self._bus is not None
@@ -167,7 +183,7 @@ class Listings:
                     if not listed.error:
                         question.backends = listed.backends or ()
             elif message.no_responders:
-                question.replicas = ()  # a worker too old for this poll; it runs no models for us either
+                question.replicas, question.is_mute = (), True
             else:
                 running = wire.decode(message.payload, wire.ModelsRunningReply, "a list of processes")
                 if not running.error:
@@ -186,11 +202,23 @@ def _present(connection: Connection, named: Collection[str] | None) -> tuple[lis
     return [one.id for one in found if named is None or one.id in named or one.name in named], db.now(connection)
 
 
-def _being_installed(connection: Connection, node_id: NodeId) -> set[str]:
-    actions = [one.action for one in operations.open_on(connection, node_id) if one.state == "running"]
-    return {
-        name
-        for action in actions
-        if isinstance(action, InstallBackend)
-        for name in (action.backend, action.resolved.directory)
-    }
+def _stored_on(connection: Connection, node_id: NodeId) -> tuple[RunningReplica, ...]:
+    """The replicas of a node as a listing would show them."""
+    return tuple(
+        RunningReplica(model_id=one.model, replica_index=one.slot, address=one.address)
+        for one, _ in replicas.on_node(connection, node_id)
+    )
+
+
+def _uses_of(connection: Connection, node_id: NodeId, running: Iterable[RunningReplica]) -> _ProcessUses:
+    open_ones = operations.open_on(connection, node_id)
+    served = {process_key(one.model, one.slot) for one, _ in replicas.on_node(connection, node_id)}
+    served |= {one.subject.removeprefix("replica:") for one in open_ones if one.subject.startswith("replica:")}
+    others = {process_key(one.model_id, one.replica_index) for one in running} - served
+    started = intents.known_subjects(connection, node_id, [f"replica:{key}" for key in others]) if others else set()
+    installs = [one.action for one in open_ones if one.state == "running" and isinstance(one.action, InstallBackend)]
+    return _ProcessUses(
+        served=frozenset(served),
+        abandoned=frozenset(subject.removeprefix("replica:") for subject in started),
+        busy=frozenset(name for action in installs for name in (action.backend, action.resolved.directory)),
+    )

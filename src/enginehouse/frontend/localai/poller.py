@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct, field
 
-from enginehouse.core.action import UnknownAction
+from enginehouse.core.action import PullModel, StartReplica, UnknownAction
 from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Change, Intent
 from enginehouse.core.operation import wait_for_node
@@ -185,6 +185,8 @@ class Poller:
         A worker that reports progress has it, however long it takes. Sent again, it would run an upgrade twice, and the
         reply to the first attempt would come too late to count.
         """
+        if isinstance(intent.action, PullModel | StartReplica):
+            return False  # a frontend carries it out itself, and another takes it over
         limit = LOST_AFTER_BUDGETS * self._patience.budget_of(intent)
         silent_seconds = self._reports.silence_of(intent)
         return now - intent.dispatched_at > limit and (silent_seconds is None or silent_seconds > limit)

@@ -13,7 +13,7 @@ from enginehouse.core.action import InstallBackend, RemoveBackend, UnknownAction
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import NODE_REMOVED, Change, Intent
-from enginehouse.core.operation import STILL_RUNNING, Operation, width_of
+from enginehouse.core.operation import STILL_RUNNING, Operation, is_return, width_of
 from enginehouse.frontend.acceptance import (
     Acceptance,
     OperationDetails,
@@ -23,6 +23,8 @@ from enginehouse.frontend.acceptance import (
     with_intents,
 )
 from enginehouse.frontend.fleet.nodes import find_node
+from enginehouse.frontend.operations.canary import end_canary
+from enginehouse.frontend.operations.canary_choice import begin_canary
 from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.versions import Versions, without_pin
 from enginehouse.store import (
@@ -34,9 +36,11 @@ from enginehouse.store import (
     keys,
     leases,
     lingering,
+    load_infos,
     nodes,
     operations,
     replicas,
+    reservations,
 )
 from enginehouse.store.db import Connection
 
@@ -44,6 +48,7 @@ log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 600.0  # between two prunes of the history; not urgent
 KEPT_SECONDS = 7 * 24 * 3600.0
+UNUSED_LEASE_SECONDS = 3600.0  # expired for so long, a lease has no owner left who could come back to it
 KEPT_OPERATIONS = 1000
 _PRUNED_AT_ONCE = 500  # keeps each transaction short
 _RETRIED = ("failed", "cancelled")
@@ -79,6 +84,8 @@ class Cancellation:
 
         def work(connection: Connection) -> list[Intent]:
             operation, intents = with_intents(connection, operation_id, node)
+            if operation.is_watching:
+                operation = operations.lock(connection, operation_id) or operation
             open_ones = _locked(connection, intents)
             if not open_ones and not operation.is_steered:
                 what = f"operation {operation_id}" + (f" on {node}" if node else "")
@@ -86,8 +93,13 @@ class Cancellation:
             change = Change(kind="cancel", now=db.now(connection), reason="cancelled", message=f"cancelled by {author}")
             ended = [operations.cancel_share(connection, operation_id, intent, change) for intent in open_ones]
             _note_lingering(connection, open_ones, [one for one in ended if one is not None])
+            if node is None:
+                end_canary(connection, operation)
             if operation.is_steered and node is None:
                 operations.end_steering(connection, operation_id, "cancelled", f"cancelled by {author}")
+                if operation.kind == "load":
+                    load_infos.note_cancelled(connection, operation)
+                    reservations.remove(connection, operation_id)
             running = {intent.id for intent in open_ones if intent.state == "running"}
             return [intent for intent in ended if intent is not None and intent.id in running]
 
@@ -98,25 +110,25 @@ class Cancellation:
         log.info("operation.cancelled operation=%s node=%s by=%s", operation_id, node or "-", author)
 
     async def retry(self, operation_id: OperationId, node: str | None, requester: Requester) -> OperationId:
-        """Create a new operation with the failed and cancelled actions of another one, starting at attempt 1.
-
-        Tags are resolved again, because the version of the first operation may no longer exist.
-        """
+        """Create an operation of another one's failed and cancelled actions, at attempt 1, with tags resolved anew."""
         first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
         builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
         await self._versions.resolve([without_pin(build) for build in builds])
 
         def work(connection: Connection) -> OperationId:
             before, again = _retried(connection, operation_id, node)
+            actions = self._targets.again(connection, [(intent.node_id, intent.action) for intent in again])
             kept = OperationDetails(
-                targets=tuple(intent.node_id for intent in again), asked=before.asked, retry_of=before.id
+                targets=tuple(intent.node_id for intent in again),
+                asked=before.asked,
+                retry_of=before.id,
+                canary=begin_canary(connection, actions, self._targets.canary_rules, is_wanted=before.asked.canary),
             )
             operation = new_operation(connection, before.kind, before.name, requester.author, kept)
             if not _left_behind(connection, before.id, {intent.id for intent in again}):
                 operations.dismiss(connection, before.id, db.now(connection))
             fleet = sum(one.is_target for one in nodes.every(connection))
             width = width_of(before.kind, before.asked.max_parallel, fleet)
-            actions = self._targets.again(connection, [(intent.node_id, intent.action) for intent in again])
             return insert_operation(connection, operation, actions, width)
 
         accepted = await self._acceptance.accept(work, requester, ["retry", operation_id, node])
@@ -144,6 +156,7 @@ class Cancellation:
             now = db.now(connection)
             history.note_every_end(connection)
             idempotency.prune(connection, now)
+            leases.prune(connection, now - UNUSED_LEASE_SECONDS)
             return history.prune(connection, now - KEPT_SECONDS, KEPT_OPERATIONS, _PRUNED_AT_ONCE)
 
         while await self._store.transaction(work) == _PRUNED_AT_ONCE:
@@ -172,9 +185,7 @@ class Cancellation:
         await self._board.intents_changed(ended)
 
     async def hopeless_step(self) -> None:
-        """End intents that can never run: their node was removed, takes no backends, or they name no backend. One
-        frontend at a time does this, under a lease.
-        """
+        """End intents that can never run, because of their node or their name; one frontend at a time, by a lease."""
 
         def work(connection: Connection) -> list[Intent]:
             now = db.now(connection)
@@ -203,8 +214,12 @@ def _retried(connection: Connection, operation_id: OperationId, node: str | None
             f"cannot retry the load of {before.name}: request a new load, which chooses a node again",
             code="unsupported",
         )
+    # What was taken back to the version before is upgraded again.
+    returned = {intent.node_id for intent in found if is_return(intent)}
     again = [
-        intent for intent in _newest(found) if intent.state in _RETRIED and not isinstance(intent.action, UnknownAction)
+        intent
+        for intent in _newest(one for one in found if not is_return(one))
+        if (intent.state in _RETRIED or intent.node_id in returned) and not isinstance(intent.action, UnknownAction)
     ]
     if not again:
         raise Conflict(f"cannot retry operation {operation_id}: no part of it failed or was cancelled", code="conflict")

@@ -26,11 +26,17 @@ def check_backend_request(request: BackendRequest) -> None:
             code="invalid_name",
             param="max_parallel",
         )
+    if request.kind == "rollback" and request.force:
+        raise Invalid(
+            f"cannot roll back {request.name} by force: the version before is there, or it is not",
+            code="unsupported",
+            param="force",
+        )
     if request.uri:
         _check_uri(request)
     elif request.alias or request.sha256:
         raise Invalid(
-            f"cannot {request.kind} {request.name}: alias and sha256 need a uri",
+            f"cannot {request.task}: alias and sha256 need a uri",
             code="unsupported",
             param="uri",
         )
@@ -39,7 +45,7 @@ def check_backend_request(request: BackendRequest) -> None:
 def _check_uri(request: BackendRequest) -> None:
     if request.kind != "install" or "@" in request.name:
         raise Invalid(
-            f"cannot {request.kind} {request.name} from a URI: only an install under a new name can have one",
+            f"cannot {request.task} from a URI: only an install under a new name can have one",
             code="unsupported",
             param="uri",
         )

@@ -10,13 +10,15 @@ from msgspec import UNSET
 
 from enginehouse.core import backend as backends
 from enginehouse.core.action import Action, InstallBackend
+from enginehouse.core.canary import Canary
 from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest, width_of
 from enginehouse.core.views import FleetPlan, NodePlan
+from enginehouse.frontend.operations.canary_choice import begin_canary
 from enginehouse.frontend.operations.checks import check_backend_request
-from enginehouse.frontend.operations.targets import Freshen, Targets, use_last_reports
+from enginehouse.frontend.operations.targets import Freshen, TargetChoice, Targets, use_last_reports
 from enginehouse.frontend.operations.versions import Versions
-from enginehouse.store.db import Store
+from enginehouse.store.db import Connection, Store
 
 UNKNOWN_NOTE = "its worker records no digest, so the installed version is unknown; an upgrade downloads it again"
 
@@ -31,7 +33,13 @@ class Planner:
     async def plan(self, request: BackendRequest) -> FleetPlan:
         check_backend_request(request)
         unknown = await self._targets.prepare(self._store, request, self._freshen)
-        chosen = await self._store.transaction(lambda connection: self._targets.choose(connection, request, unknown))
+
+        def work(connection: Connection) -> tuple[TargetChoice, Canary | None]:
+            found = self._targets.choose(connection, request, unknown)
+            actions = [(node.id, action) for node, action in found.actions]
+            return found, begin_canary(connection, actions, self._targets.canary_rules, is_wanted=request.canary)
+
+        chosen, canary = await self._store.transaction(work)
         rows = [self._row(request, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)
         return FleetPlan(
@@ -39,6 +47,7 @@ class Planner:
             name=request.name,
             nodes=rows,
             excluded=chosen.excluded,
+            canaries=[one.name for one in canary.nodes] if canary is not None else [],
             max_parallel=width_of(request.kind, request.max_parallel, chosen.fleet),
             download_bytes=sum(row.download_bytes for row in rows if row.download_bytes),
         )
@@ -59,7 +68,7 @@ class Planner:
         installed = backends.find(node.report.backends, build.directory)
         row.backend, row.uri, row.source = build.directory, build.uri, build.source or UNSET
         row.version, row.digest = build.version or UNSET, build.digest or UNSET
-        row.does = "install" if installed is None else "upgrade"
+        row.does = "install" if installed is None else "roll back" if action.returns else "upgrade"
         if installed is not None:
             row.installed_version = installed.version or UNSET
             row.installed_digest = installed.digest or UNSET
@@ -67,7 +76,7 @@ class Planner:
                 row.does = "reinstall" if request.force else "nothing"
             elif not installed.digest:
                 row.note = UNKNOWN_NOTE
-        known = self._versions.known(build) if row.does != "nothing" else None
+        known = self._versions.known(build) if row.does not in ("nothing", "roll back") else None
         if known is not None and known.size_bytes:
             row.download_bytes = known.size_bytes
         if known is not None and known.failure:

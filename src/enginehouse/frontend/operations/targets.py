@@ -28,6 +28,8 @@ from enginehouse.core.operation import BackendRequest, Excluded
 from enginehouse.core.reference import parse_uri
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.operations.canary_choice import NO_SETTINGS, CanaryRules
+from enginehouse.frontend.operations.rollbacks import choose_rollbacks
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.store import intents, nodes
 from enginehouse.store.db import Connection, Store
@@ -56,7 +58,8 @@ class TargetChoice(Struct, frozen=True):
 class Targets:
     """Chooses targets. Reads the nodes through the given connection and the catalogue as it is now."""
 
-    def __init__(self, galleries: Galleries, versions: Versions) -> None:
+    def __init__(self, galleries: Galleries, versions: Versions, canary_rules: CanaryRules = NO_SETTINGS) -> None:
+        self.canary_rules = canary_rules
         self._galleries = galleries
         self._versions = versions
 
@@ -72,6 +75,10 @@ class Targets:
                     actions = self._removals(request, targets, reasons)
                 case "upgrade":
                     actions = self._upgrades(request, targets, reasons)
+                case "rollback":
+                    if all(directory_behind(node.report.backends, request.plain_name) is None for node in targets):
+                        self._galleries.known(request.name)  # raises for an unknown name
+                    actions = choose_rollbacks(request, targets, reasons)
                 case _:
                     actions = self._installs(request, targets, reasons)
         except NotFound:
@@ -104,7 +111,7 @@ class Targets:
         if request.kind == "delete":
             # A backend that is being deleted, or was just deleted, may be deleted again.
             changes = [one for one in changes if one not in removals]
-        elif request.kind == "upgrade":
+        elif request.kind in ("upgrade", "rollback"):
             # An open delete has not happened yet: the newer request supersedes it.
             changes = [one for one in changes if one not in removals or not one.is_open]
         return changes
@@ -118,8 +125,8 @@ class Targets:
         return [(node_id, self._renewed(action, after.get(node_id))) for node_id, action in actions]
 
     def _renewed(self, action: Action, node: Node | None) -> Action:
-        if not isinstance(action, InstallBackend) or node is None:
-            return action
+        if not isinstance(action, InstallBackend) or node is None or action.returns:
+            return action  # a version that was there before is what it was
         is_plain = not (action.force or action.upgrade or action.is_external)
         renewed = msgspec.structs.replace(
             action,
@@ -133,7 +140,7 @@ class Targets:
         whose state is unknown. Runs outside of any transaction, because workers and registries may be slow.
         """
         unknown = await freshen(request.nodes)
-        if request.kind != "delete":
+        if request.kind in ("install", "upgrade"):
             builds = await store.transaction(lambda connection: self._builds_in_question(connection, request))
             await self._versions.resolve(builds, insist=request.insists)
         return unknown
@@ -290,7 +297,7 @@ def _asked_for(
     found = [node for node in every if node.is_target]
     if not found:
         raise Conflict(
-            f"cannot {request.kind} {request.name}: no node is approved; `enginehouse nodes list` shows pending ones",
+            f"cannot {request.task}: no node is approved; `enginehouse nodes list` shows pending ones",
             code="node_not_approved",
         )
     return found, _why_no_targets([node for node in every if not node.is_target])
@@ -314,7 +321,7 @@ def _why_no_target(node: Node) -> str:
 def _named(connection: Connection, request: BackendRequest) -> list[Node]:
     if not request.nodes:
         raise Invalid(
-            f"cannot {request.kind} {request.name}: the list of nodes is empty; name one or leave it out",
+            f"cannot {request.task}: the list of nodes is empty; name one or leave it out",
             code="invalid_name",
             param="nodes",
         )
@@ -322,13 +329,13 @@ def _named(connection: Connection, request: BackendRequest) -> list[Node]:
     for node in found:
         if node.node_type != "backend":
             raise Invalid(
-                f"cannot {request.kind} {request.name} on {node.name}: {_why_no_target(node)}",
+                f"cannot {request.task} on {node.name}: {_why_no_target(node)}",
                 code="unsupported",
                 param="nodes",
             )
         if not node.approved:
             raise Conflict(
-                f"cannot {request.kind} {request.name} on {node.name}: it waits for approval; "
+                f"cannot {request.task} on {node.name}: it waits for approval; "
                 f"approve it with `enginehouse nodes approve {node.name}`",
                 code="node_not_approved",
             )
@@ -349,9 +356,7 @@ def _is_kept(build: Resolved, node: Node) -> bool:
 
 
 def _with_before(action: Action, node: Node) -> Action:
-    """Add the time of the present installation for LocalAI's workers. A later time proves success if their listing has
-    no digest.
-    """
+    """Add the time of the installation on LocalAI's workers: a later one proves success without a digest."""
     if not isinstance(action, InstallBackend):
         return action
     is_listed = node.is_localai and node.report.mark > 0
@@ -366,9 +371,9 @@ def _nothing_to_do(request: BackendRequest, excluded: Sequence[Excluded]) -> Eng
     # Each reason once for all its nodes: on a large cluster, repetition would hide the other reasons.
     reasons = "; ".join(f"{', '.join(who)}: {reason}" for reason, who in names.items())
     if any(one.code == UNKNOWN for one in excluded):
-        return Unavailable(
-            f"cannot {request.kind} {request.name}: it is unknown which nodes have it ({reasons})", code=UNKNOWN
-        )
+        return Unavailable(f"cannot {request.task}: it is unknown which nodes have it ({reasons})", code=UNKNOWN)
     if request.kind == "upgrade":
         return NotFound(f"cannot upgrade {request.name}: no node has it ({reasons})", code="not_found", param="name")
-    return Conflict(f"cannot {request.kind} {request.name}: no node can take it ({reasons})", code="unsupported")
+    if request.kind == "rollback":
+        return Conflict(f"cannot {request.task}: no node can return to a version ({reasons})", code="conflict")
+    return Conflict(f"cannot {request.task}: no node can take it ({reasons})", code="unsupported")

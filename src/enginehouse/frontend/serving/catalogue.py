@@ -12,7 +12,7 @@ from typing import Any
 from enginehouse.core.errors import EnginehouseError, Invalid, NotFound, Unavailable
 from enginehouse.core.gallery_entry import Gallery, GalleryState
 from enginehouse.core.model_definition import needs_of
-from enginehouse.core.model_gallery import Candidate, GalleryChanges, ModelEntry, choose_variant, configured
+from enginehouse.core.model_gallery import GalleryChanges, ModelEntry, VariantCandidate, choose_variant, configured
 from enginehouse.core.name import shown
 from enginehouse.fetch.galleries.model_index import BaseDocuments, config_of
 from enginehouse.fetch.galleries.sources import Sources
@@ -109,7 +109,7 @@ class ModelCatalogue:
         others = [by_name[one.model.lower()] for one in own.variants if one.model.lower() in by_name]
         every = [own, *(entry for entry in others if entry is not own)]
         if wanted or len(every) == 1:
-            return choose_variant([Candidate(entry=entry) for entry in every], memory_bytes, wanted)
+            return choose_variant([VariantCandidate(entry=entry) for entry in every], memory_bytes, wanted)
         sizes: dict[str, int] = {}
         try:
             async with asyncio.timeout(PROBE_SECONDS), asyncio.TaskGroup() as group:
@@ -117,7 +117,7 @@ class ModelCatalogue:
                     group.create_task(self._measure(entry, sizes))
         except TimeoutError:
             pass  # what is not known by now does not count
-        candidates = [Candidate(entry=entry, size_bytes=sizes.get(entry.name, 0)) for entry in every]
+        candidates = [VariantCandidate(entry=entry, size_bytes=sizes.get(entry.name, 0)) for entry in every]
         return choose_variant(candidates, memory_bytes)
 
     async def _measure(self, entry: ModelEntry, sizes: dict[str, int]) -> None:

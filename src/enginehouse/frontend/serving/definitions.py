@@ -1,8 +1,8 @@
 """Model rows: added, imported, shown, changed, copied and exported by people.
 
 What is outside is asked before the transaction; the rows, and the load if one is wanted, are written in one. A refusal
-means that nothing was stored. A changed configuration does not touch replicas that run: they keep their revision until
-they are loaded again, and the answer says so. Only this module and the loader write model rows.
+means that nothing was stored. Replicas that run keep their revision; the reconciler replaces them one after the other,
+and the answer says so. Only this module and the loader write model rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from enginehouse.frontend.watching.board import Board
 from enginehouse.store import db, models, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
-_LATER = "running replicas keep the old configuration until the model is unloaded and loaded again"
+_LATER = "replicas that run with the old configuration are replaced one after the other"
 
 
 class DefinitionParts(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from enginehouse.core.placement import free_memory
 from enginehouse.fetch.models.huggingface import Wishes
 from enginehouse.fetch.models.sources import ModelFinder, renamed
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.localai.builds import builds_for
 from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.store import nodes
 from enginehouse.store.db import Store
@@ -125,6 +126,9 @@ class Drafts:
             description=before.description if before else "",
             replicas=kept.replicas,
             context_length=header.context_length if header else before.options.context_size if before else 0,
+            cache_bytes_per_token=(
+                header.cache_bytes_per_token if header else before.cache_bytes_per_token if before else 0
+            ),
         )
         model, warnings = make_model(config, parts)
         return Draft(
@@ -178,7 +182,7 @@ class Drafts:
         """Warn of a backend that no node can run now; raise for one that no gallery has."""
         targets = [node for node in fleet if node.is_target]
         try:
-            builds, reasons = self._galleries.resolve_each(model.backend, targets)
+            builds, reasons = builds_for(self._galleries, model.backend, targets, has_carrier=True)
         except NotFound as error:
             raise Invalid(
                 f"cannot add {shown(model.name)}: no gallery has the backend {shown(model.backend)}; "
@@ -193,8 +197,7 @@ class Drafts:
             return [
                 f"no node can run {model.backend} now, so the model cannot be loaded until one joins that can: {why}"
             ]
-        loading = [node for node in targets if node.id in builds and not node.is_localai]
-        return [] if loading else [f"only LocalAI's workers have a build of {model.backend}, and they load for LocalAI"]
+        return []
 
     async def _remote(self, asked: AddModel) -> Draft:
         if len(asked.sources) > 1 or asked.files or asked.config or asked.backend:

@@ -11,55 +11,86 @@ import logging
 import secrets
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import assert_never
 
 import msgspec
 
-from enginehouse.core.action import Action, PullModel, StartReplica, phrase, subject_of
+from enginehouse.core.action import Action, InstallBackend, PullModel, StartReplica, StopReplica, phrase, subject_of
 from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, NotFound, Unavailable
+from enginehouse.core.errors import Invalid, NotFound, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
-from enginehouse.core.intent import OPEN, Intent
-from enginehouse.core.loading import Done, GiveUp, Next, Wait, next_step
+from enginehouse.core.intent import NODE_LEFT, Change, Intent
+from enginehouse.core.loading import Done, GiveUp, LoadState, LoadStep, MakeRoom, Next, Wait, left_steps, next_step
 from enginehouse.core.model import Model
 from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Operation
-from enginehouse.core.replica import Replica, process_key
-from enginehouse.frontend.acceptance import Requester, once
+from enginehouse.core.operation import Operation, ReplacedReplica
+from enginehouse.core.placement import Needs, Reservation
+from enginehouse.core.reconcile import RECONCILER, retry_seconds
+from enginehouse.core.replica import Replica
+from enginehouse.core.schedule import LoadInfo, with_kept
+from enginehouse.frontend.acceptance import OperationDetails, Requester, insert_operation, new_operation, once
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.localai.builds import builds_for, install_for
+from enginehouse.frontend.serving.load_ends import NO_FAILURE, ended_ago, failure_of, progress_of
 from enginehouse.frontend.serving.models import reachable
+from enginehouse.frontend.serving.rooms import needs_of, read_fleet, rooms_for
 from enginehouse.frontend.serving.router import model_not_found
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import db, leases, models, nodes, operations, replicas, supersession
+from enginehouse.store import (
+    db,
+    leases,
+    load_infos,
+    models,
+    nodes,
+    operations,
+    replicas,
+    reservations,
+    supersession,
+)
 from enginehouse.store import intents as store_intents
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
-COOL_DOWN_SECONDS = 10.0  # after a failed load, requests get its error instead of a new load; the same as in LocalAI
-# The same after a temporary cause: a node that was away may be back by the time the error is read.
-SHORT_COOL_DOWN_SECONDS = 1.0
-_TEMPORARY = frozenset({"insufficient_capacity", "worker_restarted", "upstream_error"})
-# A load that ended so did not fail, and is no reason to refuse the next request.
-_NO_FAILURE = frozenset({"cancelled", "superseded"})
-_STATES = {"install_backend": "installing", "pull_model": "staging", "start_replica": "loading"}
-_NO_BYTES: dict[str, object] = {"bytes_sent": 0, "total_bytes": 0, "file_index": 0, "total_files": 0}
+PLACING = "placing"  # the lease of the frontend that reserves memory, so that two never promise the same
+PLACING_SECONDS = 2.0
+RESERVED_SECONDS = 60.0  # after the last look at a load: by then another frontend steers it
+SETTLED_SECONDS = 600.0  # at most: a reservation ends when a heartbeat shows the memory as used
+STOP_SECONDS = 30.0  # for answers under way on a replica that is replaced
+EVICT_SECONDS = 10.0  # for requests that came while an idle replica was chosen to be stopped
 
 
 class Loader:
-    def __init__(self, store: Store, board: Board, galleries: Galleries, *, owner: str, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        board: Board,
+        galleries: Galleries,
+        *,
+        owner: str,
+        lease_seconds: float,
+        has_carrier: bool = False,
+    ) -> None:
+        """`has_carrier`: this frontend can load models on LocalAI's workers."""
+        self._has_carrier = has_carrier
         self._store = store
         self._board = board
         self._galleries = galleries
         self._owner = owner
         self._lease_seconds = lease_seconds
         self._on_step: list[Callable[[], None]] = []
+        self._on_ended: list[Callable[[str, float, str], None]] = []
 
     def on_step(self, wake: Callable[[], None]) -> None:
         """Set the callback for a load that advanced: it wakes the dispatcher and the loader's own loop."""
         self._on_step.append(wake)
+
+    def on_ended(self, tell: Callable[[str, float, str], None]) -> None:
+        """Set the callback for a load that this frontend ended: its model, its seconds, and its error code or ""."""
+        self._on_ended.append(tell)
 
     def _wake(self) -> None:
         for call in self._on_step:
@@ -82,6 +113,7 @@ class Loader:
                     code="unsupported",
                     param="model",
                 )
+            _keep(connection, wanted.name, only, author)
             running = [one for one in reachable(connection, wanted.name) if only in (None, one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
 
@@ -93,7 +125,20 @@ class Loader:
 
     def begin(self, connection: Connection, model: Model, author: str) -> OperationId:
         """Begin or join a load anywhere, in the transaction of the caller, who wakes the loops after it."""
+        _keep(connection, model.name, None, author)
         return self._open_or_new(connection, model, None, author)
+
+    def begin_another(self, connection: Connection, model: Model, only: NodeId | None) -> OperationId:
+        """Begin the load of one more replica, beside those that run or load."""
+        return self._new(connection, model, only, RECONCILER)
+
+    def begin_replacement(self, connection: Connection, model: Model, replaced: ReplacedReplica) -> OperationId:
+        """Begin the load of a replica that takes the place of another one: on the same node, or elsewhere if that node
+        gets no more work.
+        """
+        node = nodes.get(connection, replaced.node_id)
+        only = replaced.node_id if node is not None and node.is_schedulable else None
+        return self._new(connection, model, only, RECONCILER, replaced)
 
     async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> OperationId:
         """Join the running load of a model, begin one, or raise the error of one that just failed.
@@ -112,9 +157,9 @@ class Loader:
             if last is not None and last.is_steered:
                 return last.id, False
             if last is not None and last.error_code:
-                failure, pause_seconds = _failure_of(connection, last)
-                is_told = last.id == waiting_for or last.error_code not in _NO_FAILURE
-                if is_told and _ended_ago(connection, last) < pause_seconds:
+                failure, pause_seconds = failure_of(connection, last)
+                is_told = last.id == waiting_for or last.error_code not in NO_FAILURE
+                if is_told and ended_ago(connection, last) < pause_seconds:
                     raise failure
             return self._open_or_new(connection, wanted, None, "loader"), True
 
@@ -141,14 +186,25 @@ class Loader:
             # A load without a target does not serve a request for one node.
             if operation.targets == targets:
                 return operation.id
+        return self._new(connection, model, only, author)
+
+    def _new(
+        self,
+        connection: Connection,
+        model: Model,
+        only: NodeId | None,
+        author: str,
+        replaced: ReplacedReplica | None = None,
+    ) -> OperationId:
         operation = Operation(
             id=OperationId(str(uuid.uuid4())),
             kind="load",
             name=model.name,
             author=author,
             created_at=db.now(connection),
-            targets=targets,
+            targets=(only,) if only else (),
             is_steered=True,
+            replaces=replaced,
         )
         operations.insert(connection, operation)
         return operation.id
@@ -157,86 +213,193 @@ class Loader:
 
     async def step(self) -> None:
         """Take the next step of every load that this frontend may steer."""
-        moved = await self._store.transaction(self._steer_all)
+        ended: list[tuple[str, float, str]] = []
+        moved = await self._store.transaction(lambda connection: self._steer_all(connection, ended))
+        for load in ended:
+            for tell in self._on_ended:
+                tell(*load)
         if moved:
             self._wake()
             await self._board.operations_changed(moved)
 
-    def _steer_all(self, connection: Connection) -> list[OperationId]:
+    def _steer_all(self, connection: Connection, ended: list[tuple[str, float, str]]) -> list[OperationId]:
+        ended.clear()  # the transaction may be tried again
         now = db.now(connection)
         moved = []
         steered = operations.steered(connection)
         every = nodes.every(connection) if steered else []
         for operation in steered:
-            lease = f"load:{process_key(operation.name, 0)}:{','.join(operation.targets)}"
+            lease = f"load:{operation.id}"
             if leases.acquire(connection, lease, self._owner, now, now + self._lease_seconds) and self._steer(
                 connection, operation, every, now
             ):
                 moved.append(operation.id)
                 if not operations.is_steered(connection, operation.id):
+                    code = operations.error_code_of(connection, operation.id)
+                    ended.append((operation.name, now - operation.created_at, code))
                     leases.release(connection, lease, self._owner)
+        if steered:
+            leases.release(connection, PLACING, self._owner)
         return moved
 
     def _steer(self, connection: Connection, operation: Operation, every: Sequence[Node], now: float) -> bool:
         model = models.get(connection, operation.name)
         if model is None:
-            message = f"cannot load {operation.name}: the model was removed"
-            operations.end_steering(connection, operation.id, "model_not_found", message)
+            self._end(connection, operation, "model_not_found", f"cannot load {operation.name}: the model was removed")
             return True
         intents = operations.intents_of(connection, [operation.id])[operation.id]
         try:
-            builds, _ = self._galleries.resolve_each(model.backend, every)
+            builds, _ = builds_for(self._galleries, model.backend, every, has_carrier=self._has_carrier)
         except Unavailable:
             return False  # a gallery that is not loaded here yet may have it
         except NotFound as error:
-            operations.end_steering(connection, operation.id, error.code, error.message)
+            self._end(connection, operation, error.code, error.message)
             return True
-        only = operation.targets[0] if operation.targets else ""
-        changes = _changing(connection, model, every, builds)
-        step = next_step(model, intents, every, builds, only=only, new_key=secrets.token_urlsafe(32), changes=changes)
-        if isinstance(step, Next) and isinstance(step.action, StartReplica):
+        if not leases.acquire(connection, PLACING, self._owner, now, now + PLACING_SECONDS):
+            return False  # another frontend reserves memory at the moment
+        fleet = read_fleet(connection, every, now)
+        needs = needs_of(
+            fleet,
+            model,
+            builds,
+            only=operation.targets[0] if operation.targets else "",
+            may_replace=operation.author != RECONCILER,
+            replaces=operation.replaces,
+        )
+        state = LoadState(
+            intents=intents,
+            changes=_changing(connection, model, every, builds),
+            reserved=next((one for one in fleet.reservations if one.operation_id == operation.id), None),
+        )
+        rooms = rooms_for(connection, fleet, model, operation.id)
+        step = next_step(needs, rooms, state, new_key=secrets.token_urlsafe(32))
+        reservations.extend(connection, operation.id, now + RESERVED_SECONDS)
+        if isinstance(step, Next) and isinstance(step.action, StartReplica) and needs.may_replace:
             served = replicas.ready_since(connection, model.name, operation.created_at)
-            if served & {only or step.node_id}:
+            if served & {needs.only or step.node_id}:
                 step = Done()  # another load was faster; a second start would end its process
+        if not isinstance(step, Wait):
+            _leave(connection, left_steps(intents, every), now)
+        return self._take(connection, operation, step, needs, every)
+
+    def _take(
+        self, connection: Connection, operation: Operation, step: LoadStep, needs: Needs, every: Sequence[Node]
+    ) -> bool:
+        """Store a step; False if there is nothing to do."""
+        now, name = db.now(connection), operation.name
         match step:
             case Wait():
                 return False
             case Next():
-                if models.get(connection, model.name, lock=True) is None:
+                if models.get(connection, name, lock=True) is None:
                     return False  # deleted concurrently: the next step ends this load
-                action = _with_files(connection, step)
-                supersession.add_intent(
-                    connection, operation.id, step.node_id, action, IntentId(str(uuid.uuid4())), now
+                wanted = Reservation(
+                    operation_id=operation.id,
+                    node_id=step.node_id,
+                    model=name,
+                    slot=step.slot,
+                    memory_bytes=needs.demand.memory_bytes,
                 )
-                log.info("load.advanced model=%s node=%s action=%r", model.name, step.node_id, phrase(step.action))
+                if not reservations.put(connection, wanted, now, now + RESERVED_SECONDS):
+                    return False  # another load has the slot
+                self._add(connection, operation, step.node_id, self._prepared(connection, step, every))
+            case MakeRoom():
+                for stop in step.actions:
+                    # A replica that is replaced may be busy; others were idle when they were chosen.
+                    seconds = STOP_SECONDS if stop.model == name else EVICT_SECONDS
+                    self._stop(connection, operation, step.node_id, stop, seconds)
             case Done():
+                self._stop_replaced(connection, operation)
+                load_infos.change(connection, name, partial(_after_success, revision=needs.model.revision))
+                reservations.settle(connection, operation.id, now, now + SETTLED_SECONDS)
                 operations.end_steering(connection, operation.id)
             case GiveUp():
-                operations.end_steering(connection, operation.id, step.code, step.message)
-                log.warning("load.failed model=%s code=%s message=%r", model.name, step.code, step.message)
+                self._end(connection, operation, step.code, step.message)
             case _:
                 assert_never(step)
         return True
 
+    def _stop(
+        self, connection: Connection, operation: Operation, node_id: NodeId, stop: StopReplica, drain_seconds: float
+    ) -> None:
+        replicas.set_leaving(connection, node_id, stop.model, stop.slot, True)
+        self._add(connection, operation, node_id, msgspec.structs.replace(stop, drain_seconds=drain_seconds))
+
+    def _stop_replaced(self, connection: Connection, operation: Operation) -> None:
+        """The new replica is ready: no more requests for the one that it replaces."""
+        old = operation.replaces
+        known = replicas.of_model(connection, operation.name) if old is not None else []
+        if old is not None and any((one.node_id, one.nonce) == (old.node_id, old.nonce) for one in known):
+            stop = StopReplica(model=operation.name, slot=old.slot)
+            self._stop(connection, operation, old.node_id, stop, STOP_SECONDS)
+
+    def _add(self, connection: Connection, operation: Operation, node_id: NodeId, action: Action) -> None:
+        identifier, now = IntentId(str(uuid.uuid4())), db.now(connection)
+        supersession.add_intent(connection, operation.id, node_id, action, identifier, now)
+        log.info("load.advanced model=%s node=%s action=%r", operation.name, node_id, phrase(action))
+
+    def _end(self, connection: Connection, operation: Operation, code: str, message: str) -> None:
+        reservations.remove(connection, operation.id)
+        if code == "cancelled":
+            load_infos.note_cancelled(connection, operation)
+        elif code not in ("superseded", "model_not_found"):
+            failed = partial(_after_failure, message=message, now=db.now(connection))
+            load_infos.change(connection, operation.name, failed)
+        operations.end_steering(connection, operation.id, code, message)
+        log.warning("load.failed model=%s code=%s message=%r", operation.name, code, message)
+
+    def _prepared(self, connection: Connection, step: Next, every: Sequence[Node]) -> Action:
+        """The action of a step as its node needs it."""
+        node = next((one for one in every if one.id == step.node_id), None)
+        if isinstance(step.action, InstallBackend) and node is not None:
+            return install_for(step.action, node, self._galleries.encoded)
+        return _with_files(connection, step)
+
     # Views -------------------------------------------------------------------------------------
+
+    async def load_status(self, model: str) -> dict[str, object] | None:
+        """Return the same for the open load of a model; None if there is none."""
+        found = await self._store.transaction(lambda connection: operations.steered(connection, model))
+        return await self.loading(found[0].id) if found else None
 
     async def loading(self, operation_id: OperationId) -> dict[str, object]:
         """Return the `loading` object of a 503."""
         view = await self._board.view(operation_id)
-        rows = view.nodes if isinstance(view.nodes, list) else []
-        # Steps run concurrently; the first open one is shown.
-        current = next((row for row in rows if row.state in OPEN), rows[-1] if rows else None)
-        if current is None:
-            return {"model": view.name, "state": "pending", "progress": 0.0, **_NO_BYTES}
-        return {
-            "model": view.name,
-            "state": _STATES.get(current.kind, "pending"),
-            "node": current.node_name,
-            "progress": current.percentage,
-            **_NO_BYTES,
-            "bytes_sent": current.current_bytes if isinstance(current.current_bytes, int) else 0,
-            "total_bytes": current.total_bytes if isinstance(current.total_bytes, int) else 0,
-        }
+        return progress_of(view)
+
+
+def _keep(connection: Connection, model: str, only: NodeId | None, author: str) -> None:
+    """Somebody asked for a load: it stays wanted."""
+    load_infos.change(connection, model, lambda known: msgspec.structs.replace(with_kept(known, only), author=author))
+
+
+def _after_success(known: LoadInfo, *, revision: str) -> LoadInfo:
+    measured = known.memory_bytes if known.revision == revision else 0
+    return msgspec.structs.replace(known, revision=revision, memory_bytes=measured, failures=0, retry_at=0.0, reason="")
+
+
+def _after_failure(known: LoadInfo, *, message: str, now: float) -> LoadInfo:
+    failures = known.failures + 1
+    return msgspec.structs.replace(known, failures=failures, retry_at=now + retry_seconds(failures), reason=message)
+
+
+def _leave(connection: Connection, left: Sequence[Intent], now: float) -> None:
+    """Cancel the steps that a load no longer waits for, unless others than loads do: every load leaves that node.
+
+    A start that was sent may have been done, so what runs there is stopped when the node is back.
+    """
+    message = "the node is drained or offline; the load goes on elsewhere"
+    change = Change(kind="cancel", now=now, reason=NODE_LEFT, message=message)
+    for intent in left:
+        action = intent.action
+        if isinstance(action, StartReplica) and intent.attempt:
+            details = OperationDetails(targets=(intent.node_id,))
+            stopping = new_operation(connection, "unload", action.model.name, RECONCILER, details)
+            stop = StopReplica(model=action.model.name, slot=action.slot)
+            insert_operation(connection, stopping, [(intent.node_id, stop)])
+        elif all(one.kind == "load" for one in operations.of_intents(connection, [intent.id])):
+            operations.apply(connection, intent, change)
+            operations.note_ended(connection, [intent.id])
 
 
 def _changing(
@@ -256,35 +419,3 @@ def _with_files(connection: Connection, step: Next) -> Action:
         return step.action
     newest = supersession.generation_at(connection, step.node_id, subject_of(PullModel(model=step.action.model)))
     return msgspec.structs.replace(step.action, files=newest)
-
-
-def _ended_ago(connection: Connection, operation: Operation) -> float:
-    """Return the seconds since the last change of an ended load."""
-    intents = operations.intents_of(connection, [operation.id])[operation.id]
-    return db.now(connection) - max([operation.created_at, *(intent.updated_at for intent in intents)])
-
-
-def _failure_of(connection: Connection, operation: Operation) -> tuple[EnginehouseError, float]:
-    """Return the error of a load that ended without a replica, and for how many seconds requests get it.
-
-    The time is short if the cause is temporary or the worker reported that it can heal.
-    """
-    if operation.error_code in _NO_FAILURE:
-        ended = Unavailable(
-            f"cannot answer yet: the load of {operation.name} was {operation.error_code}; retry the request",
-            code=operation.error_code,
-            param="model",
-        )
-        ended.retry_after_seconds = SHORT_COOL_DOWN_SECONDS
-        return ended, COOL_DOWN_SECONDS
-    intents = operations.intents_of(connection, [operation.id])[operation.id]
-    causes = [one.outcome for one in intents if one.state == "failed" and one.reason == operation.error_code]
-    heals = bool(causes) and all(outcome is not None and outcome.can_heal for outcome in causes)
-    error: EnginehouseError
-    if heals or operation.error_code in _TEMPORARY:
-        error = Unavailable(operation.error_message, code=operation.error_code)
-        error.retry_after_seconds = SHORT_COOL_DOWN_SECONDS
-    else:
-        error = Hopeless(operation.error_message, code=operation.error_code)
-        error.retry_after_seconds = COOL_DOWN_SECONDS
-    return error, error.retry_after_seconds

@@ -20,8 +20,8 @@ from enginehouse.store.db import Connection, Store
 def reachable(connection: Connection, model: str | None = None) -> list[Replica]:
     """Return the replicas, of one model or all, on nodes that are neither offline nor drained."""
     serving = nodes.serving(connection)
-    found = replicas.every(connection) if model is None else replicas.of_model(connection, model)
-    return [one for one in found if one.node_id in serving]
+    found = replicas.serving(connection)
+    return [one for one in found if one.node_id in serving and model in (None, one.model)]
 
 
 class ModelViews:

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from enginehouse.core import subjects, wire
 from enginehouse.core.errors import EnginehouseError, Malformed
 from enginehouse.core.ids import NodeId
+from enginehouse.core.replica import RunningReplica, is_process
 from enginehouse.core.routing import Route
 from enginehouse.ports import Bus, Clock, Message
 
@@ -27,16 +28,16 @@ SILENT_SECONDS = 10.0  # before a silent worker is asked again, so that not ever
 
 
 class _Question(Struct):
-    """The last poll of one node. `nonces` is None without an answer."""
+    """The last poll of one node. `running` is None without an answer."""
 
     number: int = 0
-    nonces: frozenset[str] | None = None
+    running: tuple[RunningReplica, ...] | None = None
     asked_until: float = 0.0  # the result is valid until then
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def allows(self, route: Route) -> bool:
-        return self.nonces is None or route.nonce in self.nonces
+        return self.running is None or any(is_process(one, route) for one in self.running)
 
 
 class Proofs:
@@ -66,7 +67,7 @@ class Proofs:
 
     async def _ask(self, node_id: NodeId, question: _Question) -> None:
         question.number = (question.number + 1) % 10**9
-        question.nonces = None
+        question.running = None
         question.answered.clear()
         reply = subjects.poll_subject(node_id, self._name, subjects.RUNNING, question.number)
         lasts = HOLDS_SECONDS
@@ -86,12 +87,12 @@ class Proofs:
             if question is None or answer.number != question.number:
                 return  # an answer to an older question
             if message.no_responders:
-                question.nonces = frozenset()
+                question.running = ()
             else:
                 running = wire.decode(message.payload, wire.ModelsRunningReply, "a list of processes")
                 if running.error:
                     return
-                question.nonces = frozenset(one.nonce for one in running.models or ())
+                question.running = running.models or ()
         except Malformed as error:
             log.warning("proof.dropped subject=%s error=%s", message.subject, error)
             return

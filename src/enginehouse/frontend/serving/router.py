@@ -3,44 +3,33 @@
 Routes are rebuilt from the store after changes and every few seconds. Routes that could not be refreshed for a minute,
 because the store was away or this process was frozen, are not used: their replicas may have been removed meanwhile.
 In-flight counts exist only here, so they cannot leak beyond this process. A request for a model without a route starts
-or joins a load and waits for the route; the load continues if the request ends.
+or joins a load and waits for the route; the load continues if the request ends. A request for a model whose replicas
+all have as many requests as they can answer waits in a queue, and nobody gets ahead of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
-from math import ceil
+from collections.abc import Callable
 from typing import Protocol
 
-from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
-from enginehouse.core.ids import NodeId, OperationId
-from enginehouse.core.model import Model, ServedModel, served_model
+from msgspec import Struct
+
+from enginehouse.core.errors import NotFound
+from enginehouse.core.ids import NodeId
 from enginehouse.core.name import shown
-from enginehouse.core.replica import Replica
-from enginehouse.core.routing import Route, choose_route
-from enginehouse.store import db, models, nodes, replicas
+from enginehouse.core.prefix import FULL
+from enginehouse.core.routing import Route, choose_route, route_place
+from enginehouse.frontend.serving.load_waits import Loads, LoadWaits
+from enginehouse.frontend.serving.prefixes import Candidates, Prefixes
+from enginehouse.frontend.serving.queues import RequestQueues
+from enginehouse.frontend.serving.route_rows import FoundRoutes, RouteRows
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
 MEMORY_SECONDS = 60.0  # how long routes are used without a refresh
-NO_NODE = NodeId("")  # of a route to a server elsewhere
-LOOK_AGAIN_SECONDS = 1.0  # a waiting request checks its load, which another frontend may steer
-
-
-class Loads(Protocol):
-    """The part of the loader that the router uses."""
-
-    async def ensure(self, model: str, dead: Collection[str], waiting_for: str = "") -> OperationId:
-        """Start or join a load and return its operation's id; "" if there is a replica other than the processes known
-        to be `dead`. Raises if the model is unknown or its last load just failed, or if the load that the caller was
-        `waiting_for` was cancelled or superseded.
-        """
-
-    async def loading(self, operation_id: OperationId) -> dict[str, object]:
-        """Return the `loading` object of a 503."""
 
 
 class RouteProofs(Protocol):
@@ -48,15 +37,46 @@ class RouteProofs(Protocol):
         """Whether the process behind a route is still the one that was started."""
 
 
-class Pending:
-    """The load that the waiting requests for one model share."""
+class OtherCounts(Protocol):
+    """What the other frontends tell of their requests."""
 
-    def __init__(self) -> None:
-        self.asking = asyncio.Lock()
-        self.operation_id = OperationId("")
-        self.waiters = 0
-        self.asked = 0
-        self.failure: EnginehouseError | None = None
+    def of(self, nonce: str) -> int:
+        """Their requests in flight to a process."""
+
+    def contenders(self, model: str) -> int:
+        """How many of them have requests that wait for a replica of the model."""
+
+    def queued(self, model: str) -> int:
+        """How many such requests they have."""
+
+    def disturbed_ago(self, model: str) -> float | None:
+        """Seconds since one of their requests could not go to the replica that has its prefix."""
+
+
+class NoCounts:
+    def of(self, nonce: str) -> int:
+        return 0
+
+    def contenders(self, model: str) -> int:
+        return 0
+
+    def queued(self, model: str) -> int:
+        return 0
+
+    def disturbed_ago(self, model: str) -> float | None:
+        return None
+
+
+NO_COUNTS = NoCounts()
+
+
+class RouterParts(Struct, frozen=True, kw_only=True):
+    """What a router uses beyond the store. Without `proofs` every route is used as it is."""
+
+    rows: RouteRows
+    proofs: RouteProofs | None = None
+    prefixes: Prefixes
+    queues: RequestQueues
 
 
 class Router:
@@ -67,43 +87,116 @@ class Router:
         *,
         wait_seconds: float | None,
         memory_seconds: float = MEMORY_SECONDS,
-        proofs: RouteProofs | None = None,
-        key_of: Callable[[str], str] = lambda credential: "",
+        parts: RouterParts,
     ) -> None:
-        """`wait_seconds` is how long a request waits for a load; None means no limit. `key_of` gives the value of a
-        credential, for servers elsewhere.
-        """
+        """`wait_seconds` is how long a request waits for a load; None means no limit."""
         self._store = store
-        self._loads = loads
-        self._wait_seconds = wait_seconds
-        self._proofs = proofs
-        self._key_of = key_of
+        self._waits = LoadWaits(
+            loads, wait_seconds, lambda model: bool(self._routes.get(model)), self._dead_of, self.step
+        )
+        self._rows = parts.rows
+        self._proofs = parts.proofs
+        self.prefixes = parts.prefixes
+        self.queues = parts.queues
+        self._queued = parts.queues.by_model
         self._routes: dict[str, list[Route]] = {}
-        self._served: dict[tuple[str, str], ServedModel] = {}
+        self._known: dict[str, Route] = {}  # the same by their ids
+        self._affine: dict[str, Candidates] = {}  # models whose routes are chosen by prefixes
         self._in_flight: dict[str, int] = {}
+        self._used: set[str] = set()  # nonces, since `used_since` was last called
+        self._elsewhere: OtherCounts = NO_COUNTS
+        self._forget: Callable[[str], None] = lambda address: None
         # When each was dropped, by the store's clock; None until the next step sets it.
         self._dropped: dict[Route, float | None] = {}
-        self._pending: dict[str, Pending] = {}
-        self._changed = asyncio.Event()
+        self._pending = self._waits.pending
         self._turn = 0
         self._memory_seconds = memory_seconds
         self._looked_at: float | None = None
         self._refreshing = asyncio.Lock()
 
-    async def acquire(self, model: str) -> Route:
+    async def acquire(self, model: str, token: str = "", body: bytes = b"") -> Route:
+        """A route for a request, which counts as in flight until `release`. `token` is that of its caller, for turns in
+        a queue; `body` is read for its prefix only if several replicas serve the model.
+        """
         if self._looked_at is None or asyncio.get_running_loop().time() - self._looked_at > self._memory_seconds:
             await self._look_again(self._looked_at)
         while True:
-            routes = self._routes.get(model)
-            if not routes:
-                routes = await self._load(model)
-            self._turn += 1
-            route = choose_route(routes, self._in_flight, self._turn)
-            if route.checks_key or self._proofs is None or await self._proofs.holds(route):
-                break
-            self.drop(route)
+            route = self._take(model, body)
+            if route is None:
+                route = await self._wait(model, token, body)
+            if route.checks_key or self._proofs is None or await self._is_proven(route, self._proofs):
+                return route
+
+    def _take(self, model: str, body: bytes) -> Route | None:
+        """Choose and count a route; None if there is none with room, or if others wait for one already."""
+        routes = self._routes.get(model)
+        if not routes or model in self._queued:
+            return None
+        route = routes[0]
+        if len(routes) > 1 or (route.limit and not self._has_room(route)):
+            found = self._choose(model, routes, body)
+            if found is None:
+                return None
+            route = found
         self._in_flight[route.id] = self._in_flight.get(route.id, 0) + 1
+        self._used.add(route.nonce)
         return route
+
+    def _choose(self, model: str, routes: list[Route], body: bytes) -> Route | None:
+        among = self._affine.get(model)
+        if among is not None and body:
+            chain = self.prefixes.chain_of(model, body)
+            if chain:
+                return self.prefixes.choose(chain, among, self._busy)
+        self._turn += 1
+        route = choose_route(routes, self._in_flight, self._turn, self._elsewhere.of)
+        if not route.limit or self._has_room(route):
+            return route
+        return self._least_busy(routes)
+
+    def _least_busy(self, routes: list[Route]) -> Route | None:
+        """Of all routes the least busy one with room; None if there is none."""
+        return min((one for one in routes if self._has_room(one)), key=self._busy, default=None)
+
+    def _busy(self, route: Route) -> int:
+        if route.limit and not self._has_room(route):
+            return FULL
+        return self._in_flight.get(route.id, 0) + self._elsewhere.of(route.nonce)
+
+    def _has_room(self, route: Route) -> bool:
+        """Whether a replica can answer one more request now. While other frontends have requests that wait for it too,
+        each takes its share, and one place at least: what they tell is a second old, and whoever is full could
+        otherwise keep the others out for ever.
+        """
+        if not route.limit:
+            return True
+        own, contenders = self._in_flight.get(route.id, 0), self._elsewhere.contenders(route.model)
+        if contenders:
+            return own < max(1, route.limit // (contenders + 1))
+        return own + self._elsewhere.of(route.nonce) < route.limit
+
+    async def _is_proven(self, route: Route, proofs: RouteProofs) -> bool:
+        """Whether a route that was taken may be used; otherwise it is given back and not used again."""
+        is_proven: bool | None = None
+        try:
+            is_proven = await proofs.holds(route)
+        finally:
+            if is_proven is False:
+                self.drop(route)  # before the release, which would give it to a request that waits
+            if not is_proven:
+                self.release(route)
+        return is_proven
+
+    async def _wait(self, model: str, token: str, body: bytes) -> Route:
+        """Wait for a load, or for a replica that has room."""
+        while True:
+            if not self._routes.get(model):
+                await self._waits.wait(model)
+                route = self._take(model, body)
+            else:
+                route = await self.queues.wait(model, token, body, self.release) or self._take(model, body)
+            if route is not None:
+                return route
 
     def release(self, route: Route) -> None:
         left = self._in_flight.get(route.id, 0) - 1
@@ -111,6 +204,31 @@ class Router:
             self._in_flight[route.id] = left
         else:
             self._in_flight.pop(route.id, None)
+        if route.model in self._queued:
+            self._hand_over(route.model, route)
+
+    def room_changed(self) -> None:
+        """Give routes to requests that wait, after there may be more room than before."""
+        for model in self.queues.lengths():
+            if self._routes.get(model):
+                self._hand_over(model, None)
+            else:
+                self.queues.send_away(model)
+
+    def _hand_over(self, model: str, freed: Route | None) -> None:
+        """Give routes with room to the requests whose turn it is; `freed` is looked at first."""
+        while model in self._queued:
+            route = self._known.get(freed.id) if freed is not None else None
+            if route is None or not self._has_room(route):
+                route = self._least_busy(self._routes.get(model, []))
+            waiter = self.queues.take(model) if route is not None else None
+            if route is None or waiter is None:
+                return
+            self._in_flight[route.id] = self._in_flight.get(route.id, 0) + 1
+            self._used.add(route.nonce)
+            if model in self._affine:
+                self.prefixes.observe(self.prefixes.chain_of(model, waiter.body), route)
+            waiter.place.set_result(route)
 
     def drop(self, route: Route) -> None:
         """Stop using a route that could not be reached, until another process has its slot or a later report of its
@@ -119,6 +237,46 @@ class Router:
         self._dropped.setdefault(route, None)
         left = [one for one in self._routes.get(route.model, ()) if one.id != route.id]
         self._routes[route.model] = left
+        self._known.pop(route.id, None)
+        among = self._affine.pop(route.model, None)
+        if among is not None and len(left) > 1:
+            self._affine[route.model] = Candidates(left, self._known, among.thresholds)
+        if not left and route.model in self._queued:
+            self.queues.send_away(route.model)
+
+    def count_with(self, elsewhere: OtherCounts) -> None:
+        """Set what counts the requests of the other frontends."""
+        self._elsewhere = elsewhere
+
+    def on_gone(self, forget: Callable[[str], None]) -> None:
+        """Set the callback for addresses that have no route any more: whoever stops the process waits until nobody is
+        connected to it.
+        """
+        self._forget = forget
+
+    def counts(self) -> dict[str, int]:
+        """Requests in flight here, by the nonce of their process."""
+        return {route_id.rpartition("/")[2]: count for route_id, count in self._in_flight.items()}
+
+    def used_since(self) -> set[str]:
+        used, self._used = self._used | set(self.counts()), set()
+        return used
+
+    def in_flight_of(self, nonce: str) -> int:
+        return self.counts().get(nonce, 0) + self._elsewhere.of(nonce)
+
+    def queued(self, model: str) -> int:
+        """Requests of all frontends that wait for a replica of the model that has room."""
+        return self.queues.lengths().get(model, 0) + self._elsewhere.queued(model)
+
+    def disturbed_ago(self, model: str) -> float | None:
+        """Seconds since a request last could not go to the replica that has its prefix, on any frontend."""
+        ages = (self.prefixes.disturbed().get(model), self._elsewhere.disturbed_ago(model))
+        return min((age for age in ages if age is not None), default=None)
+
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait here for a load, by model."""
+        return {model: pending.waiters for model, pending in self._pending.items()}
 
     @property
     def in_flight(self) -> int:
@@ -139,149 +297,44 @@ class Router:
         began = asyncio.get_running_loop().time()
         dropped = {route.id: at for route, at in self._dropped.items()}
 
-        def work(connection: Connection) -> tuple[list[Route], set[str], float]:
-            by_id = nodes.serving(connection)
-            found = [
-                Route(
-                    model=replica.model,
-                    slot=replica.slot,
-                    node_id=replica.node_id,
-                    node_name=by_id[replica.node_id],
-                    address=replica.address,
-                    key=replica.key,
-                    revision=replica.revision,
-                    nonce=replica.nonce,
-                    checks_key=replica.checks_key,
-                    protocol=replica.protocol,
-                    served=self._served_by(replica),
-                )
-                for replica in replicas.every(connection)
-                if replica.node_id in by_id
-            ]
-            found += [route for one in models.with_endpoints(connection) if (route := self._route_elsewhere(one))]
-            alive = {
-                route.id for route in found if route.id in dropped and _is_shown(connection, route, dropped[route.id])
-            }
-            return found, alive, db.now(connection)
+        def work(connection: Connection) -> FoundRoutes:
+            return self._rows.read(connection, dropped)
 
-        found, alive, now = await self._store.transaction(work)
+        found = await self._store.transaction(work)
         # A dropped route is kept only as long as its row exists.
-        standing = {route.id for route in found} - alive
+        standing = {route.id for route in found.routes} - found.shown
         self._dropped = {
-            route: at if at is not None or route.id not in dropped else now
+            route: at if at is not None or route.id not in dropped else found.now
             for route, at in self._dropped.items()
             if route.id in standing
         }
         dead = {route.id for route in self._dropped}
         routes: dict[str, list[Route]] = {}
-        for route in found:
+        for route in found.routes:
             if route.id not in dead:
                 routes.setdefault(route.model, []).append(route)
+        gone = {route.address for route in self.routes()} - {route.address for route in found.routes}
         self._routes = routes
-        used = {(route.model, route.revision) for route in found}
-        self._served = {key: served for key, served in self._served.items() if key in used}
+        for address in gone:
+            self._forget(address)
+        self._known = {route.id: route for some in routes.values() for route in some}
+        self._affine = {
+            model: Candidates(some, self._known, thresholds)
+            for model, some in routes.items()
+            if len(some) > 1 and (thresholds := self.prefixes.thresholds_of(found.schedules.get(model))) is not None
+        }
         self._looked_at = began
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._waits.look_now()
+        self.room_changed()
+        self.prefixes.sweep()
 
-    def _route_elsewhere(self, model: Model) -> Route | None:
-        """The route to a server that is no node of the cluster; None if its credential is not known here."""
-        try:
-            key = self._key_of(model.credential)
-        except EnginehouseError as error:
-            log.warning("endpoint.skipped model=%s error=%s", model.name, error)
-            return None
-        return Route(
-            model=model.name,
-            slot=0,
-            node_id=NO_NODE,
-            node_name=model.endpoint,
-            address=model.endpoint,
-            key=key,
-            revision=model.revision,
-            nonce=model.revision,
-        )
+    def _dead_of(self, model: str) -> set[str]:
+        return {route.nonce for route in self._dropped if route.model == model}
 
-    def _served_by(self, replica: Replica) -> ServedModel | None:
-        """The configuration of a replica; read once per model and revision."""
-        if not replica.definition:
-            return None
-        key = (replica.model, replica.revision)
-        if key not in self._served:
-            self._served[key] = served_model(replica.definition)
-        return self._served[key]
-
-    async def _load(self, model: str) -> list[Route]:
-        """Wait for a route. Of the requests that wait for one model, one at a time queries the store."""
-        pending = self._pending.setdefault(model, Pending())
-        pending.waiters += 1
-        try:
-            async with asyncio.timeout(self._wait_seconds):
-                return await self._wait_for_route(model, pending)
-        except TimeoutError:
-            raise await self._still_loading(model, pending.operation_id) from None
-        finally:
-            pending.waiters -= 1
-            if not pending.waiters:
-                self._close(model, pending)
-
-    def _close(self, model: str, pending: Pending) -> None:
-        """End the sharing: later requests begin a new wait."""
-        if self._pending.get(model) is pending:
-            del self._pending[model]
-
-    async def _wait_for_route(self, model: str, pending: Pending) -> list[Route]:
-        while True:
-            changed = self._changed
-            if routes := self._routes.get(model):
-                self._close(model, pending)
-                return routes
-            await self._ask(model, pending)
-            if pending.failure is not None:
-                raise pending.failure
-            try:
-                async with asyncio.timeout(LOOK_AGAIN_SECONDS):
-                    await changed.wait()
-            except TimeoutError:
-                continue
-
-    async def _ask(self, model: str, pending: Pending) -> None:
-        """Check the load once for all waiting requests; all of them get the same error."""
-        asked = pending.asked
-        async with pending.asking:
-            if pending.asked != asked:
-                return  # checked while this request waited for the lock
-            dead = {route.nonce for route in self._dropped if route.model == model}
-            try:
-                found = await self._loads.ensure(model, dead, pending.operation_id)
-                pending.operation_id = found or pending.operation_id
-            except EnginehouseError as error:
-                pending.failure = error
-                self._close(model, pending)
-            pending.asked += 1
-
-    async def _still_loading(self, model: str, operation_id: OperationId) -> Unavailable:
-        error = Unavailable(
-            f"cannot answer yet: {model} is still loading; retry in a moment", code="model_loading", param="model"
-        )
-        error.retry_after_seconds = min(300.0, max(5.0, ceil(self._wait_seconds or 0.0)))
-        if operation_id:
-            error.details["loading"] = await self._loads.loading(operation_id)
-        else:
-            error.details["loading"] = {"model": model, "state": "pending", "progress": 0.0}
-        return error
-
-
-def _is_shown(connection: Connection, route: Route, since: float | None) -> bool:
-    """Whether the route's node reported its process after that moment. A server elsewhere reports nothing: it is tried
-    again after each step.
-    """
-    if route.node_id == NO_NODE:
-        return since is not None
-    node = nodes.get(connection, route.node_id) if since is not None else None
-    if node is None or since is None or node.report.mark <= since:
-        return False
-    return any(one.model_id == route.model and one.nonce == route.nonce for one in node.report.replicas)
+    def in_flight_to(self, node_id: NodeId, model: str, slot: int) -> int:
+        """Requests of this frontend that a replica is answering, whether it still has a route or not."""
+        place = route_place(node_id, model, slot)
+        return sum(count for route_id, count in self._in_flight.items() if route_id.startswith(place))
 
 
 def model_not_found(model: str) -> NotFound:

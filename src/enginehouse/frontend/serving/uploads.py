@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -191,17 +192,12 @@ class Uploads:
 
 def _locked(path: Path, size_bytes: int) -> BinaryIO:
     """Open a growing upload for this process alone: several frontends may share the directory."""
-    file = open(path, "ab")  # noqa: SIM115  # the caller closes it
-    try:
+    with ExitStack() as unless_locked, suppress(BlockingIOError):
+        file = unless_locked.enter_context(open(path, "ab"))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(file.fileno()).st_size == size_bytes:
+            unless_locked.pop_all()
             return file
-    except BlockingIOError:
-        pass
-    except BaseException:
-        file.close()
-        raise
-    file.close()
     raise Conflict("cannot append to the upload: another one of the same file is under way; try again later")
 
 

@@ -22,16 +22,9 @@ from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation, absence_of, status_of, unknown_operation
 from enginehouse.core.progress import Progress, continued, is_newer
-from enginehouse.core.views import NodeView
+from enginehouse.core.views import NodeView, OperationView
 from enginehouse.frontend.watching.events import Events
-from enginehouse.frontend.watching.views import (
-    Moment,
-    OperationView,
-    Sign,
-    SilenceLimits,
-    render_node,
-    render_operation,
-)
+from enginehouse.frontend.watching.views import Moment, Sign, SilenceLimits, render_node, render_operation
 from enginehouse.ports import Clock
 from enginehouse.store import db, history, nodes, operations
 from enginehouse.store.db import Connection, Store
@@ -163,9 +156,7 @@ class Board:
             await self._tell(lambda connection: self._read(connection, ids))
 
     async def _tell(self, read: Callable[[Connection], list[Snapshot]]) -> None:
-        """Read and publish. An outage of the store is no error here: the change is stored, and `catch_up_step`
-        publishes it later.
-        """
+        """Read and publish. Without the store `catch_up_step` does it later: the change is stored."""
         with suppress(Unavailable):
             self._keep(await self._store.transaction(read))
 

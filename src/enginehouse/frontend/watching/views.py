@@ -9,77 +9,26 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from enginehouse.core import action as actions
 from enginehouse.core import operation as operations
+from enginehouse.core.backend import version_name
+from enginehouse.core.canary import CANARY_FAILED
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Excluded, Operation, RequestOptions
+from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress, format_bytes, is_newer
-from enginehouse.core.views import NodeView
+from enginehouse.core.views import CanaryRow, CanaryView, NodeRow, NodeView, OperationView
 
 # LocalAI's words; other kinds use their own name.
 _TASK_TYPES = {"install": "Installation", "upgrade": "Upgrade", "delete": "deletion", "load": "staging"}
+# Fields of a node that are shown as they are.
+_SHOWN_OF_NODES = (set(Node.__struct_fields__) & set(NodeView.__struct_fields__)) - {
+    *("last_heartbeat", "created_at", "updated_at")
+}
 DRAINED_MESSAGE = "the node is drained; this continues when it is resumed"
-
-
-class NodeRow(Struct, kw_only=True):
-    """One node (one intent) of an operation."""
-
-    node_id: NodeId
-    node_name: str
-    status: str
-    percentage: float
-    file_name: str | UnsetType = UNSET
-    current: str | UnsetType = UNSET
-    total: str | UnsetType = UNSET
-    phase: str | UnsetType = UNSET
-    error: str | UnsetType = UNSET
-    # Additional.
-    action: str  # in words
-    kind: str  # of the action, for programs
-    intent: IntentId
-    state: str
-    attempt: int
-    reason: str | UnsetType = UNSET
-    current_bytes: int | UnsetType = UNSET
-    total_bytes: int | UnsetType = UNSET
-    due_in_seconds: float | UnsetType = UNSET
-    note: str | UnsetType = UNSET  # the worker's remark on a success, such as `already_absent`
-
-
-class OperationView(Struct, kw_only=True):
-    id: str
-    name: str
-    fullName: str
-    jobID: OperationId
-    progress: int
-    taskType: str
-    isDeletion: bool
-    isBackend: bool
-    isQueued: bool
-    cancellable: bool
-    message: str
-    nodeID: NodeId | UnsetType = UNSET
-    phase: str | UnsetType = UNSET
-    currentBytes: int | UnsetType = UNSET
-    totalBytes: int | UnsetType = UNSET
-    error: str | UnsetType = UNSET
-    nodes: list[NodeRow] | UnsetType = UNSET
-    # Additional.
-    kind: str
-    status: str
-    isParked: bool
-    author: str
-    createdAt: str
-    excluded: tuple[Excluded, ...]
-    targets: tuple[NodeId, ...]
-    asked: RequestOptions
-    retryOf: OperationId | UnsetType = UNSET
-    dismissed: bool
-    finishedAt: str | UnsetType = UNSET
 
 
 class Sign(Struct):
@@ -131,8 +80,10 @@ def render_operation(
     # By name; the sort is stable, so the steps of a load stay in order.
     rows.sort(key=lambda row: row.node_name)
     status = operations.status_of(operation, intents)
-    error = operation.error_message or "; ".join(
-        f"{row.node_name}: {row.error}" for row in rows if row.status == "error" and row.error
+    error = (
+        _returned(operation, intents)
+        or operation.error_message
+        or "; ".join(f"{row.node_name}: {row.error}" for row in rows if row.status == "error" and row.error)
     )
     total = sum(row.total_bytes for row in rows if row.total_bytes)
     done = sum(row.current_bytes for row in rows if row.current_bytes)
@@ -147,13 +98,13 @@ def render_operation(
         isBackend=operation.is_about_backend,
         isQueued=status == "queued",
         cancellable=status in ("queued", "running"),
-        message=_message(status, rows),
-        nodeID=operation.targets[0] if _is_for_one_node(operation) else UNSET,
-        phase=_phase(status, rows) or UNSET,
-        currentBytes=done or UNSET,
-        totalBytes=total or UNSET,
-        error=error or UNSET,
-        nodes=rows or UNSET,
+        message=_message(operation, status, rows),
+        nodeID=operation.targets[0] if _is_for_one_node(operation) else NodeId(""),
+        phase=_phase(status, rows),
+        currentBytes=done,
+        totalBytes=total,
+        error=error,
+        nodes=rows,
         kind=operation.kind,
         status=status,
         isParked=operations.is_parked(operation, intents, moment.absent, moment.drained),
@@ -162,10 +113,45 @@ def render_operation(
         excluded=operation.excluded,
         targets=operation.targets,
         asked=operation.asked,
-        retryOf=operation.retry_of or UNSET,
+        retryOf=operation.retry_of or OperationId(""),
         dismissed=operation.dismissed,
         finishedAt=_finished_at(operation, intents, status),
+        errorCode=operation.error_code,
+        canary=_canary(operation),
     )
+
+
+def _canary(operation: Operation) -> CanaryView | None:
+    canary = operation.canary
+    if canary is None:
+        return None
+    rows = [
+        CanaryRow(
+            node_id=one.node_id,
+            node_name=one.name,
+            state="left" if one.left else "passed" if one.passed else "watched",
+            waits_for=one.left or one.waits_for,
+        )
+        for one in canary.nodes
+    ]
+    return CanaryView(phase=canary.phase, seconds=canary.seconds, nodes=rows, message=canary.message)
+
+
+def _returned(operation: Operation, intents: Sequence[Intent]) -> str:
+    """The error of an upgrade whose canary failed, with what became of the way back; "" for other operations."""
+    if operation.error_code != CANARY_FAILED:
+        return ""
+    back = [one for one in intents if operations.is_return(one)]
+    if not back:
+        return f"{operation.error_message}; nothing had been changed"
+    build = back[0].action.resolved if isinstance(back[0].action, actions.InstallBackend) else None
+    version = version_name(build.version, build.digest) if build is not None else ""
+    if any(one.is_open for one in back):
+        return f"{operation.error_message}; returning to {version}"
+    lost = next((one for one in back if one.state != "succeeded"), None)
+    if lost is not None:
+        return f"{operation.error_message}; not returned to {version}: {lost.message or lost.state}"
+    return f"{operation.error_message}; returned to {version}"
 
 
 def _is_for_one_node(operation: Operation) -> bool:
@@ -177,13 +163,13 @@ def _phase(status: str, rows: Sequence[NodeRow]) -> str:
     """Return the phase of the running node with the least progress."""
     if status == "queued":
         return "queued"
-    at_work = [row for row in rows if row.state == "running" and isinstance(row.phase, str)]
-    return str(min(at_work, key=lambda row: row.percentage).phase) if at_work else ""
+    at_work = [row for row in rows if row.state == "running" and row.phase]
+    return min(at_work, key=lambda row: row.percentage).phase if at_work else ""
 
 
-def _finished_at(operation: Operation, intents: Sequence[Intent], status: str) -> str | UnsetType:
+def _finished_at(operation: Operation, intents: Sequence[Intent], status: str) -> str:
     if status in ("queued", "running"):
-        return UNSET
+        return ""
     return render_time(max((intent.updated_at for intent in intents), default=operation.created_at))
 
 
@@ -212,20 +198,19 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
         intent=intent.id,
         state=intent.state,
         attempt=intent.attempt,
+        reason=intent.reason,
     )
-    if intent.message and intent.state == "succeeded":
+    if intent.state == "succeeded":
         row.note = intent.message
-    elif intent.message:
+    else:
         row.error = intent.message
-    if intent.reason:
-        row.reason = intent.reason
     if row.status == "running_on_worker":
         row.error = f"no progress for {silent:.0f} s; it may still be running there, and its result will be stored"
     if operations.waits_for_node(intent, moment.absent):
         row.reason, row.error = NODE_AWAY, moment.absent.get(intent.node_id, operations.AWAY_MESSAGE)
     elif operations.waits_for_resume(intent, moment.drained):
         row.reason, row.error = DRAINING, DRAINED_MESSAGE
-    elif intent.state == "waiting" and intent.due_at > moment.now:
+    elif intent.state == "waiting" and intent.due_at > moment.now and not intent.is_held:
         row.due_in_seconds = round(intent.due_at - moment.now, 1)
     if progress is not None and intent.state == "running":
         _add_progress(row, progress)
@@ -233,46 +218,36 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
 
 
 def _add_progress(row: NodeRow, progress: Progress) -> None:
-    if progress.file:
-        row.file_name = progress.file
-    if progress.phase:
-        row.phase = progress.phase
+    row.file_name, row.phase = progress.file, progress.phase
     if progress.total_bytes:
         row.current, row.total = format_bytes(progress.done_bytes), format_bytes(progress.total_bytes)
         row.current_bytes, row.total_bytes = progress.done_bytes, progress.total_bytes
 
 
-def _message(status: str, rows: Sequence[NodeRow]) -> str:
+def _message(operation: Operation, status: str, rows: Sequence[NodeRow]) -> str:
     done = sum(row.status == "success" for row in rows)
+    if operation.kind == "drain" and status == "succeeded":
+        return "safe to stop"
+    if operation.kind == "drain" and operation.is_steered and done == len(rows):
+        return f"{status}: loads its models on other nodes first"
     return f"{status}: {done} of {len(rows)} done" if len(rows) > 1 else status
 
 
 def render_node(node: Node, now: float) -> NodeView:
     return NodeView(
         **msgspec.structs.asdict(node.capacity),
-        id=node.id,
-        name=node.name,
-        node_type=node.node_type,
-        address=node.address,
-        http_address=node.http_address,
-        status=node.status,
-        capability=node.capability,
-        max_replicas_per_model=node.max_replicas_per_model,
+        **{field: getattr(node, field) for field in _SHOWN_OF_NODES},
         last_heartbeat=render_time(node.last_heartbeat),
         created_at=render_time(node.created_at),
         updated_at=render_time(node.updated_at),
+        status=node.status,
         model_count=len(node.report.replicas),
-        labels=node.labels,
-        approved=node.approved,
-        health=node.health,
-        drained=node.drained,
-        platform=node.platform,
         fingerprint=node.public_key[:16],
         heartbeat_age_seconds=round(max(0.0, now - node.last_heartbeat), 1),
         degraded=node.is_degraded,
         worker_version=node.report.version,
-        waits_for=node.waits_for,
         engine_confinement=node.report.confinement,
         backends=node.report.backends,
         replicas=node.report.replicas,
+        failed_replicas=node.report.failed,
     )

@@ -1,9 +1,9 @@
 """Serves one GGUF model in LocalAI's gRPC protocol with xllamacpp: texts, chats, embeddings, reranking, tokens.
 
-This file is copied into the backend's directory beside `backend_pb2.py` and runs in its environment, so it imports
-nothing of enginehouse. It is also the example of docs/engines.md for backends of your own. The process begins without a
-model: `LoadModel` brings it, and every later request must name the same one. LOCALAI_GRPC_AUTH_TOKEN is its key.
-It ends with 98 when the port cannot be had, so that its parent tries another; other failures are told in its last line.
+This file is copied into the backend's directory beside `startup.py` and `backend_pb2.py` and runs in its environment,
+so it imports nothing of enginehouse. It is also the example of docs/engines.md for backends of your own. The process
+begins without a model: `LoadModel` brings it, and every later request must name the same one. LOCALAI_GRPC_AUTH_TOKEN
+is its key.
 """
 
 from __future__ import annotations
@@ -12,39 +12,24 @@ import hmac
 import json
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-CANNOT_BIND = 98  # EADDRINUSE on Linux
-PR_SET_PDEATHSIG = 1
+if TYPE_CHECKING:
+    from enginehouse.gallery.launchers import startup
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
+    import startup
+
 MAX_MESSAGE_BYTES = 50 * 1024 * 1024  # LocalAI's limit
 # More than an engine computes at once: `Health` must be answered while requests wait for their turn.
 CALLS = 64
 SERVICE = "backend.Backend"
-
-
-def die_with_parent() -> None:
-    """Repeats what the parent asked for before exec: a shell between the two would otherwise have lost it."""
-    if sys.platform == "linux":
-        import ctypes
-
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def leave(code: int, message: str) -> NoReturn:
-    """Ends at once: the engine's threads and destructors must neither delay the end nor write after the last line."""
-    sys.stdout.flush()
-    print(message, file=sys.stderr, flush=True)
-    os._exit(code)
 
 
 class Refused(Exception):
@@ -64,30 +49,22 @@ class Engine:
         import xllamacpp
 
         self._key = secrets.token_urlsafe(32)
-        chosen = xllamacpp.CommonParams()
-        chosen.model.path = options.ModelFile
-        if options.MMProj:
-            chosen.mmproj.path = options.MMProj
         named = dict(_named(one) for one in options.Options)
         parallel = max(1, int(named.get("parallel") or named.get("n_parallel") or 1))
-        threads = max(1, options.Threads or 1)
-        chosen.n_parallel = parallel
+        chosen = startup.parameters(options.ModelFile, max(1, options.Threads or 1), parallel)
+        if options.MMProj:
+            chosen.mmproj.path = options.MMProj
         # The engine divides its context among the slots; what was asked for is the context of each request.
         chosen.n_ctx = options.ContextSize * parallel
         if options.NBatch:
             chosen.n_batch = chosen.n_ubatch = options.NBatch
-        if options.NGPULayers:
-            chosen.n_gpu_layers = options.NGPULayers
-        chosen.cpuparams.n_threads = chosen.cpuparams_batch.n_threads = threads
+        chosen.n_gpu_layers = options.NGPULayers  # 0 is none; the engine's own default would be all
         chosen.embedding = options.Embeddings or options.Reranking
         if options.Reranking:
             chosen.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
         chosen.use_jinja = True
         # Its own HTTP server cannot be switched off. Nobody else knows this key.
         chosen.hostnames, chosen.port, chosen.api_keys = ["127.0.0.1"], free_port(), [self._key]
-        chosen.cors_origins, chosen.cors_credentials = "https://none.invalid", False
-        chosen.ui, chosen.endpoint_slots, chosen.endpoint_props, chosen.offline = False, False, False, True
-        chosen.verbosity = 2
         self._server = xllamacpp.Server(chosen)
         self.is_for_text = not chosen.embedding
         self.is_for_ranks = options.Reranking
@@ -352,10 +329,8 @@ def free_port() -> int:
 
 
 def serve(address: str) -> None:
-    import grpc
-
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
     import backend_pb2
+    import grpc
 
     backend = Backend(backend_pb2)
     expected = os.environ.get("LOCALAI_GRPC_AUTH_TOKEN", "")
@@ -408,37 +383,11 @@ def serve(address: str) -> None:
     except RuntimeError:
         bound = 0
     if not bound:
-        leave(CANNOT_BIND, f"cannot listen on {address}")
+        startup.leave(startup.CANNOT_BIND, f"cannot listen on {address}")
     server.start()
     print(f"listening on {address}", file=sys.stderr, flush=True)
     server.wait_for_termination()
 
 
-def check_engine() -> NoReturn:
-    """Whether the engine runs on this machine at all; asked once, before the backend is put in its place."""
-    try:
-        import grpc  # noqa: F401
-        import xllamacpp
-    except ImportError as error:
-        told = " ".join(str(error).split())
-        if "libgomp" in told:
-            told = "the library libgomp.so.1 is missing; install it (on Debian and Ubuntu: apt-get install libgomp1)"
-        leave(1, f"cannot use xllamacpp on this machine: {told}")
-    xllamacpp.CommonParams()
-    # At once, like `leave`: taking the engine's library apart takes as long as loading it.
-    os._exit(0)
-
-
-def main() -> None:
-    if sys.argv[1:] == ["--check"]:
-        check_engine()
-    die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if len(sys.argv) != 3 or sys.argv[1] != "--addr":
-        leave(2, "usage: launcher.py --addr HOST:PORT, or --check: only see whether the engine can run here")
-    serve(sys.argv[2])
-
-
 if __name__ == "__main__":
-    main()
+    serve(startup.begin("grpc"))

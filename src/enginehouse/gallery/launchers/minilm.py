@@ -1,9 +1,8 @@
 """Serves the sentence embeddings of all-MiniLM-L6-v2 over HTTP in OpenAI's protocol, with llama.cpp and without torch.
 
-This file is copied into the backend's directory and runs in its environment, so it imports nothing of enginehouse and
-nothing but the standard library besides the engine. The weights come as safetensors with their vocabulary; the engine
-reads GGUF, so they are written as such into the temporary directory first: the same numbers in another frame. Address,
-description file and exit codes are those of the other launchers: 98 when the port cannot be had, else the last line.
+This file is copied into the backend's directory beside `startup.py` and runs in its environment, so it imports nothing
+of enginehouse. The weights come as safetensors with their vocabulary; the engine reads GGUF, so they are written as
+such into the temporary directory first: the same numbers in another frame.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import socket
 import struct
 import sys
 import tempfile
-from typing import Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-CANNOT_BIND = 98  # EADDRINUSE on Linux
-PR_SET_PDEATHSIG = 1
-LOG_WARNINGS = 2
-HTTP_THREADS = 32
+if TYPE_CHECKING:
+    from enginehouse.gallery.launchers import startup
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
+    import startup
+
 ALIGNMENT = 32
 CONTEXT = 512  # tokens; what the model was trained on
 # Types of values and tensors in a GGUF file.
@@ -45,24 +44,6 @@ _OF_LAYER = {
     "output.dense": "ffn_down",
     "output.LayerNorm": "layer_output_norm",
 }
-
-
-def die_with_parent() -> None:
-    """Repeats what the parent asked for before exec: a shell between the two would otherwise have lost it."""
-    if sys.platform == "linux":
-        import ctypes
-
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def leave(code: int, message: str) -> NoReturn:
-    """Ends at once: the engine's threads and destructors must neither delay the end nor write after the last line."""
-    sys.stdout.flush()
-    print(message, file=sys.stderr, flush=True)
-    os._exit(code)
 
 
 def gguf_name(name: str) -> str | None:
@@ -167,22 +148,8 @@ def padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def check_port(host: str, port: int) -> None:
-    """The engine itself says only that it could not start, so the reason is found out here first."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            leave(CANNOT_BIND, f"cannot listen on {host}:{port}: {error.strerror}")
-
-
 def serve(model: dict[str, Any], host: str, port: int) -> None:
-    import xllamacpp
-
-    check_port(host, port)
+    startup.check_port(host, port)
     # Removed with the process by the worker; the name is free again as soon as the engine has the file open.
     directory = tempfile.mkdtemp(prefix="minilm-")
     path = os.path.join(directory, "minilm.gguf")
@@ -190,61 +157,17 @@ def serve(model: dict[str, Any], host: str, port: int) -> None:
         with open(path, "wb") as target:
             write_gguf(model["path"], target)
     except (OSError, ValueError, KeyError, struct.error) as error:
-        leave(1, f"cannot read the weights of {os.path.basename(model['path'])}: {error}")
-    chosen = xllamacpp.CommonParams()
-    parallel = max(1, int(model.get("parallel") or 1))
-    chosen.model.path = path
-    chosen.hostnames, chosen.port, chosen.api_keys = [host], port, [model["key"]]
-    chosen.model_alias = {model["name"]}
+        startup.leave(1, f"cannot read the weights of {os.path.basename(model['path'])}: {error}")
+    chosen = startup.http_parameters(model, path, host, port)
     chosen.embedding = True
     # One input is one batch, or its vector would be that of its last part only.
-    chosen.n_ctx, chosen.n_batch, chosen.n_ubatch = CONTEXT * parallel, CONTEXT, CONTEXT
-    chosen.n_parallel = parallel
-    chosen.cpuparams.n_threads = chosen.cpuparams_batch.n_threads = max(1, int(model.get("threads") or 1))
-    chosen.n_threads_http = HTTP_THREADS + parallel
-    chosen.cors_origins, chosen.cors_credentials = "https://none.invalid", False
-    chosen.ui, chosen.endpoint_slots, chosen.endpoint_props, chosen.offline = False, False, False, True
-    chosen.verbosity = LOG_WARNINGS
-    try:
-        server = xllamacpp.Server(chosen)
-    except (RuntimeError, ValueError):
-        check_port(host, port)
-        leave(1, "cannot load the model: its files are damaged or memory is short")
+    chosen.n_ctx, chosen.n_batch, chosen.n_ubatch = CONTEXT * chosen.n_parallel, CONTEXT, CONTEXT
+    trouble = "cannot load the model: its files are damaged or memory is short"
+    _server = startup.start(chosen, host, port, trouble)
     shutil.rmtree(directory, ignore_errors=True)
-    print(f"listening on {server.listening_address}", file=sys.stderr, flush=True)
-    while True:
-        signal.pause()
-
-
-def check_engine() -> NoReturn:
-    """Whether the engine runs on this machine at all; asked once, before the backend is put in its place."""
-    try:
-        import xllamacpp
-    except ImportError as error:
-        told = " ".join(str(error).split())
-        if "libgomp" in told:
-            told = "the library libgomp.so.1 is missing; install it (on Debian and Ubuntu: apt-get install libgomp1)"
-        leave(1, f"cannot use xllamacpp on this machine: {told}")
-    xllamacpp.CommonParams()
-    os._exit(0)
-
-
-def main() -> None:
-    if sys.argv[1:] == ["--check"]:
-        check_engine()
-    die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if len(sys.argv) != 3 or sys.argv[1] != "--addr":
-        leave(2, "usage: launcher.py --addr HOST:PORT, or --check: only see whether the engine can run here")
-    host, _, port = sys.argv[2].rpartition(":")
-    try:
-        with open(os.environ["ENGINEHOUSE_MODEL_FILE"], encoding="utf-8") as file:
-            model = json.load(file)
-    except (KeyError, OSError, ValueError) as error:
-        leave(2, f"cannot read the description of the model: {error}")
-    serve(model, host.strip("[]"), int(port))
+    startup.wait_for_ever()
 
 
 if __name__ == "__main__":
-    main()
+    host, port = startup.split_address(startup.begin())
+    serve(startup.read_model(), host, port)

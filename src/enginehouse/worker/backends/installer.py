@@ -34,6 +34,7 @@ from enginehouse.core.installation import (
     described_by,
     encode_metadata,
     is_wanted,
+    is_wanted_exactly,
     metadata_for,
 )
 from enginehouse.core.progress import ReportProgress
@@ -113,9 +114,36 @@ class Installer:
                 and (request.keep or is_wanted(known, resolved, request.upgrade))
             ):
                 return await self._keep(request, known, known)
+            if await self._return(request, known, swapped):
+                return Installed(digest=resolved.digest)
+            # Only now: a tree that is here already was checked when it was built.
+            _check_source(resolved)
             return await self._replace(request, known, report, swapped)
         except OSError as error:
             raise disk.storage_error(error, f"install {resolved.directory}") from error
+
+    async def _return(self, request: InstallRequest, known: Metadata | None, swapped: Swapped) -> bool:
+        """Swap the previous version back in if it is the requested one: nothing is fetched. The replaced version
+        becomes the previous one.
+        """
+        directory = request.resolved.directory
+        previous = await in_thread(self._trees.previous_metadata, directory)
+        if request.force or known is None or previous is None or not is_wanted_exactly(previous, request.resolved):
+            return False
+        generation = max(known.generation, previous.generation, request.generation)
+        fresh = msgspec.structs.replace(previous, generation=generation)
+        try:
+            await in_thread(self._swap.return_to, directory, fresh)
+        finally:
+            # One step swaps the trees. A cancellation that comes meanwhile takes effect after the rest is done.
+            if await in_thread(self._is_current, directory, fresh):
+                await swapped()
+                await in_thread(self._trees.pointers.point, request.resolved)
+        return True
+
+    def _is_current(self, directory: str, wanted: Metadata) -> bool:
+        found = self._trees.metadata_of(directory)
+        return found is not None and (found.digest, found.generation) == (wanted.digest, wanted.generation)
 
     async def roll_back(self, directory: str, swapped: Swapped) -> Metadata:
         """Swap the previous version back in, without network access. A second call undoes the first."""
@@ -323,14 +351,18 @@ class Installer:
 
 
 def _checked(resolved: Resolved) -> Resolved:
-    """The bus is not trusted: names, source and digest are checked before any change."""
+    """The bus is not trusted: names are checked before any change."""
     check_resolved(resolved)
     check_directory(resolved.directory)
     if resolved.meta:
         check_directory(resolved.meta)
+    return resolved
+
+
+def _check_source(resolved: Resolved) -> None:
+    """A digest of packages covers everything that determines their files, so a wrong one is refused."""
     if parse_uri(resolved.uri).kind == "package":
         check_described(resolved)
-    return resolved
 
 
 def _without_digest(uri: str) -> str:

@@ -28,6 +28,7 @@ from enginehouse.host.blocking import in_thread
 from enginehouse.worker.enclosures import Enclosures
 
 MESSAGES = "backend_pb2.py"
+STARTUP = "startup"  # every launcher imports it
 CHECK_SECONDS = 60.0  # an import takes 0.1 s, but much longer on a cold disk under load
 _RUN_SCRIPT = b"""#!/bin/sh
 # Made by enginehouse at install; the engine must replace this shell, so that signals reach it.
@@ -154,8 +155,11 @@ def _launcher(name: str) -> bytes:
 
 
 def _write_files(tree: Path, resolved: Resolved) -> None:
-    launcher = _launcher(resolved.launcher) if resolved.launcher else _entry_point(tree, resolved).encode()
-    (tree / "launcher.py").write_bytes(launcher)
+    if resolved.launcher:
+        (tree / f"{STARTUP}.py").write_bytes(_launcher(STARTUP))
+        (tree / "launcher.py").write_bytes(_launcher(resolved.launcher))
+    else:
+        (tree / "launcher.py").write_text(_entry_point(tree, resolved))
     if resolved.protocol == LOCALAI_GRPC:
         # Its launcher imports the messages of the protocol; LocalAI's own Python backends have the same file.
         (tree / MESSAGES).write_bytes(files(localai).joinpath(MESSAGES).read_bytes())

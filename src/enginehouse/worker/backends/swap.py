@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from enginehouse.core.errors import NotFound
-from enginehouse.core.installation import BACKUPS, RUN_FILE, Metadata, target_of
+from enginehouse.core.installation import BACKUPS, METADATA_FILE, RUN_FILE, Metadata, encode_metadata, target_of
 from enginehouse.host import disk
 from enginehouse.worker.backends.inspection import check_removable, directories, inode, inspect
 from enginehouse.worker.backends.trees import Trees
@@ -48,10 +48,7 @@ class Swap:
         return attempt != 0 and attempt == self._trees.inode_of(directory)
 
     def finish(self, directory: str) -> None:
-        """Sync the tree in place, then retire the old one.
-
-        If the sync fails, the old tree is swapped back in and the error is raised.
-        """
+        """Sync the tree in place, then retire the old one; if the sync fails, swap the old one back and raise."""
         record = self._trees.record(directory)
         self._set_aside(directory)
         if record.step != "swapped":
@@ -96,6 +93,13 @@ class Swap:
         disk.sync_directory(previous.parent)
         return metadata
 
+    def return_to(self, directory: str, metadata: Metadata) -> None:
+        """Exchange the previous version with the current one, with these metadata. They are written first: a kill
+        before the exchange leaves them in a tree that is not in use.
+        """
+        disk.write_atomic(self._trees.previous_of(directory) / METADATA_FILE, encode_metadata(metadata))
+        self.roll_back(directory)
+
     def discard(self, directory: str) -> None:
         """Clean up after an attempt: finish it if the tree was swapped in, otherwise undo it."""
         if not self.is_in_place(directory):
@@ -104,10 +108,7 @@ class Swap:
         self.settle(directory)
 
     def remove(self, directory: str) -> list[int]:
-        """Remove a backend, its previous version and the meta names that point to it. Idempotent.
-
-        Returns the inodes of the removed trees.
-        """
+        """Remove a backend, its previous version and its meta names; the inodes of the trees. Idempotent."""
         installed = self._trees.list_installed()
         check_removable(installed, directory)
         # Pointers first: a kill in between leaves a backend without a meta name instead of a dangling meta name.
@@ -131,8 +132,7 @@ class Swap:
     def recover(self) -> None:
         """Finish or undo the interrupted work of a killed worker, and empty the staging directory.
 
-        A leftover that this user may not remove (it has a file of another user) is logged. It blocks only installs of
-        the same name.
+        A leftover that this user may not remove is logged. It blocks only installs of the same name.
         """
         self._trees.make_directories()
         for path in directories(self._trees.backends):
@@ -156,10 +156,7 @@ class Swap:
         disk.sync_directory(self._trees.backends)
 
     def settle(self, directory: str) -> None:
-        """Finish an interrupted install if that is safe, otherwise undo it.
-
-        A failed sync is not an error if the old version could be restored.
-        """
+        """Finish an interrupted install if that is safe, else undo it; a failed sync may restore the old version."""
         record = self._trees.record(directory)
         if record.step == "cleaned":
             return

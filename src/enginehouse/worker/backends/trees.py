@@ -67,7 +67,9 @@ class Trees:
         # The inode is read before the record, because a tree is recorded before it is swapped in.
         number = inode(path)
         is_unsettled = number is not None and number == self._unsynced(path.name)
-        return msgspec.structs.replace(inspect(path), is_unsettled=is_unsettled)
+        # A directory that somebody else made may have a name that no backend can have; it has no previous version.
+        previous = _started_by(self.private / "previous" / path.name)
+        return msgspec.structs.replace(inspect(path), is_unsettled=is_unsettled, previous=previous)
 
     def every_tree(self) -> list[Path]:
         """All complete versions: first the installed ones, then the previous ones."""
@@ -89,8 +91,7 @@ class Trees:
         return decode_metadata(found.metadata) if found.metadata and found.has_run_file else None
 
     def previous_metadata(self, directory: str) -> Metadata | None:
-        found = inspect(self.previous_of(directory))
-        return (decode_metadata(found.metadata or b"{}") or Metadata()) if found.has_run_file else None
+        return _started_by(self.previous_of(directory))
 
     def note(self, directory: str, metadata: Metadata) -> None:
         """Update the metadata of a backend whose tree stays."""
@@ -160,3 +161,9 @@ class Trees:
 
     def _installed(self) -> list[Path]:
         return [path for path in directories(self.backends) if path.name != PRIVATE and target_of(path.name) is None]
+
+
+def _started_by(path: Path) -> Metadata | None:
+    """The metadata of a tree that can be started, as far as they can be read; None if there is none."""
+    found = inspect(path)
+    return (decode_metadata(found.metadata or b"{}") or Metadata()) if found.has_run_file else None

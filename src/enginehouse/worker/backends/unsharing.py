@@ -33,10 +33,7 @@ class Separation:
         self._marker.unlink(missing_ok=True)
 
     def separate(self) -> int:
-        """Copy every file that two trees share, or that one tree has twice without a link in its image.
-
-        Returns the number of copies.
-        """
+        """Copy files that two trees share, or one has twice without a link in its image; the number of copies."""
         if self._marker.exists():
             return 0
         copied = 0
@@ -75,8 +72,7 @@ def _linked(tree: Path) -> dict[_Inode, list[str]]:
 def _apart(names: list[str], files: set[str]) -> list[list[str]]:
     """Group the names that must stay one file.
 
-    An image contains a file once, plus hard links to it. Two names that are both files in the image were linked by the
-    installer.
+    An image has a file once, and hard links to it: names that are both files there were linked by the installer.
     """
     own = [name for name in names if name in files]
     if len(own) < 2:

@@ -1,7 +1,8 @@
 """The steps of each action, their order, and the point after which an action can no longer be cancelled.
 
-Install: build the new tree, swap it in, then stop the processes of the old tree. Delete: stop the processes first; a
-process that survives a kill keeps its files. This module knows nothing of attempts, repeated commands or the journal.
+Install: build the new tree, swap it in, then stop the processes of the old tree, or leave them running until the
+frontend has replaced them. Delete: stop the processes first; a process that survives a kill keeps its files. This
+module knows nothing of attempts, repeated commands or the journal.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Actions:
             case RemoveBackend():
                 return await self._remove(action, current)
             case PullModel():
-                pins = await self._parts.models.pull(action.model, current.generation, current.report)
+                pins = await self._parts.models.pull(action.model, current.generation, current.report, work.peers)
                 return Outcome(pinned=pins)
             case RemoveModel():
                 return await self._remove_model(action, current)
@@ -117,12 +118,16 @@ class Actions:
     async def _install(self, action: InstallBackend, current: UnderWay) -> Outcome:
         directory = action.resolved.directory
         stopped: Stopped | None = None
+        before = await self._parts.trees.inode_of(directory)
 
         async def stop_old() -> None:
             nonlocal stopped
             current.can_return = False
-            inode = await self._parts.trees.inode_of(directory)
-            stopped = await self._parts.supervisor.stop_from(directory, but_inode=inode)
+            newest = await self._parts.trees.inode_of(directory)
+            # The replaced tree becomes the previous version, so its processes can go on. The tree that was the previous
+            # version until now is removed.
+            kept = (before,) if action.rolling and before is not None else ()
+            stopped = await self._parts.supervisor.stop_from(directory, kept=kept, newest=newest)
             current.stopped = stopped.keys
 
         request = InstallRequest(
@@ -132,7 +137,6 @@ class Actions:
             upgrade=action.upgrade,
             keep=action.keep,
         )
-        before = await self._parts.trees.inode_of(directory)
         try:
             installed = await self._parts.installer.install(request, current.report, stop_old)
         except asyncio.CancelledError:
@@ -204,5 +208,5 @@ class Actions:
         if action.drain_seconds:
             await self._parts.supervisor.until_idle(key, action.drain_seconds)
         current.can_return = False
-        await self._parts.supervisor.stop(key)
-        return Outcome(stopped=(key,), address=found.address)
+        ended = await self._parts.supervisor.stop(key)
+        return Outcome(stopped=(key,), address=found.address, freed=ended.freed if ended is not None else None)

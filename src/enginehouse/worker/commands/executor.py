@@ -45,10 +45,11 @@ class _Open(Struct, kw_only=True):
 
 
 class Executor:
-    def __init__(self, parts: CommandPorts, changed: Callable[[], None]) -> None:
+    def __init__(self, parts: CommandPorts, changed: Callable[[], None], locks: Locks | None = None) -> None:
+        """`locks` are by subject; what else changes backends and processes holds the same."""
         self._parts = parts
         self._changed = changed
-        self._locks = Locks()
+        self._locks = locks or Locks()
         self._acting = Actions(parts, self._locks)
         self._open: dict[IntentId, _Open] = {}
         self._cancelled: OrderedDict[IntentId, None] = OrderedDict()

@@ -6,7 +6,7 @@ awaitable, so callers never need a thread for a part.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,12 +16,13 @@ from enginehouse.core.gallery_entry import Gallery
 from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import Model, PinnedFile
+from enginehouse.core.peer import FilePeer
 from enginehouse.core.progress import ReportProgress
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.report import CommandResult
 from enginehouse.core.wire import Command
 from enginehouse.worker.backends.installer import Installed, InstallRequest, Swapped
-from enginehouse.worker.engines.process_table import Started, StartRequest, Stopped
+from enginehouse.worker.engines.process_table import EndedProcess, Started, StartRequest, Stopped
 
 LookUp = Callable[[str], Awaitable[Sequence[Gallery]]]  # loads the galleries that a Go frontend's message names
 
@@ -50,8 +51,12 @@ class BackendInstaller(Protocol):
 class ModelStorage(Protocol):
     """The files of models. Callers hold the lock of the model."""
 
-    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> tuple[PinnedFile, ...]:
-        """Place the files; returns the digests of those for which the model has none."""
+    async def pull(
+        self, model: Model, generation: int | None, report: ReportProgress, peers: Sequence[FilePeer] = ()
+    ) -> tuple[PinnedFile, ...]:
+        """Place the files, from `peers` where they have them; returns the digests of those for which the model has
+        none.
+        """
 
     async def restore(self, model: Model, report: ReportProgress) -> None: ...
 
@@ -71,10 +76,10 @@ class EngineSupervisor(Protocol):
     async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
         """Wait until no request is in progress, at most `limit_seconds`; return whether that is so."""
 
-    async def stop(self, process_key: str) -> bool:
-        """Stop a process, and return whether there was one. Raises `Unavailable` if it does not end."""
+    async def stop(self, process_key: str) -> EndedProcess | None:
+        """Stop a process; None if there is none. Raises `Unavailable` if it does not end."""
 
-    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped: ...
+    async def stop_from(self, directory: str, *, kept: Collection[int] = (), newest: int | None = None) -> Stopped: ...
 
     async def stop_model(self, model: str) -> Stopped: ...
 

@@ -8,6 +8,7 @@ from enginehouse.core import wire
 from enginehouse.core.action import Action, InstallBackend
 from enginehouse.core.errors import EnginehouseError, can_heal
 from enginehouse.core.intent import Outcome
+from enginehouse.core.peer import FilePeer
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -21,6 +22,7 @@ class Work(Struct, frozen=True, kw_only=True):
     is_kept: bool = False  # of an install: keep the installed version
     # Of a start that a LocalAI frontend requests: the install of a backend that is not on this node yet.
     install_first: InstallBackend | None = None
+    peers: tuple[FilePeer, ...] = ()  # of a pull: nodes that may have its files
 
 
 def outcome_of(error: EnginehouseError) -> Outcome:

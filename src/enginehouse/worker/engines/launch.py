@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.installation import RUN_FILE
+from enginehouse.core.load_options import ModelPaths
 from enginehouse.core.model import load_options, load_seconds
 from enginehouse.core.name import model_directory
 from enginehouse.core.placement import fits, free_memory
@@ -33,6 +34,7 @@ from enginehouse.host.blocking import in_thread
 from enginehouse.host.confinement import UNCONFINED_EXIT
 from enginehouse.ports import Engine
 from enginehouse.worker.enclosures import Enclosures, EngineNeeds
+from enginehouse.worker.engines.fitting import card_variables, fit
 from enginehouse.worker.engines.ports import Ports
 from enginehouse.worker.engines.process_table import Record, Records, Running, StartRequest
 from enginehouse.worker.options import WorkerOptions
@@ -130,6 +132,7 @@ class Starter:
                 threads.THREADS: str(CARD_THREADS if await in_thread(_is_on_card, chosen) else given),
                 "ENGINEHOUSE_MODEL_FILE": str(description),
                 **_localai_environment(chosen),
+                **await in_thread(card_variables, chosen.request.model, record.directory, self._environment),
             }
             needs = EngineNeeds(
                 directory=record.directory,
@@ -201,7 +204,15 @@ class Starter:
         request, target = current.request, current.targets[0]
         if request.process_only or chosen.model_directory is None or target.protocol != LOCALAI_GRPC:
             return
-        options = load_options(request.model, str(chosen.model_directory), current.threads)
+        fitting = await in_thread(fit, request.model, chosen.model_path, request.directory)
+        paths = ModelPaths(
+            directory=str(chosen.model_directory),
+            threads=current.threads,
+            context_size=fitting.context_size,
+            gpu_layers=fitting.gpu_layers,
+            parallel=fitting.parallel,
+        )
+        options = load_options(request.model, paths)
         try:
             await self._engine.load(target, options, limit_seconds=load_seconds(request.model.size_bytes))
         except EnginehouseError as error:
@@ -217,10 +228,18 @@ class Starter:
             return await in_thread(_with_last_words, error, current)
         return await in_thread(_ended, current, self._enclosures)
 
-    async def free(self, current: Running) -> bool:
-        """Let an engine release its model before it is stopped, as LocalAI does; a refusal changes nothing."""
+    async def free(self, current: Running) -> bool | None:
+        """Let an engine release its model before it is stopped, as LocalAI does; a refusal changes nothing. Returns
+        whether it did; None for an engine that has no such call.
+        """
+        if current.protocols[0] != LOCALAI_GRPC:
+            return None
         limit_seconds = min(FREE_SECONDS, self._options.grace_seconds / 2)
         return await self._engine.free(current.targets[0], limit_seconds=limit_seconds)
+
+    def forget(self, current: Running) -> None:
+        """Close the connections of this worker to an engine."""
+        self._engine.forget(current.address)
 
     def _check_memory(self, chosen: LaunchPlan) -> None:
         """Refuse a model whose files exceed the free memory. What an engine needs beyond that is not known before."""
@@ -254,14 +273,16 @@ def _record_of(current: Running) -> Record:
 
 
 def _description(chosen: LaunchPlan, given: int) -> dict[str, object]:
-    options = chosen.request.model.options
+    request = chosen.request
+    fitting = fit(request.model, chosen.model_path, request.directory)
     return {
         "path": str(chosen.model_path or ""),
-        "name": chosen.request.model.name,
-        "context": options.context_size,
-        "parallel": options.parallel,
+        "name": request.model.name,
+        "context": fitting.context_size,
+        "parallel": fitting.parallel,
+        "gpu_layers": fitting.gpu_layers,
         "threads": given,
-        "key": chosen.request.key,
+        "key": request.key,
     }
 
 
@@ -279,6 +300,20 @@ def _keep_last(log: Path) -> None:
         os.replace(log, log.with_name(log.name + ".1"))
 
 
+def how_it_ended(current: Running) -> str:
+    """How a process that was ready ended, with the last lines of its log. Blocks."""
+    code = current.process.returncode or 0
+    how = f"by signal {-code}" if code < 0 else f"with code {code}"
+    lines = _last_words(current, LAST_LINES)
+    return f"{how}: {lines}" if lines else how
+
+
+def _last_words(current: Running, count: int) -> str:
+    """The last lines of an engine's log, without its key. Blocks."""
+    lines = "; ".join(processes.last_lines(current.log, count))
+    return lines.replace(current.request.key, "…") if current.request.key else lines
+
+
 def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
     code = current.process.returncode or 0
     name = current.request.model.name
@@ -287,14 +322,14 @@ def _ended(current: Running, enclosures: Enclosures) -> EnginehouseError:
         return Unavailable(
             f"cannot start {name}: its engine was ended by signal {-code} before it was ready", code="backend_exited"
         )
-    reason = "; ".join(processes.last_lines(current.log, 1)) or _silent_reason(code)
+    reason = _last_words(current, 1) or _silent_reason(code)
     reason = enclosures.explain(reason, processes.last_lines(current.log, LINES_LOOKED_AT))
     return Hopeless(f"cannot start {name}: its engine ended with code {code}: {reason}", code="backend_exited")
 
 
 def _with_last_words(error: EnginehouseError, current: Running) -> EnginehouseError:
     """The error of a failed load with the last lines of the engine's log; the same on every retry, so it is final."""
-    lines = "; ".join(processes.last_lines(current.log, LAST_LINES))
+    lines = _last_words(current, LAST_LINES)
     logged = f". Its engine logged: {lines}" if lines else ""
     return Hopeless(
         f"cannot load {current.request.model.name}: {error.message}{logged}",

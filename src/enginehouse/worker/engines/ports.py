@@ -27,8 +27,9 @@ PORTS = 1000  # counted from the first port; more engines do not fit on a machin
 class Ports:
     """Assigns ports from `first` up."""
 
-    def __init__(self, first: int, clock: Callable[[], float], file: Path | None = None) -> None:
+    def __init__(self, first: int, clock: Callable[[], float], file: Path | None = None, *, count: int = PORTS) -> None:
         self._first = first
+        self._count = count
         self._clock = clock
         self._file = file
         self._writing = threading.Lock()
@@ -66,15 +67,17 @@ class Ports:
         self._last = {name: kept for name, kept in self._last.items() if kept[1] > now}
         claimed = {port for name, (port, _) in self._last.items() if name != key}
         own = [self._last[key][0]] if key in self._last else []
-        plain = list(range(self._first, min(self._first + PORTS, 65536)))
+        plain = list(range(self._first, min(self._first + self._count, 65536)))
         # A port that another key prefers is used only if there is no other.
         for port in [*own, *[one for one in plain if one not in claimed], *plain]:
             if port not in self._taken and port not in self._resting and port not in refused and is_free(port):
                 # Until `note` is called, the engine counts as one that does not check its key.
                 self._taken[port] = UNCHECKED_REST_SECONDS
                 return port
+        taken, resting = (len([port for port in plain if port in some]) for some in (self._taken, self._resting))
         raise Unavailable(
-            f"cannot find a free port from {self._first} up; start the worker with another base port",
+            f"cannot find a free port from {self._first} up: of {len(plain)}, engines use {taken}, {resting} rest "
+            "after their use, and other programs have the others; wait, or start the worker with another --base-port",
             code="resource_exhausted",
         )
 

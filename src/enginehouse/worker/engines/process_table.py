@@ -42,6 +42,12 @@ class Stopped(Struct, frozen=True):
     survivors: tuple[str, ...] = ()
 
 
+class EndedProcess(Struct, frozen=True):
+    """The result of stopping one process. `freed` is None if its engine has no call to release a model."""
+
+    freed: bool | None = None
+
+
 class Running(Struct, kw_only=True):
     """One live process. `is_stopping` is set before the first signal, so that its end counts as expected."""
 
@@ -54,8 +60,11 @@ class Running(Struct, kw_only=True):
     log: Path
     threads: int = 1
     is_ready: bool = False
+    freed: bool | None = None  # whether it released its model when it was stopped; None if it was not asked to
     checks_key: bool = False  # known once it is ready
     is_stopping: bool = False
+    is_outdated: bool = False  # its tree was replaced since the start
+    memory_bytes: int = 0  # the most that was seen
     # The protocols that the process may speak, the likely one first; one once it has answered.
     protocols: tuple[EngineProtocol, ...] = (LOCALAI_GRPC, OPENAI_HTTP)
 
@@ -94,6 +103,8 @@ class Running(Struct, kw_only=True):
             generation=self.request.generation,
             checks_key=self.checks_key,
             protocol=self.protocols[0],
+            memory_bytes=self.memory_bytes,
+            outdated=self.is_outdated,
         )
 
 

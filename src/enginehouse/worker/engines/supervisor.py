@@ -2,7 +2,8 @@
 
 A process counts as running only after its engine was ready. Its end is noticed at once and signalled by `changed`. No
 process outlives the worker: the kernel ends the children of a killed worker, and the next start finds any leftovers by
-record and nonce. Starts and stops of one process key are serialized.
+record and nonce. Starts and stops of one process key are serialized. An engine that ends by itself is started again
+with the same request, within the bounds of `restarts`; a start or stop that is asked for takes precedence.
 """
 
 from __future__ import annotations
@@ -10,25 +11,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
 
 import msgspec
 
-from enginehouse.core.errors import Invalid, Unavailable
+from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
 from enginehouse.core.installation import RUN_FILE
 from enginehouse.core.progress import ReportProgress, no_progress
-from enginehouse.core.replica import LOCALAI_GRPC, OPENAI_HTTP, EngineProtocol, RunningReplica
+from enginehouse.core.replica import LOCALAI_GRPC, OPENAI_HTTP, EngineProtocol, FailedReplica, RunningReplica
 from enginehouse.host import disk, processes
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Engine
 from enginehouse.worker.backends.trees import Trees
 from enginehouse.worker.enclosures import Enclosures
-from enginehouse.worker.engines.launch import POLL_SECONDS, LaunchPlan, Starter, choose_port
+from enginehouse.worker.engines.launch import POLL_SECONDS, LaunchPlan, Starter, choose_port, how_it_ended
 from enginehouse.worker.engines.logs import EngineLogs
 from enginehouse.worker.engines.ports import Ports
-from enginehouse.worker.engines.process_table import Records, Running, Started, StartRequest, Stopped
+from enginehouse.worker.engines.process_table import EndedProcess, Records, Running, Started, StartRequest, Stopped
+from enginehouse.worker.engines.restarts import PendingRestart, RestartRules, Restarts
 from enginehouse.worker.locks import Locks
 from enginehouse.worker.models.files import ModelFiles
 from enginehouse.worker.options import WorkerOptions
@@ -36,10 +38,12 @@ from enginehouse.worker.options import WorkerOptions
 log = logging.getLogger(__name__)
 
 PORT_TRIES = 20  # other programs may take a port between its check and the engine's bind
+MEMORY_STEP_BYTES = 16 * 1024**2  # less does not matter to a placement
 IDLE_LOOK_SECONDS = 0.2  # between checks whether an engine still has connections
 PROOF_SECONDS = 2.0  # for the health check of a running process, which is cheap for the engine
 LOG_BYTES = 8 * 1024 * 1024  # of one engine; a larger log is truncated to nothing
 LOOKS_PER_TRIM = 4  # at what was added to the logs: their lines carry the time of the look
+RULES = RestartRules()
 TRIM_SECONDS = 1.0  # between checks of the logs; a fast disk can take half a gigabyte in that time
 
 
@@ -56,7 +60,10 @@ class Supervisor:
         environment: Mapping[str, str],
         enclosures: Enclosures,
         changed: Callable[[], None],
+        locks: Locks | None = None,
+        rules: RestartRules = RULES,
     ) -> None:
+        """`locks` are those of commands, by subject: a restart holds what a start by a command would."""
         self._options = options
         self._trees = trees
         self._models = models
@@ -69,6 +76,9 @@ class Supervisor:
         self._running: dict[str, Running] = {}
         self._coming: dict[str, StartRequest] = {}  # starting, also before the process exists
         self._locks = Locks()
+        self._command_locks = locks or Locks()
+        self._is_closing = False
+        self._restarts = Restarts(rules, lambda: asyncio.get_running_loop().time())
         self._watchers = asyncio.TaskGroup()
         self._watching: set[asyncio.Task[None]] = set()
         self._trimming: asyncio.Task[None] | None = None
@@ -86,6 +96,7 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_closing = True
         if (await self.stop_all()).survivors:
             for task in self._watching:
                 task.cancel()  # the processes do not end; the next worker finds them by their records
@@ -101,11 +112,34 @@ class Supervisor:
     def running(self) -> tuple[RunningReplica, ...]:
         return tuple(one.report() for one in self._running.values() if one.is_alive and one.is_ready)
 
+    async def measure(self) -> None:
+        """Look which version each engine runs, and how much memory it holds. Only growth by a step counts, so that
+        reports rarely change.
+        """
+        for one in list(self._running.values()):
+            if one.is_alive and one.is_ready:
+                one.is_outdated = await in_thread(self._trees.inode_of, one.request.directory) not in (None, one.inode)
+                held = await in_thread(processes.memory_of, one.process.pid)
+                one.memory_bytes = max(one.memory_bytes, -(-held // MEMORY_STEP_BYTES) * MEMORY_STEP_BYTES)
+
+    def failed(self) -> tuple[FailedReplica, ...]:
+        return self._restarts.failed()
+
+    def restarting(self) -> tuple[str, ...]:
+        return self._restarts.pending()
+
     async def start(self, request: StartRequest, report: ReportProgress = no_progress) -> Started:
-        """Return a live process for `request`: the running one if it fits, otherwise a new one that replaces it."""
+        """Return a live process for `request`: the running one if it fits, otherwise a new one that replaces it.
+
+        Raises `Hopeless` if its engine ended too often a short time ago.
+        """
+        self._restarts.drop(request.process_key)
         if request.process_only:
             # LocalAI's frontends present the token with which workers join.
             request = msgspec.structs.replace(request, key=self._options.join_token)
+        return await self._start_in_turn(request, report)
+
+    async def _start_in_turn(self, request: StartRequest, report: ReportProgress) -> Started:
         async with self._locks.hold(request.process_key):
             self._coming[request.process_key] = request
             try:
@@ -121,6 +155,7 @@ class Supervisor:
             return current.started
         if current is not None:
             await self._stop(current)
+        self._restarts.check(request, (request.model.revision, request.directory, inode))
         if inode is None or not (self._trees.path_of(request.directory) / RUN_FILE).is_file():
             raise Unavailable(
                 f"cannot start {request.model.name}: the backend {request.directory} is not installed on this node; "
@@ -156,6 +191,8 @@ class Supervisor:
     async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
         """Wait until the engine has no connections; frontends close connections that they do not use."""
         current = self._running.get(process_key)
+        if current is not None:
+            self._starter.forget(current)  # the connections of this worker do not count
         deadline = asyncio.get_running_loop().time() + limit_seconds
         while current is not None and current.process.returncode is None:
             if not await in_thread(processes.connections_to, current.process.pid, current.port):
@@ -166,31 +203,49 @@ class Supervisor:
             await asyncio.sleep(IDLE_LOOK_SECONDS)
         return True
 
-    async def stop(self, process_key: str) -> bool:
-        """Stop a process, and return whether there was one. Raises `Unavailable` if it does not end."""
+    async def until_all_idle(self, limit_seconds: float) -> None:
+        """The same for all engines of our own frontends; LocalAI's never close their connections."""
+        async with asyncio.TaskGroup() as group:
+            for key, one in self._running.items():
+                if not one.request.process_only:
+                    group.create_task(self.until_idle(key, limit_seconds))
+
+    async def stop(self, process_key: str) -> EndedProcess | None:
+        """Stop a process; None if there is none. Raises `Unavailable` if it does not end."""
+        self._restarts.drop_where(lambda request: request.process_key == process_key)
         async with self._locks.hold(process_key):
             current = self._running.get(process_key)
             # Not `is_alive`: this call must finish an interrupted stop.
             if current is None or current.process.returncode is not None:
-                return False
+                self._restarts.drop(process_key)  # it ended by itself while this call waited for its turn
+                return None
             await self._stop(current)
-            return True
+            return EndedProcess(current.freed)
 
-    async def stop_from(self, directory: str, *, but_inode: int | None = None) -> Stopped:
-        """Stop the processes of a backend's directory, except those of the tree with `but_inode`."""
+    async def stop_from(self, directory: str, *, kept: Collection[int] = (), newest: int | None = None) -> Stopped:
+        """Stop the processes of a backend's directory, except those of the trees with these inodes. What is to be
+        started again starts from the `newest` tree; older trees are kept only for replicas of our own frontends, which
+        replace them.
+        """
+        if newest is None:
+            self._restarts.drop_where(lambda request: request.directory == directory)
         matching = [
             key
             for key, one in self._running.items()
-            if one.request.directory == directory and (but_inode is None or one.inode != but_inode)
+            if one.request.directory == directory
+            and (newest is None or one.inode != newest)
+            and (one.inode not in kept or one.request.process_only)
         ]
         return await self._stop_each(matching)
 
     async def stop_model(self, model: str) -> Stopped:
         """Stop every replica of a model. One that is starting is stopped after its start has succeeded or failed."""
+        self._restarts.drop_where(lambda request: request.model.name == model)
         requests = self._coming | {key: one.request for key, one in self._running.items()}
         return await self._stop_each([key for key, request in requests.items() if request.model.name == model])
 
     async def stop_all(self) -> Stopped:
+        self._restarts.drop_where(lambda request: True)
         return await self._stop_each(list(self._coming | {key: one.request for key, one in self._running.items()}))
 
     def find(self, process_key: str) -> RunningReplica | None:
@@ -302,6 +357,9 @@ class Supervisor:
     async def _watch(self, current: Running) -> None:
         """Wait for the end of a process, expected or not, and clean up after it."""
         code = await current.process.wait()
+        is_restarted = not current.is_stopping and current.is_ready and not current.request.process_only
+        if is_restarted:
+            self._restarts.note_exit(current.request)
         if not current.is_stopping and current.is_ready:
             log.warning("engine.exited key=%s code=%d", current.request.process_key, code)
         # Its own children must not outlive it.
@@ -312,12 +370,56 @@ class Supervisor:
         await self._note_ports()
         await in_thread(self._records.remove, current.nonce)
         await in_thread(self._enclosures.remove, current.nonce)
+        if is_restarted:
+            how = await in_thread(how_it_ended, current)
+            if self._restarts.takes_end(current.request) and not self._is_taken(current.request.process_key):
+                self._restart_later(current.request, current.inode, how)
         self._changed()
+
+    def _is_taken(self, process_key: str) -> bool:
+        """Whether a newer process has this key, or is about to: it must not be replaced by an older request."""
+        return process_key in self._running or process_key in self._coming
+
+    def _restart_later(self, request: StartRequest, inode: int | None, how: str) -> None:
+        if self._is_closing:
+            return
+        pending = self._restarts.note_end(request, (request.model.revision, request.directory, inode), how)
+        if pending is None:
+            log.error("engine.given_up key=%s ended=%r", request.process_key, how)
+            return
+        log.warning("engine.restarts key=%s pause_seconds=%.0f", request.process_key, pending.pause_seconds)
+        restarting = self._watchers.create_task(self._restart(pending, inode))
+        self._watching.add(restarting)
+        restarting.add_done_callback(self._watching.discard)
+
+    async def _restart(self, pending: PendingRestart, inode: int | None) -> None:
+        """Start an engine again with the request of the process that ended. The key and the generation are the same, so
+        frontends recognize the new process in the next report.
+        """
+        request = pending.request
+        if not await pending.is_due():
+            return
+        async with (
+            self._command_locks.hold(f"replica:{request.process_key}"),
+            self._command_locks.hold(f"backend:{request.directory}", exclusive=False),
+        ):
+            if pending.is_dropped:
+                return
+            if self._is_taken(request.process_key):
+                self._restarts.drop(request.process_key)
+                return
+            try:
+                await self._start_in_turn(request, no_progress)
+                self._restarts.drop(request.process_key)
+            except EnginehouseError as error:
+                if not pending.is_dropped:
+                    self._restart_later(request, inode, f"before it was ready: {error.message}")
+                    self._changed()
 
     async def _stop(self, current: Running) -> None:
         current.is_stopping = True
         if current.is_ready and current.process.returncode is None:
-            await self._starter.free(current)
+            current.freed = await self._starter.free(current)
         await processes.stop_group(current.process, self._options.grace_seconds)
         if current.process.returncode is None:
             # The entry stays: the next stop tries again, and the port and files remain reserved.

@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Callable
 
 from enginehouse.core.node_api import RegisterReply
-from enginehouse.core.ticket import is_valid_ticket, ticket_key
+from enginehouse.core.ticket import LOGS, for_file, is_valid_ticket, ticket_key
 
 _SCHEME = "Bearer "
 
@@ -48,13 +48,18 @@ class Access:
         return _is_same(authorization, self._join_token)
 
     def may_read_logs(self, authorization: str) -> bool:
-        if self.may_use_files(authorization):
-            return True
+        return self.may_use_files(authorization) or self._has_ticket(authorization, LOGS)
+
+    def may_read_file(self, authorization: str, sha256: str) -> bool:
+        """Whether a node may read a file of a model: only with a ticket for that file."""
+        return self._has_ticket(authorization, for_file(sha256))
+
+    def _has_ticket(self, authorization: str, purpose: str) -> bool:
         if not authorization.startswith(_SCHEME):
             return False
         now = self._mark + self._clock() - self._marked_at
         ticket = authorization.removeprefix(_SCHEME)
-        return any(is_valid_ticket(ticket, key, "logs", now) for key in self._keys)
+        return any(is_valid_ticket(ticket, key, purpose, now) for key in self._keys)
 
 
 def _is_same(authorization: str, token: str) -> bool:

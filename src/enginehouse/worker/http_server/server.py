@@ -1,4 +1,4 @@
-"""Serves HTTP for frontends: health, files as LocalAI's frontends place them, logs of engines.
+"""Serves HTTP: health, files as LocalAI's frontends place them, logs of engines, files of models for other nodes.
 
 aiohttp's low-level server is used because it has streamed bodies and WebSockets and is a dependency already; there is
 no router, because a router would clean paths before they are checked. Every answer outside health needs a credential
@@ -25,8 +25,10 @@ from enginehouse.worker.engines.logs import EngineLogs
 from enginehouse.worker.http_server import storage
 from enginehouse.worker.http_server.access import Access
 from enginehouse.worker.http_server.logs import LogAnswers
+from enginehouse.worker.http_server.model_files import HeldFiles, ModelFileAnswers, is_digest_of_file
 from enginehouse.worker.http_server.storage import Roots
 from enginehouse.worker.http_server.uploads import FileUploads, RefusedRequest, plain
+from enginehouse.worker.models.peers import PATH as MODEL_FILES
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     base_port: int
     logs: EngineLogs
     token: PresentedToken
+    files: HeldFiles | None = None
     port: int | None = None  # None means the one below the base port, or the next free one below that
 
 
@@ -61,6 +64,7 @@ class WorkerHttpServer:
         self._access = Access(options.join_token, _now)
         self._uploads = FileUploads(options.roots)
         self._logs = LogAnswers(options.logs)
+        self._model_files = ModelFileAnswers(options.files)
         self._runner: web.ServerRunner | None = None
         self._bound = ("", 0)
         self._is_bus_away = False
@@ -144,6 +148,10 @@ class WorkerHttpServer:
             if not self._access.may_read_logs(request.headers.get("Authorization", "")):
                 return plain(401, "unauthorized\n")
             return await self._logs.answer(request, path.removeprefix(LOGS).removeprefix("/"))
+        if path.startswith(MODEL_FILES) and is_digest_of_file(sha256 := path.removeprefix(MODEL_FILES)):
+            if not self._access.may_read_file(request.headers.get("Authorization", ""), sha256):
+                return plain(401, "unauthorized\n")
+            return await self._model_files.answer(request, sha256)
         return plain(404, "404 page not found\n")
 
     def _health(self, path: str, method: str) -> web.Response:

@@ -13,7 +13,9 @@ import asyncio
 import glob
 import logging
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -23,10 +25,12 @@ from enginehouse.core.errors import Hopeless, Invalid
 from enginehouse.core.file_name import check_file_names, check_file_source
 from enginehouse.core.model import HeldModel, Model, ModelFile, PinnedFile
 from enginehouse.core.name import check_model_name, model_directory, model_in
+from enginehouse.core.peer import FilePeer
 from enginehouse.core.progress import ReportProgress
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
-from enginehouse.worker.models.fetching import FetchedFile, FileFetcher, check_room
+from enginehouse.worker.locks import Locks
+from enginehouse.worker.models.fetching import FetchedFile, FileFetcher, ReportBytes, check_room
 
 log = logging.getLogger(__name__)
 
@@ -58,66 +62,121 @@ class ModelFiles:
         self._models = models
         self._fetcher = fetcher
         self._may_link = may_link
+        self._locks = Locks()  # by digest
+        self._coming: dict[str, int] = {}  # digest of a file that is being fetched → how often it has moved
 
     def path_of(self, model: Model) -> Path:
         return self._models / model_directory(check_model_name(model.name))
 
-    async def pull(self, model: Model, generation: int | None, report: ReportProgress) -> tuple[PinnedFile, ...]:
-        """Fetch and verify the files of `model`. Verified files are not fetched again. Returns the digests of the files
-        for which the model has none.
+    async def pull(
+        self, model: Model, generation: int | None, report: ReportProgress, peers: Sequence[FilePeer] = ()
+    ) -> tuple[PinnedFile, ...]:
+        """Fetch and verify the files of `model`, from `peers` where they have them. Verified files are not fetched
+        again. Returns the digests of the files for which the model has none.
 
         `generation` None keeps the recorded generation.
         """
         directory = self.path_of(model)
         check_model_files(model)
         incoming = directory / _INCOMING
-        fetched: dict[str, FetchedFile] = {}
         try:
-            await in_thread(directory.mkdir, 0o750, True, True)
-            before = await in_thread(_read, directory, model.name)
-            held = {file.name: file for file in before.files}
-            missing = [
-                file for file in model.files if not await in_thread(_is_held, directory, file, held.get(file.name))
-            ]
-            await in_thread(self._check_room, missing)
-            if missing:
-                await in_thread(_make_empty, incoming)
-            done_bytes = sum(file.size_bytes for file in model.files if file not in missing)
-            for number, file in enumerate(missing):
-                progress = _shifted(report, file.name, done_bytes, model.size_bytes)
-                fetched[file.name] = await self._obtain(file, incoming / str(number), progress)
-                done_bytes += file.size_bytes or fetched[file.name].size_bytes
-            report("extracting", "", model.size_bytes, model.size_bytes)
-            placed = {file.name: (incoming / str(number), fetched[file.name]) for number, file in enumerate(missing)}
-            return _pins(model, await _place_all(directory, model, placed, before, generation))
+            async with AsyncExitStack() as held:
+                await in_thread(directory.mkdir, 0o750, True, True)
+                before = await in_thread(_read, directory, model.name)
+                missing = await in_thread(_missing, directory, model, before)
+                await self._announce(held, missing)
+                await in_thread(self._check_room, missing)
+                if missing:
+                    await in_thread(_make_empty, incoming)
+                fetched = await self._obtain_all(model, missing, incoming, report, peers)
+                report("extracting", "", model.size_bytes, model.size_bytes)
+                return _pins(model, await _place_all(directory, model, fetched, before, generation))
         except OSError as error:
             raise disk.storage_error(error, f"place the files of {model.name}") from error
         finally:
             await in_thread(disk.remove_tree, incoming)
 
+    async def _announce(self, held: AsyncExitStack, missing: Sequence[ModelFile]) -> None:
+        """Let other nodes see that these files are coming, and other models of this node wait for them: a file is
+        fetched once. The order of the locks is the same for all.
+        """
+        for sha256 in sorted({file.sha256 for file in missing} - {""}):
+            await held.enter_async_context(self._locks.hold(sha256))
+            self._coming[sha256] = 0
+            held.callback(self._coming.pop, sha256)
+
+    async def _obtain_all(
+        self,
+        model: Model,
+        missing: Sequence[ModelFile],
+        incoming: Path,
+        report: ReportProgress,
+        peers: Sequence[FilePeer],
+    ) -> dict[str, tuple[Path, FetchedFile]]:
+        placed: dict[str, tuple[Path, FetchedFile]] = {}
+        done_bytes = sum(file.size_bytes for file in model.files if file not in missing)
+        for number, file in enumerate(missing):
+            progress = self._noted(_shifted(report, file.name, done_bytes, model.size_bytes), missing)
+            found = await self._obtain(file, incoming / str(number), progress, peers, model.name)
+            placed[file.name] = (incoming / str(number), found)
+            done_bytes += file.size_bytes or found.size_bytes
+        return placed
+
+    def _noted(self, report: ReportBytes, missing: Sequence[ModelFile]) -> ReportBytes:
+        """Also tell other nodes that this fetch moves: all files of a model appear together. The report may come from a
+        thread.
+        """
+
+        def report_and_note(done: int, size: int) -> None:
+            for file in missing:
+                if file.sha256 in self._coming:
+                    self._coming[file.sha256] += 1
+            report(done, size)
+
+        return report_and_note
+
     def _check_room(self, missing: list[ModelFile]) -> None:
         outside = [file for file in missing if not file.uri.startswith("file:")]
         check_room(self._models, sum(file.size_bytes - self._fetcher.held_bytes(file) for file in outside))
 
-    async def _obtain(self, file: ModelFile, target: Path, report: Callable[[int, int], None]) -> FetchedFile:
-        """The file, from another model of this node or from its source."""
+    async def _obtain(
+        self, file: ModelFile, target: Path, report: ReportBytes, peers: Sequence[FilePeer], owner: str
+    ) -> FetchedFile:
+        """The file, from another model of this node, from another node or from its source."""
         if file.sha256 and not file.uri.startswith("file:"):
             found = await in_thread(self._share, file, target)
             if found is not None:
                 return found
-        return await self._fetcher.fetch(file, target, report)
+        return await self._fetcher.fetch(file, target, report, peers, owner=owner)
 
     def _share(self, file: ModelFile, target: Path) -> FetchedFile | None:
-        """Use the bytes of another model's verified file. Blocks."""
+        """Use the bytes of another model's verified file: shared, or copied where that is not possible. Blocks."""
+        for source, held in self._verified(file.sha256):
+            if disk.share_file(source, target, may_link=self._may_link):
+                return FetchedFile(held.sha256, held.size_bytes)
+            shutil.copyfile(source, target)
+            if disk.sha256_of(target) == file.sha256:
+                return FetchedFile(held.sha256, held.size_bytes)
+            target.unlink()
+        return None
+
+    def path_by_digest(self, sha256: str) -> Path | None:
+        """The path of a verified file of any model. Blocks."""
+        return next((path for path, _ in self._verified(sha256)), None)
+
+    def moved(self, sha256: str) -> int | None:
+        """A number that grows while the file is being fetched; None if it is not."""
+        return self._coming.get(sha256)
+
+    def _verified(self, sha256: str) -> Iterator[tuple[Path, HeldFile]]:
+        """The verified files with this digest in the directories of models; not those on shared storage."""
         for directory in sorted(self._models.iterdir()):
             if directory.name.startswith(_GOING) or not (directory / MANIFEST).is_file():
                 continue
             for held in _read(directory, "").files:
-                if held.sha256 == file.sha256 and _is_untouched(directory, held):
-                    source = directory / held.name
-                    if not source.is_symlink() and disk.share_file(source, target, may_link=self._may_link):
-                        return FetchedFile(held.sha256, held.size_bytes)
-        return None
+                path = directory / held.name
+                if held.sha256 == sha256 and _is_untouched(directory, held) and not path.is_symlink():
+                    yield path, held
 
     async def restore(self, model: Model, report: ReportProgress) -> None:
         """Download missing or truncated files again; only a check if all files are there.
@@ -130,8 +189,11 @@ class ModelFiles:
             await self.pull(model, None, report)
 
     async def remove(self, name: str) -> bool:
-        """Remove a model's files, and return whether there were any. Reports omit the model from the first step on."""
+        """Remove a model's files, and return whether there were any. Reports omit the model from the first step on.
+        What was fetched of it so far goes, too.
+        """
         try:
+            await in_thread(self._fetcher.forget, name)
             own = await in_thread(self._remove, self._models / model_directory(check_model_name(name)))
             return await in_thread(self._remove_uploaded, name) or own
         except OSError as error:
@@ -293,12 +355,17 @@ def _is_held(directory: Path, file: ModelFile, known: HeldFile | None) -> bool:
     return known.sha256 == file.sha256 if file.sha256 else bool(known.uri) and known.uri == file.uri
 
 
+def _missing(directory: Path, model: Model, before: Manifest) -> list[ModelFile]:
+    known = {file.name: file for file in before.files}
+    return [file for file in model.files if not _is_held(directory, file, known.get(file.name))]
+
+
 def _make_empty(directory: Path) -> None:
     disk.remove_tree(directory)
     directory.mkdir(mode=0o750)
 
 
-def _shifted(report: ReportProgress, name: str, before: int, total: int) -> Callable[[int, int], None]:
+def _shifted(report: ReportProgress, name: str, before: int, total: int) -> ReportBytes:
     """Report the progress of one file as progress of the whole model."""
     loop = asyncio.get_running_loop()
 

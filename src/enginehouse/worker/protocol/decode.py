@@ -133,10 +133,14 @@ def work_of(request: WorkRequest, known: KnownNames) -> Work:
                 resolved=build_for(request, known),
                 force=request.force,
                 keep=request.keep,
+                rolling=request.rolling,
             )
         case wire.BackendUpgradeRequest():
             action = InstallBackend(
-                backend=request.backend or request.name, resolved=build_for(request, known), upgrade=True
+                backend=request.backend or request.name,
+                resolved=build_for(request, known),
+                upgrade=True,
+                rolling=request.rolling,
             )
         case wire.BackendDeleteRequest():
             find = installed_directory if request.command is None else literal_directory
@@ -150,7 +154,14 @@ def work_of(request: WorkRequest, known: KnownNames) -> Work:
             action = RemoveModel(model=model_name(request.model_name))
     head = head_of(request)
     expected = request.expected_address if isinstance(request, wire.ModelStopRequest) else ""
-    return Work(action=action, op_id=head.op_id, about=head.about, command=head.command, expected_address=expected)
+    return Work(
+        action=action,
+        op_id=head.op_id,
+        about=head.about,
+        command=head.command,
+        expected_address=expected,
+        peers=request.peers if isinstance(request, wire.ModelPullRequest) else (),
+    )
 
 
 def _is_there(request: wire.BackendInstallRequest | wire.BackendUpgradeRequest, known: KnownNames) -> bool:
@@ -195,9 +206,7 @@ def _is_usable(request: wire.BackendInstallRequest, known: KnownNames) -> bool:
 
 
 def _start_process(request: wire.BackendInstallRequest, known: KnownNames) -> Work:
-    """The start of a process for a LocalAI frontend, which installs a missing backend with the same message and loads
-    the model itself.
-    """
+    """The start of a process for a LocalAI frontend, which installs what is missing and loads the model itself."""
     model_name(request.model_id)
     _check_slot(request.replica_index)
     install: InstallBackend | None = None
@@ -254,13 +263,16 @@ def encode_reply(verb: str, outcome: Outcome, work: Work | None) -> bytes:
             )
         case subjects.STOP_MODEL:
             stopped = work.action if work is not None and isinstance(work.action, StopReplica) else None
+            key = process_key(stopped.model, stopped.slot) if stopped else ""
+            # A process that ended all the same is a success with an error, as in LocalAI.
+            unfreed = f"cannot free {key}: its engine did not release the model" if outcome.freed is False else ""
             reply = wire.ModelStopReply(
                 matched=bool(outcome.stopped) or outcome.code in ("conflict", "process_survived"),
-                freed=False,
+                freed=bool(outcome.freed),
                 terminated=outcome.succeeded,
-                process_key=process_key(stopped.model, stopped.slot) if stopped else "",
+                process_key=key,
                 address=outcome.address,
-                error=error,
+                error=error or unfreed,
                 outcome=outcome,
             )
         case subjects.UNLOAD:

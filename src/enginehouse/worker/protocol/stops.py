@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 
 
 async def stop_backend(parts: CommandPorts, payload: bytes) -> None:
-    """Stop the processes whose process key, backend, alias or model is the name; without a name, all processes.
-
-    Raises `Malformed` for a message that cannot be decoded.
-    """
+    """Stop the processes whose key, backend, alias or model is the name; without one, all. May raise `Malformed`."""
     is_empty = payload.strip() in (b"", b"null")
     request = wire.decode(b"{}" if is_empty else payload, wire.BackendStopRequest, "the stop request")
     supervisor = parts.supervisor

@@ -1,0 +1,293 @@
+"""Keeps the wanted replicas of every model: begins loads, stops what is too much, learns what replicas take.
+
+One frontend at a time does it, under a lease that lasts for one pass. `core.reconcile` decides, from rows: after a
+restart of every frontend, and with every replica gone, one pass begins what is wanted without any request. In-flight
+counts come from the memory of this frontend and from what the others tell on the bus; without them a replica counts as
+idle only if its row says that nobody used it for long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from enginehouse.core.action import StopReplica
+from enginehouse.core.backend import Resolved
+from enginehouse.core.errors import NotFound, Unavailable
+from enginehouse.core.ids import NodeId, OperationId
+from enginehouse.core.model import Model
+from enginehouse.core.node import Node
+from enginehouse.core.operation import ReplacedReplica
+from enginehouse.core.placement import NoRoom, explanation, labels_of, place, selects
+from enginehouse.core.reconcile import RECONCILER, ModelFacts, ModelPlan, ServingReplica, must_move, plan_model
+from enginehouse.core.schedule import LoadInfo
+from enginehouse.frontend.acceptance import OperationDetails, insert_operation, new_operation
+from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.localai.builds import builds_for
+from enginehouse.frontend.serving.drains import steer_drains
+from enginehouse.frontend.serving.loader import Loader
+from enginehouse.frontend.serving.rooms import Fleet, needs_of, read_fleet, rooms_for
+from enginehouse.frontend.watching.board import Board
+from enginehouse.store import cluster_values, db, leases, load_infos, models, nodes, operations, replicas
+from enginehouse.store.db import Connection, Store
+from enginehouse.store.replicas import UsedReplica
+
+log = logging.getLogger(__name__)
+
+LEASE = "reconcile"
+STEP_SECONDS = 5.0  # without a reason to look earlier
+USES_SECONDS = 5.0  # between writes of when replicas were used
+STOP_SECONDS = 30.0  # for requests in flight on a replica that is stopped
+_FINGERPRINT = "fleet-fingerprint"
+
+
+class Traffic(Protocol):
+    """The part of the router that reconciling uses."""
+
+    def used_since(self) -> Collection[str]:
+        """The processes, by their nonces, that got a request since the last call or have one now."""
+
+    def in_flight_of(self, nonce: str) -> int:
+        """Requests that a process has at the moment, of every frontend."""
+
+    def queued(self, model: str) -> int:
+        """Requests of every frontend that wait because all replicas of the model are full."""
+
+    def disturbed_ago(self, model: str) -> float | None:
+        """Seconds since a request could not go to the replica that has its prefix; None if it was long ago."""
+
+
+class ReconcilerParts(Struct, frozen=True, kw_only=True):
+    store: Store
+    board: Board
+    galleries: Galleries
+    loader: Loader
+    traffic: Traffic
+    wake: Callable[[], None]
+    owner: str
+    lease_seconds: float
+    has_carrier: bool = False  # this frontend can load models on LocalAI's workers
+
+
+class Reconciler:
+    def __init__(self, parts: ReconcilerParts) -> None:
+        self._parts = parts
+
+    async def uses_step(self) -> None:
+        """Store when replicas were last used: off the path of requests, in one batch."""
+        if self._parts.store.is_away:
+            return  # other loops look whether it is back; each look is a connection that a frozen server has to answer
+        used = self._parts.traffic.used_since()
+        if used:
+            await self._parts.store.transaction(
+                lambda connection: replicas.note_uses(connection, dict.fromkeys(used, db.now(connection)))
+            )
+
+    async def step(self) -> None:
+        """One pass over the models that somebody wants, or that have more than one replica."""
+        if self._parts.store.is_away:
+            return  # woken when it is back
+        changed = await self._parts.store.transaction(self._pass)
+        if changed:
+            self._parts.wake()
+            await self._parts.board.operations_changed(changed)
+
+    def _pass(self, connection: Connection) -> list[OperationId]:
+        parts, now = self._parts, db.now(connection)
+        if not leases.acquire(connection, LEASE, parts.owner, now, now + parts.lease_seconds):
+            return []
+        # Released with the pass: whichever frontend learns of a change first acts on it.
+        leases.release(connection, LEASE, parts.owner)
+        # Before the replicas: a load that ends in between is then counted twice instead of not at all.
+        loading: dict[str, list[NodeId]] = {}
+        for operation in operations.steered(connection):
+            loading.setdefault(operation.name, []).append(operation.targets[0] if operation.targets else NodeId(""))
+        every = nodes.every(connection)
+        _take_back(connection)
+        _forgive_after_changes(connection, every)
+        fleet = read_fleet(connection, every, now)
+        _learn(connection, fleet)
+        serving = nodes.serving(connection)
+        begun: list[OperationId] = []
+        facts: dict[str, ModelFacts] = {}
+        for name in sorted(_names(fleet)):
+            model = models.get(connection, name)
+            if model is None or model.endpoint:
+                continue
+            facts[name] = self._facts(fleet, model, serving, loading.get(name, []))
+            begun += self._carry_out(connection, fleet, model, plan_model(facts[name]))
+        return begun + steer_drains(connection, fleet, lambda used: self._stays(connection, fleet, facts, used))
+
+    def _stays(self, connection: Connection, fleet: Fleet, facts: Mapping[str, ModelFacts], used: UsedReplica) -> bool:
+        """Whether a replica on a drained node waits for another one to take its place."""
+        known, replica = facts.get(used.replica.model), used.replica
+        own = next((one for one in known.replicas if one.nonce == replica.nonce), None) if known is not None else None
+        if known is None or own is None or not must_move(known, own):
+            return False
+        if known.loading or known.leaving:
+            return True
+        if known.now < known.info.retry_at:
+            log.warning("replica.not_moved model=%s node=%s reason=%r", replica.model, own.node_id, known.info.reason)
+            return False
+        model = models.get(connection, replica.model)
+        if model is None:
+            return False
+        needs = needs_of(fleet, model, self._builds(model, fleet), may_replace=False, replaces=_replaced(own))
+        found = place(needs, rooms_for(connection, fleet, model))
+        if isinstance(found, NoRoom) and not found.is_temporary:
+            log.warning(
+                "replica.not_moved model=%s node=%s reason=%r", model.name, own.node_id, explanation(needs, found)
+            )
+            return False
+        return True
+
+    def _facts(self, fleet: Fleet, model: Model, serving: Mapping[NodeId, str], loading: list[NodeId]) -> ModelFacts:
+        schedule = fleet.schedules.get(model.name)
+        selector = schedule.node_selector if schedule is not None else {}
+        builds = self._builds(model, fleet)
+        selected = [node for node in fleet.nodes if selects(selector, node)]
+        return ModelFacts(
+            now=fleet.now,
+            info=fleet.infos.get(model.name, LoadInfo(model=model.name)),
+            schedule=schedule,
+            replicas=[
+                ServingReplica(
+                    node_id=used.replica.node_id,
+                    slot=used.replica.slot,
+                    created_at=used.created_at,
+                    last_used=used.last_used,
+                    in_flight=self._parts.traffic.in_flight_of(used.replica.nonce),
+                    nonce=used.replica.nonce,
+                    outdated=fleet.why_outdated(used.replica, model.revision),
+                    leaves_node=used.replica.node_id in fleet.drained,
+                )
+                for used in fleet.of_model(model.name)
+                if not used.leaving and used.replica.node_id in serving
+            ],
+            leaving=sum(used.leaving for used in fleet.of_model(model.name)),
+            # What a worker is about to start again by itself is on its way, too.
+            loading=[*loading, *_restarting(fleet, model.name, serving)],
+            matching=[node.id for node in selected if node.is_schedulable and node.id in builds],
+            selected=[node.id for node in selected],
+            queued=self._parts.traffic.queued(model.name),
+            disturbed_ago=self._parts.traffic.disturbed_ago(model.name),
+        )
+
+    def _builds(self, model: Model, fleet: Fleet) -> Mapping[NodeId, Resolved]:
+        try:
+            found, _ = builds_for(
+                self._parts.galleries, model.backend, fleet.nodes, has_carrier=self._parts.has_carrier
+            )
+        except (NotFound, Unavailable):
+            return {}  # the load says so
+        return found
+
+    def _carry_out(self, connection: Connection, fleet: Fleet, model: Model, plan: ModelPlan) -> list[OperationId]:
+        info = fleet.infos.get(model.name, LoadInfo(model=model.name))
+        if not plan.loads and not plan.stops and plan.replaced is None:
+            return []
+        if plan.loads and load_infos.change(connection, model.name, lambda known: known).kept != info.kept:
+            return []  # unloaded or deleted since this pass read it; the row stays locked until the load is stored
+        loader = self._parts.loader
+        begun = [loader.begin_another(connection, model, node_id or None) for node_id in plan.loads]
+        if plan.replaced is not None:
+            begun.append(loader.begin_replacement(connection, model, _replaced(plan.replaced)))
+        if plan.stops:
+            stops = [
+                (one.node_id, StopReplica(model=model.name, slot=one.slot, drain_seconds=STOP_SECONDS))
+                for one in plan.stops
+            ]
+            for one in plan.stops:
+                replicas.set_leaving(connection, one.node_id, model.name, one.slot, True)
+            targets = tuple(dict.fromkeys(node_id for node_id, _ in stops))
+            operation = new_operation(connection, "unload", model.name, RECONCILER, OperationDetails(targets=targets))
+            begun.append(insert_operation(connection, operation, stops))
+        if plan.is_scaled:
+            load_infos.change(connection, model.name, lambda known: msgspec.structs.replace(known, scaled_at=fleet.now))
+        log.info(
+            "replicas.reconciled model=%s loads=%d stops=%d replaced=%d reason=%r",
+            model.name,
+            len(plan.loads),
+            len(plan.stops),
+            plan.replaced is not None,
+            plan.reason or "wanted",
+        )
+        return begun
+
+
+def _replaced(one: ServingReplica) -> ReplacedReplica:
+    return ReplacedReplica(node_id=one.node_id, slot=one.slot, nonce=one.nonce)
+
+
+def _restarting(fleet: Fleet, model: str, serving: Mapping[NodeId, str]) -> list[NodeId]:
+    return [
+        node.id
+        for node in fleet.nodes
+        if node.id in serving
+        for key in node.report.restarting
+        if key.rpartition("#")[0] == model
+    ]
+
+
+def _names(fleet: Fleet) -> set[str]:
+    """The models to look at: those that are loaded or wanted."""
+    loaded = {used.replica.model for used in fleet.replicas}
+    return {*fleet.schedules, *(name for name, info in fleet.infos.items() if info.kept), *loaded}
+
+
+def _take_back(connection: Connection) -> None:
+    """Let replicas serve again whose stop ended without stopping them."""
+    for used in replicas.every_with_use(connection):
+        if used.leaving:
+            replica = used.replica
+            subject = f"replica:{replica.model}#{replica.slot}"
+            if subject not in {one.subject for one in operations.open_on(connection, replica.node_id)}:
+                replicas.set_leaving(connection, replica.node_id, replica.model, replica.slot, False)
+
+
+def _forgive_after_changes(connection: Connection, every: list[Node]) -> None:
+    """When nodes joined, left or changed, or became free, whatever did not fit is tried again at once."""
+    facts = [
+        (
+            node.id,
+            node.approved,
+            node.health == "healthy",
+            node.drained,
+            sorted(labels_of(node).items()),
+            node.max_replicas_per_model,
+            node.capability,
+            node.capacity.total_ram,
+            node.capacity.total_vram,
+        )
+        for node in sorted(every, key=lambda node: node.id)
+    ]
+    replicas_held = sum(len(node.report.replicas) for node in every)
+    fingerprint = hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
+    before, _, held = cluster_values.get(connection, _FINGERPRINT).partition(" ")
+    if f"{before} {held}" == f"{fingerprint} {replicas_held}":
+        return
+    cluster_values.put(connection, _FINGERPRINT, f"{fingerprint} {replicas_held}")
+    if before and (before != fingerprint or (held.isdecimal() and replicas_held < int(held))):
+        load_infos.forgive(connection)
+
+
+def _learn(connection: Connection, fleet: Fleet) -> None:
+    """Remember what replicas really took: the next placement uses it."""
+    most: dict[str, int] = {}
+    for node in fleet.nodes:
+        for one in node.report.replicas:
+            info = fleet.infos.get(one.model_id)
+            if info is not None and one.revision == info.revision and one.memory_bytes > info.memory_bytes:
+                most[one.model_id] = max(most.get(one.model_id, 0), one.memory_bytes)
+    for model, memory_bytes in sorted(most.items()):
+        load_infos.change(connection, model, partial(_with_memory, memory_bytes=memory_bytes))
+
+
+def _with_memory(known: LoadInfo, *, memory_bytes: int) -> LoadInfo:
+    return msgspec.structs.replace(known, memory_bytes=memory_bytes)

@@ -1,0 +1,314 @@
+"""Wanted replicas: loaded without any request, tried once per cooldown, given up when nobody wants them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+import pytest
+from tests.frontend.serving.test_loader import drive
+from tests.frontend.world import MODEL, Time, World, installed, running
+
+from enginehouse.core import node_api
+from enginehouse.core.action import StartReplica, StopReplica
+from enginehouse.core.errors import Conflict, Invalid, NotFound
+from enginehouse.core.ids import NodeId
+from enginehouse.core.intent import Outcome
+from enginehouse.core.model import HeldModel
+from enginehouse.core.operation import Operation
+from enginehouse.core.placement import Reservation
+from enginehouse.core.replica import Replica
+from enginehouse.core.schedule import LoadInfo, ScheduleRequest
+from enginehouse.frontend.acceptance import Requester
+from enginehouse.frontend.serving.counts import InFlight
+from enginehouse.store import db, load_infos, models, operations, replicas, reservations
+
+BY = Requester(author="someone")
+GIB = 1024**3
+ENGINE = installed("engine", "sha256:1")
+
+
+async def loads(world: World) -> list[Operation]:
+    return await world.store.transaction(operations.steered)
+
+
+async def loaded(world: World, *answers: Outcome) -> list[tuple[str, int]]:
+    """Carry out the loads under way; (node, slot) of the replicas afterwards."""
+    for number in range(6):
+        await drive(world, *(answers or (Outcome(address=f"h:{number + 10}", nonce=f"n{number}"),)))
+    found = await world.store.transaction(replicas.every)
+    return [(one.node_id, one.slot) for one in found]
+
+
+async def schedule(world: World, **fields: object) -> None:
+    await world.schedules.put(ScheduleRequest(model_name="tiny", **fields))  # type: ignore[arg-type]
+
+
+async def info_of(world: World) -> LoadInfo:
+    return await world.store.transaction(lambda c: load_infos.get(c, "tiny"))
+
+
+async def ready(world: World, *names: str) -> list[NodeId]:
+    """Nodes that have everything and need only to start."""
+    found = []
+    for name in names:
+        node = await world.join(name)
+        await world.report(node.id, backends=(ENGINE,), models=(HeldModel("tiny", ("ab",)),))
+        found.append(node.id)
+    return found
+
+
+async def test_a_minimum_is_restored_without_any_request_even_by_a_new_frontend(world: World, time: Time) -> None:
+    """F-047: every replica row is gone, and every frontend was restarted."""
+    first, second = await ready(world, "first", "second")
+    await schedule(world, min_replicas=2)
+    await world.reconciler.step()
+    assert sorted(await loaded(world)) == sorted([(first, 0), (second, 0)])
+    await world.store.transaction(lambda c: replicas.remove_all_on(c, first))
+    await world.store.transaction(lambda c: replicas.remove_all_on(c, second))
+    time.passed += 120.0
+    for node_id in (first, second):
+        await world.nodes.heartbeat(node_id, node_api.HeartbeatRequest())
+    again = World(world.store, time, owner="new")
+    await again.reconciler.step()
+    assert len(await loads(again)) == 2
+
+
+async def test_one_frontend_at_a_time_reconciles(world: World, time: Time) -> None:
+    await ready(world, "first", "second")
+    await schedule(world, min_replicas=2)
+    other = World(world.store, time, owner="other")
+    await world.reconciler.step()
+    await other.reconciler.step()
+    assert len(await loads(world)) == 2
+
+
+async def test_what_cannot_be_is_tried_once_per_cooldown_and_when_a_node_joins(world: World, time: Time) -> None:
+    """F-048."""
+    await ready(world, "first")
+    await schedule(world, min_replicas=2)
+    await world.reconciler.step()
+    await loaded(world)
+    assert not await loads(world)
+    before = await info_of(world)
+    assert before.failures == 1
+    assert "already runs a replica of it" in before.reason
+    for _ in range(5):
+        await world.reconciler.step()
+    assert not await loads(world), "the cooldown holds"
+    time.passed += 16.0
+    await world.nodes.heartbeat((await world.nodes.get("first"))[0].id, node_api.HeartbeatRequest())
+    await world.reconciler.step()
+    await world.loader.step()
+    assert (await info_of(world)).failures == 2
+    (state,) = await world.schedules.every()
+    assert state.info.retry_at > await world.now()
+    await ready(world, "second")
+    await world.reconciler.step()
+    assert len(await loads(world)) == 1
+
+
+async def test_what_was_loaded_by_hand_comes_back_until_it_is_unloaded(world: World) -> None:
+    (first,) = await ready(world, "first")
+    await world.loader.request("tiny", None, "someone")
+    assert await loaded(world) == [(first, 0)]
+    # The worker restarted: it has nothing, and says so.
+    await world.report(first, backends=(ENGINE,), models=(HeldModel("tiny", ("ab",)),), sequence=2)
+    assert not await world.store.transaction(replicas.every)
+    await world.reconciler.step()
+    assert [one.author for one in await loads(world)] == ["reconciler"]
+    assert await loaded(world) == [(first, 0)]
+    await world.operations.request_unload("tiny", None, BY)
+    await loaded(world, Outcome())
+    await world.reconciler.step()
+    assert not await loads(world)
+
+
+async def test_what_a_worker_starts_again_by_itself_is_not_loaded_beside_that(world: World) -> None:
+    (first,) = await ready(world, "first")
+    await world.loader.request("tiny", None, "someone")
+    await loaded(world)
+    await world.report(first, backends=(ENGINE,), restarting=("tiny#0",), sequence=2)
+    await world.reconciler.step()
+    assert not await loads(world)
+    await world.report(first, backends=(ENGINE,), sequence=3)
+    await world.reconciler.step()
+    assert len(await loads(world)) == 1
+
+
+async def test_a_load_that_was_cancelled_is_not_wanted_any_more(world: World) -> None:
+    await ready(world, "first")
+    operation_id = await world.loader.request("tiny", None, "someone")
+    assert isinstance(operation_id, str)
+    await world.loader.step()
+    await world.cancellation.cancel(operation_id, None, "someone")
+    await world.loader.step()
+    assert (await info_of(world)).kept == ()
+    await world.reconciler.step()
+    assert not await loads(world)
+
+
+async def test_a_scheduled_model_is_not_unloaded_behind_its_schedule(world: World) -> None:
+    await ready(world, "first")
+    await schedule(world, min_replicas=1)
+    await world.reconciler.step()
+    await loaded(world)
+    with pytest.raises(Conflict, match="--remove"):
+        await world.operations.request_unload("tiny", None, BY)
+
+
+async def test_a_replica_that_is_about_to_stop_gets_no_requests_and_serves_again_if_it_was_not_stopped(
+    world: World,
+) -> None:
+    first, second = await ready(world, "first", "second")
+    await schedule(world, spread_all=True)
+    await world.reconciler.step()
+    await loaded(world)
+    await schedule(world, spread_all=True, node_selector={"node.name": "first"})
+    await world.reconciler.step()
+    await world.router.step()
+    assert {route.node_id for route in world.router.routes()} == {first}
+    (stop,) = await world.open_intents(second)
+    assert isinstance(stop.action, StopReplica)
+    await world.dispatcher.step()
+    await world.reply(stop, Outcome(code="stop_failed", message="cannot stop: it does not end"))
+    for _ in range(12):
+        await world.reconciler.step()
+    await world.router.step()
+    assert {route.node_id for route in world.router.routes()} in ({first, second}, {first})
+
+
+async def test_two_loads_never_get_the_same_slot_or_the_same_memory(world: World, time: Time) -> None:
+    node = await world.join("first")
+    report = {
+        "backends": (ENGINE,),
+        "models": (HeldModel("tiny", ("ab",)), HeldModel("big", ("cd",))),
+    }
+    await world.report(node.id, **report)
+    amounts = node_api.HeartbeatRequest(available_ram=6 * GIB)
+    await world.nodes.heartbeat(node.id, amounts)
+    config = {"memory": 4 * GIB}
+    for name, digest in (("tiny", "ab"), ("big", "cd")):
+        file = msgspec.structs.replace(MODEL.files[0], sha256=digest)
+        model = msgspec.structs.replace(MODEL, name=name, files=(file,), config=config)
+        await world.store.transaction(partial(models.insert, model=model, now=1.0))
+        await world.loader.request(name, None, "someone")
+    other = World(world.store, time, owner="other")
+    await world.loader.step()
+    await other.loader.step()
+    starts = [one for one in await world.open_intents(node.id) if isinstance(one.action, StartReplica)]
+    assert [one.action.model.name for one in starts if isinstance(one.action, StartReplica)] == ["tiny"]
+    told = await world.schedules.explain("big")
+    assert "4.0 GiB reserved for tiny" in told.nodes[0].reason
+    held = await world.store.transaction(lambda c: reservations.every(c, db.now(c)))
+    assert [(one.model, one.memory_bytes) for one in held] == [("tiny", 4 * GIB)]
+
+
+async def test_memory_that_an_engine_takes_again_at_any_moment_is_not_given_to_another(world: World) -> None:
+    node = await world.join("first")
+    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest(available_ram=6 * GIB))
+    for name in ("tiny", "big"):
+        model = msgspec.structs.replace(MODEL, name=name, config={"memory": 4 * GIB})
+        await world.store.transaction(partial(models.insert, model=model, now=1.0))
+    await world.report(node.id, backends=(ENGINE,), restarting=("tiny#0", "a name of its own"), sequence=2)
+    assert (await world.schedules.explain("big")).chosen == ""
+    assert "4.0 GiB reserved for tiny" in (await world.schedules.explain("big")).nodes[0].reason
+    assert (await world.schedules.explain("tiny")).chosen == "first"
+    # Started again, and the heartbeat with the amount of free memory is not stored yet.
+    again = Replica(
+        node_id=node.id, model="tiny", slot=0, revision="r", address="h:1", nonce="again", backend="xllamacpp"
+    )
+    now = await world.now()
+    await world.store.transaction(lambda connection: replicas.put(connection, again, now + 1))
+    await world.report(node.id, backends=(ENGINE,), replicas=(running("again"),), sequence=3)
+    assert "4.0 GiB reserved for tiny" in (await world.schedules.explain("big")).nodes[0].reason
+
+
+async def test_a_reservation_ends_by_itself(world: World, time: Time) -> None:
+    wanted = Reservation(operation_id="o", node_id=NodeId("n"), model="m", slot=0, memory_bytes=5)
+    rival = msgspec.structs.replace(wanted, operation_id="p")
+    now = await world.now()
+    assert await world.store.transaction(lambda c: reservations.put(c, wanted, now, now + 10))
+    assert not await world.store.transaction(lambda c: reservations.put(c, rival, now, now + 10))
+    assert await world.store.transaction(lambda c: reservations.put(c, rival, now + 11, now + 20))
+
+
+async def test_what_a_replica_took_is_learned(world: World) -> None:
+    (first,) = await ready(world, "first")
+    await world.loader.request("tiny", None, "someone")
+    await loaded(world)
+    took = msgspec.structs.replace(running("n0"), memory_bytes=7 * GIB, revision=MODEL.revision)
+    await world.report(first, backends=(ENGINE,), replicas=(took,), sequence=2)
+    await world.reconciler.step()
+    told = await world.schedules.explain("tiny")
+    assert (told.needs_bytes, told.needs_from) == (7 * GIB, "measured")
+
+
+async def test_requests_that_wait_on_another_frontend_are_a_reason_for_a_replica(world: World, time: Time) -> None:
+    await ready(world, "first", "second")
+    await schedule(world, min_replicas=1, max_replicas=2)
+    await world.reconciler.step()
+    assert len(await loaded(world)) == 1
+    time.passed += 20.0
+    await world.reconciler.step()
+    assert await loads(world) == []
+    await world.counts.listen()
+    told = msgspec.json.encode(InFlight("other", {}, {"tiny": 4}))
+    await world.bus.publish("frontends.other.in_flight", told)
+    await world.reconciler.step()
+    assert len(await loads(world)) == 1
+
+
+async def test_a_lost_prefix_is_a_reason_for_one_more_replica_and_only_once(world: World, time: Time) -> None:
+    await ready(world, "first", "second", "third")
+    await schedule(world, min_replicas=1, max_replicas=3)
+    await world.reconciler.step()
+    assert len(await loaded(world)) == 1
+    time.passed += 20.0
+    await world.counts.listen()
+    told = msgspec.json.encode(InFlight("other", {}, {}, {"tiny": 5.0}))
+    await world.bus.publish("frontends.other.in_flight", told)
+    await world.reconciler.step()
+    assert len(await loaded(world)) == 2
+    time.passed += 12.0
+    again = msgspec.json.encode(InFlight("other", {}, {}, {"tiny": 17.0}))
+    await world.bus.publish("frontends.other.in_flight", again)
+    await world.reconciler.step()
+    assert await loads(world) == []
+
+
+async def test_requests_of_other_frontends_are_counted_and_forgotten(world: World, time: Time) -> None:
+    """F-050."""
+    await world.counts.listen()
+    told = msgspec.json.encode(InFlight("other", {"n": 3, "x": -5}))
+    await world.bus.publish("frontends.other.in_flight", told)
+    await world.bus.publish("frontends.me.in_flight", msgspec.json.encode(InFlight("me", {"n": 9})))
+    await world.bus.publish("frontends.junk.in_flight", b"{")
+    assert world.router.in_flight_of("n") == 3
+    assert world.router.in_flight_of("x") == 0
+    time.passed += 5.0
+    await world.counts.step()
+    assert world.router.in_flight_of("n") == 0
+
+
+async def test_labels_are_set_and_survive_a_registration(world: World) -> None:
+    node = await world.join("first")
+    assert (await world.labels.merge("first", {"zone": "attic"}))["zone"] == "attic"
+    await world.join("first", approve=False)
+    assert (await world.labels.get("first"))["zone"] == "attic"
+    await world.labels.remove(node.id, "zone")
+    with pytest.raises(NotFound):
+        await world.labels.remove("first", "zone")
+    with pytest.raises(Invalid, match="cannot label first"):
+        await world.labels.merge("first", {"a b": "c"})
+
+
+async def test_a_schedule_names_a_model_that_is_there(world: World) -> None:
+    with pytest.raises(NotFound):
+        await world.schedules.put(ScheduleRequest(model_name="nothing", min_replicas=1))
+    await schedule(world, min_replicas=1)
+    await world.schedules.remove("tiny")
+    with pytest.raises(NotFound):
+        await world.schedules.remove("tiny")
+    with pytest.raises(NotFound):
+        await world.schedules.get("tiny")
