@@ -35,8 +35,9 @@ async def behave(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[
             if order["do"] == "fail":
                 await context.abort(CODES[order["status"]], order["text"])
         case "wait":
-            yield b"begun"
             try:
+                # A call may be cancelled before this is resumed: the client has the message by then.
+                yield b"begun"
                 await asyncio.Event().wait()
             finally:
                 Counters.cancelled += 1
