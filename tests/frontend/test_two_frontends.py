@@ -18,7 +18,6 @@ from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Change, Outcome
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
-from enginehouse.frontend.watching.board import _revision
 from enginehouse.store import claims, db, history, intents, leases, nodes, operations
 from enginehouse.store.db import Connection
 from enginehouse.store.supersession import add_intent
@@ -241,14 +240,15 @@ async def test_what_people_look_at_is_the_same_on_both_databases(pair: tuple[Wor
     shown = [view.jobID for view in await two.board.unfinished(9)]
     assert shown == [load, waiting.jobID, failed.jobID]
     assert set(await one.store.transaction(history.open_ids)) == {load, waiting.jobID}
-    revisions = await one.store.transaction(lambda c: history.revisions(c, 0.0, ()))
-    snapshots = await one.store.transaction(lambda c: one.board._read(c, list(revisions)))
-    assert revisions == {snapshot.operation.id: _revision(snapshot) for snapshot in snapshots}
+    every = await one.store.transaction(lambda c: history.changed_since(c, 0.0))
+    revisions = await one.store.transaction(lambda c: history.revisions(c, every))
+    snapshots = await one.store.transaction(lambda c: one.board._read(c, every))
+    assert revisions == {snapshot.operation.id: snapshot.revision for snapshot in snapshots}
     assert len(revisions) == 4
     one.time.passed += 30 * 24 * 3600
     now = await one.now()
     assert await one.store.transaction(lambda c: history.prune(c, now, 1, 10)) == 2
-    assert set(await one.store.transaction(lambda c: history.revisions(c, 0.0, ()))) == {load, waiting.jobID}
+    assert set(await one.store.transaction(lambda c: history.changed_since(c, 0.0))) == {load, waiting.jobID}
     assert len(await one.store.transaction(nodes.every)) == 1
 
 

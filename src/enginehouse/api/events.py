@@ -1,7 +1,8 @@
 """The event stream: every change of a node, operation or model, as server-sent events.
 
-The id of an event is a time of the store up to which every change was sent, so it means the same on every frontend. A
-client that reconnects to any frontend with `Last-Event-ID` first gets the current state of what changed since then.
+A stream begins with all of the open operations; the events after that have the rows that changed. The id of an event is
+a time of the store up to which every change was sent, so it means the same on every frontend. A client that reconnects
+to any frontend with `Last-Event-ID` first gets the current state of what changed since then.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ WRITE_SECONDS = 20.0  # longer than a short interruption of the network
 # A few seconds of events of a busy cluster. By default the kernel buffers megabytes for each client that does not read,
 # and it takes minutes until the write fails.
 SEND_BUFFER_BYTES = 128 * 1024
+_HELLO = b"event: hello\ndata: {}\n\n"
 _BYE = b"event: bye\ndata: {}\n\n"
 _POSITION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
@@ -84,11 +86,17 @@ class EventRoutes:
     async def stream(self, only: OperationId, since: float | None) -> AsyncGenerator[bytes, None]:
         with self._events.watch() as watcher:
             # Watching begins before the first read, so no change is lost in between.
-            yield b"event: hello\ndata: {}\n\n"
             if only:
+                yield _HELLO
                 # Through the board, which never sends an older state after a newer one.
                 await self._board.operations_changed([only])
-            elif since is not None:
+                watcher.skip()  # its state now is that after the events so far
+                view = self._board.known(only) or await self._board.view(only)
+                yield _rendered(Event(0.0, "operation", only, msgspec.json.encode(view)))
+            elif since is None:
+                yield _HELLO + self._beginning()
+            else:
+                yield _HELLO
                 for missed in await self._missed(since):
                     yield missed
             while True:
@@ -105,6 +113,14 @@ class EventRoutes:
                     yield chunk
                 if chunk.endswith(_BYE):
                     return
+
+    def _beginning(self) -> bytes:
+        """All open operations; `overflow` if there are so many that the client must list them."""
+        found = self._board.known_open()
+        if found is None:
+            return b"event: overflow\ndata: {}\n\n"
+        events = (Event(0.0, "operation", one.jobID, msgspec.json.encode(one)) for one in found)
+        return b"".join(map(_rendered, events))
 
     async def _missed(self, since: float) -> list[bytes]:
         """The current state of what changed. Only the last event has an id: a client cut off before it starts again."""

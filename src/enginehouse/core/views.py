@@ -7,6 +7,7 @@ keys come first, then additional ones.
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
 from enginehouse.core.backend import InstalledBackend
@@ -96,6 +97,24 @@ class OperationView(Struct, kw_only=True, omit_defaults=True):
     finishedAt: str = ""
     errorCode: str = ""
     canary: CanaryView | None = None
+    counts: dict[str, int] = field(default_factory=dict)  # of all rows, by their status
+    revision: int = 0  # never decreases; an event with a lower one than what was read is older
+    partial: bool = False  # `nodes` has only the rows that changed; what a request asked for is left out
+
+    def followed_by(self, event: OperationView) -> OperationView:
+        """The operation after an event: the event itself, or its summary with the rows of both."""
+        if not event.partial:
+            return event
+        rows = {row.intent: row for row in (*self.nodes, *event.nodes)}
+        return msgspec.structs.replace(
+            event,
+            # As the server orders them: by name, and the steps of one node in their order.
+            nodes=sorted(rows.values(), key=lambda row: row.node_name),
+            targets=self.targets,
+            excluded=self.excluded,
+            asked=self.asked,
+            partial=False,
+        )
 
     @property
     def leaves_out(self) -> bool:

@@ -6,15 +6,17 @@ operations that ended long ago; an open operation is kept for ever.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
+from msgspec import Struct
 from sqlalchemy import Select, bindparam, case, delete, func, not_, or_, select
 
-from enginehouse.core.ids import OperationId
+from enginehouse.core.ids import IntentId, OperationId
 from enginehouse.core.intent import OPEN
 from enginehouse.core.operation import Operation
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import end_of, select_operations
+from enginehouse.store.rows import select_among
 from enginehouse.store.schema import intents, operation_intents, operations
 
 
@@ -65,26 +67,52 @@ _STEPS = (
     + case((operations.c.dismissed, 1), else_=0)
     + case((operations.c.is_steered, 0), else_=1)
 )
-# Built once, because every frontend runs it every second.
+# Built once, because every frontend runs them every second.
 _REVISIONS = (
-    select(operations.c.id, _STEPS)
+    select(operations.c.id, _STEPS.label("steps"))
     .outerjoin(operation_intents, operation_intents.c.operation_id == operations.c.id)
     .outerjoin(intents, intents.c.id == operation_intents.c.intent_id)
-    .where(
-        or_(
-            operations.c.created_at >= bindparam("since"),
-            operations.c.id.in_(_with_intents(intents.c.updated_at >= bindparam("since"), is_wanted=False)),
-            operations.c.id.in_(bindparam("also", expanding=True)),
-        )
-    )
+    .where(operations.c.id.in_(bindparam("ids", expanding=True)))
     .group_by(operations.c.id, operations.c.is_steered, operations.c.dismissed)
 )
+_TOUCHED = (
+    select(
+        *(operation_intents.c.operation_id, operation_intents.c.intent_id, operation_intents.c.detached),
+        intents.c.version,
+    )
+    .join(intents, intents.c.id == operation_intents.c.intent_id)
+    .where(intents.c.updated_at >= bindparam("since"))
+)
+_CREATED = select(operations.c.id).where(operations.c.created_at >= bindparam("since"))
 
 
-def revisions(connection: Connection, since: float, also: Collection[OperationId]) -> dict[OperationId, int]:
-    """Revisions of the operations that changed since then, and of `also`; every change of an intent counts."""
-    rows = connection.execute(_REVISIONS, {"since": since, "also": list(also)})
-    return {operation_id: int(revision) for operation_id, revision in rows}
+def revisions(connection: Connection, ids: Iterable[OperationId]) -> dict[OperationId, int]:
+    """The revisions of these operations; every change of an intent counts."""
+    return {row.id: int(row.steps) for row in select_among(connection, _REVISIONS, ids)}
+
+
+class TouchedIntent(Struct, frozen=True):
+    """An intent that changed, as one of its operations sees it."""
+
+    operation_id: OperationId
+    intent_id: IntentId
+    detached: bool
+    version: int
+
+
+def touched(connection: Connection, since: float) -> list[TouchedIntent]:
+    """The intents that changed since then, once per operation."""
+    return [TouchedIntent(*row) for row in connection.execute(_TOUCHED, {"since": since})]
+
+
+def created_since(connection: Connection, since: float) -> list[OperationId]:
+    return list(connection.execute(_CREATED, {"since": since}).scalars())
+
+
+def changed_since(connection: Connection, since: float) -> list[OperationId]:
+    """The operations that were created or changed since then."""
+    changed = (one.operation_id for one in touched(connection, since))
+    return list(dict.fromkeys([*created_since(connection, since), *changed]))
 
 
 def count_by_state(connection: Connection) -> dict[str, int]:

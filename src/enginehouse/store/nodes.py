@@ -236,6 +236,18 @@ def changed_since(connection: Connection, since: float) -> dict[NodeId, float]:
     return {row.id: row.updated_at for row in connection.execute(query)}
 
 
+def many(connection: Connection, node_ids: Iterable[NodeId]) -> list[Node]:
+    return [_node(row) for row in select_among(connection, _MANY, node_ids)]
+
+
+def ids(connection: Connection) -> list[NodeId]:
+    return list(connection.execute(_IDS).scalars())
+
+
+def count(connection: Connection) -> int:
+    return int(connection.execute(_COUNT).scalar_one())
+
+
 def make_room(connection: Connection, limit: int) -> None:
     """Delete pending nodes so that one more fits into `limit`.
 
@@ -248,6 +260,9 @@ def make_room(connection: Connection, limit: int) -> None:
             connection.execute(delete(nodes).where(nodes.c.id.in_(some)))
 
 
+_MANY = select(nodes).where(nodes.c.id.in_(bindparam("ids", expanding=True)))
+_IDS = select(nodes.c.id)
+_COUNT = select(func.count()).select_from(nodes)
 _COUNT_PENDING = select(func.count()).select_from(nodes).where(nodes.c.approved.is_(False))
 # A node that lost its approval was approved once and is kept.
 _PENDING_TO_FORGET = (

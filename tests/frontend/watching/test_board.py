@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from time import process_time
 
+import msgspec
 import pytest
 from sqlalchemy import select
 from tests.frontend.world import Time, WatchedStore, World, registration
@@ -12,12 +14,15 @@ from tests.frontend.world import Time, WatchedStore, World, registration
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.ids import IntentId, NodeId, OperationId
-from enginehouse.core.intent import Outcome
+from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node_api import HeartbeatRequest
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
-from enginehouse.frontend.watching import events
+from enginehouse.core.views import OperationView
+from enginehouse.frontend.watching import board, events, snapshots
 from enginehouse.frontend.watching.events import Events, Watcher
+from enginehouse.frontend.watching.snapshots import Snapshot
+from enginehouse.frontend.watching.views import MAX_ERRORS, SilenceLimits
 from enginehouse.store import operations, schema
 from enginehouse.store.db import Connection
 from enginehouse.store.limits import StoreLimits
@@ -137,6 +142,7 @@ async def test_what_was_read_earlier_is_never_told_after_what_was_read_later(wor
     view = await world.install()
     early = await world.store.transaction(lambda c: world.board._read(c, [view.jobID]))
     await world.dispatcher.step()
+    await world.board.step()
     with world.events.watch() as watcher:
         world.board._keep(early)
         assert told(watcher) == []
@@ -204,12 +210,12 @@ async def test_ten_thousand_waiting_operations_are_restored_within_the_time_to_s
     store = await WatchedStore.open(sqlite_url, StoreLimits(answer_seconds=60.0))
     assert isinstance(store, WatchedStore)
     await store.transaction(fill)
-    board = World(store, time).board
+    restored = World(store, time).board
     began = process_time()
-    await board.restore()
-    await board.catch_up_step()
+    await restored.restore()
+    await restored.catch_up_step()
     assert process_time() - began < 3.0
-    assert len(board._open) == count + 1
+    assert len(restored._open) == count + 1
     store.close()
 
 
@@ -333,3 +339,121 @@ async def test_a_second_attempt_that_another_frontend_sent_never_shows_the_numbe
         await other.board.step()
         rows = [body["nodes"][0] for kind, _, body in told(watcher) if kind == "operation"]  # type: ignore[index]
     assert [(row["attempt"], row["state"], row["phase"]) for row in rows] == [(2, "running", "resolving")]
+
+
+# Changes of a large operation ----------------------------------------------------------------------
+
+
+async def started(world: World, count: int) -> tuple[OperationView, list[Intent]]:
+    for number in range(count):
+        await world.join(f"node-{number}")
+    view = await world.install(*(f"node-{number}" for number in range(count)))
+    await world.dispatcher.step()
+    await world.board.step()
+    return view, [await world.intent(view, row) for row in range(count)]
+
+
+async def test_an_event_has_the_changed_rows_and_the_counts_of_all(world: World, time: Time) -> None:
+    _, intents = await started(world, 5)
+    with world.events.watch() as watcher:
+        time.passed += 1
+        await world.reply(intents[1], Outcome())
+        [(_, _, first)] = told(watcher)
+        assert [row["node_name"] for row in rows_of(first)] == ["node-1"]
+        assert (first["partial"], first["counts"]) == (True, {"downloading": 4, "success": 1})
+        assert (first["targets"], first["excluded"]) == ([], [])
+        # Within the same moment, the others come together.
+        for intent in (intents[0], intents[3]):
+            await world.reply(intent, Outcome())
+        assert told(watcher) == []
+        await world.board.step()
+        [(_, _, second)] = told(watcher)
+        assert sorted(str(row["node_name"]) for row in rows_of(second)) == ["node-0", "node-3"]
+        assert second["counts"] == {"downloading": 2, "success": 3}
+        for intent in (intents[2], intents[4]):
+            await world.reply(intent, Outcome())
+        last = told(watcher)[-1][2]
+        assert (last["status"], last["counts"]) == ("succeeded", {"success": 5}), "the end is told at once"
+    assert (world.board._signs, world.board._tracked, world.board._open) == ({}, {}, {})
+
+
+async def test_the_end_of_a_node_reads_nothing_of_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    view, intents = await started(world, 3)
+    reads: list[Sequence[OperationId]] = []
+    whole = snapshots.read_snapshots
+
+    def counted(connection: Connection, ids: Sequence[OperationId], monotonic: float) -> list[Snapshot]:
+        reads.append(ids)
+        return whole(connection, ids, monotonic)
+
+    monkeypatch.setattr(board, "read_snapshots", counted)
+    with world.events.watch() as watcher:
+        for intent in intents:
+            await world.reply(intent, Outcome())
+        assert told(watcher)[-1][2]["status"] == "succeeded"
+    assert reads == []
+    monkeypatch.undo()
+    assert (await world.board.view(view.jobID)).counts == {"success": 3}
+
+
+async def test_a_watcher_that_merges_changes_has_what_a_reader_has(world: World, time: Time) -> None:
+    view, intents = await started(world, 4)
+    with world.events.watch() as watcher:
+        merged = world.board.known(view.jobID)
+        assert merged is not None
+        for number, intent in enumerate(intents):
+            world.progress(intent, Progress("downloading", "f", 10 * number, 100, 1, 1))
+            await world.board.step()
+            time.passed += 1
+        await world.reply(intents[2], Outcome(code="digest_mismatch", message="no"))
+        time.passed += 1
+        await world.reply(intents[0], Outcome())
+        for event in watcher.take():
+            if event.kind == "operation":
+                merged = merged.followed_by(msgspec.json.decode(event.body, type=OperationView))
+    now = await world.board.view(view.jobID)
+    assert merged.nodes == now.nodes
+    assert (merged.counts, merged.error, merged.targets) == (now.counts, now.error, now.targets)
+
+
+async def test_a_change_on_another_frontend_is_read_alone(world: World, time: Time) -> None:
+    _, intents = await started(world, 3)
+    other = World(world.store, time, owner="other")
+    await other.start()
+    time.passed += 1
+    with other.events.watch() as watcher:
+        await world.reply(intents[1], Outcome())
+        await other.board.catch_up_step()
+        [(_, _, body)] = [one for one in told(watcher) if one[0] == "operation"]
+        assert [row["node_name"] for row in rows_of(body)] == ["node-1"]
+        assert body["counts"] == {"downloading": 2, "success": 1}
+        await other.board.catch_up_step()
+        assert [one for one in told(watcher) if one[0] == "operation"] == [], "what overlaps is not told twice"
+
+
+async def test_a_worker_that_falls_silent_is_told_without_a_message(world: World, time: Time) -> None:
+    _, [intent] = await started(world, 1)
+    with world.events.watch() as watcher:
+        world.progress(intent, Progress("downloading", "f", 5, 10, 1, 1))
+        await world.board.step()
+        assert [rows_of(body)[0]["status"] for _, _, body in told(watcher)] == ["downloading"]
+        time.passed += SilenceLimits().stall_seconds + 1
+        await world.board.catch_up_step()
+        await world.board.step()
+        silent = [rows_of(body)[0]["status"] for kind, _, body in told(watcher) if kind == "operation"]
+    assert silent == ["running_on_worker"]
+
+
+def rows_of(body: dict[str, object]) -> list[dict[str, object]]:
+    rows = body.get("nodes", [])
+    assert isinstance(rows, list)
+    return rows
+
+
+async def test_many_errors_are_counted_not_repeated(world: World) -> None:
+    _, intents = await started(world, MAX_ERRORS + 3)
+    for intent in intents:
+        await world.reply(intent, Outcome(code="digest_mismatch", message="no"))
+    [view] = await world.board.page(1)
+    assert view.error.endswith("; and 3 more")
+    assert view.error.count(": no") == MAX_ERRORS

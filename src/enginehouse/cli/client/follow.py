@@ -59,8 +59,10 @@ def follow(
         with view:
             view.show(operation.nodes, answer, waiting_text(operation))
             for answer in _changes(frontend, operation, view, limit_seconds):
-                operation = read(answer, OperationView)
-                view.show(operation.nodes, answer, waiting_text(operation))
+                event = read(answer, OperationView)
+                operation = operation.followed_by(event)
+                whole = msgspec.to_builtins(operation) if event.partial else answer
+                view.show(operation.nodes, whole, waiting_text(operation))
                 if operation.has_ended or (operation.is_over and limit_seconds is None):
                     break
     except KeyboardInterrupt:

@@ -63,6 +63,7 @@ class _Settled(Struct):
     forced: list[Intent]  # upgrades to send again as forced installs: their workers do not know upgrades
     others: list[tuple[Reply, float]]  # intents of another owner, and the rest of its lease in seconds
     over: list[Intent]  # ended earlier; now their lingering commands ended too
+    added: list[Intent]  # to the operations of the settled ones
 
 
 class Reported(Struct):
@@ -71,6 +72,7 @@ class Reported(Struct):
     intents: list[Intent]
     changed: bool = False
     ended: tuple[IntentId, ...] = ()  # cancelled or superseded, but still running on the worker
+    added: Sequence[Intent] = ()  # to the operations of the settled ones
 
 
 class LingeringCommands(Protocol):
@@ -194,8 +196,7 @@ class Collector:
             await self._send_forced(done.forced)
         self._on_ended([*done.intents, *done.over])
         await self._nodes.publish_changed(done.unreachable)
-        await self.publish_settled(done.intents, wake=bool(done.over))
-        await self._board.intents_changed(done.over)
+        await self.publish_settled(done.intents, [*done.added, *done.over], wake=bool(done.over))
 
     async def late_step(self) -> None:
         """Queue again the replies that their owner may not have received."""
@@ -205,7 +206,7 @@ class Collector:
 
     def _settle(self, connection: Connection, batch: Sequence[Reply]) -> _Settled:
         now = db.now(connection)
-        done = _Settled([], set(), [], [], [])
+        done = _Settled([], set(), [], [], [], [])
         over: dict[IntentId, Outcome] = {}
         known = operations.lock_intents(connection, {reply.to.intent_id for reply in batch})
         changes: dict[IntentId, tuple[Intent, Change]] = {}
@@ -245,7 +246,7 @@ class Collector:
         done.intents = operations.apply_all(connection, changes.values())
         for intent in done.intents:
             follow(connection, intent, now)
-        _point(connection, done.intents, now)
+        done.added = _point(connection, done.intents, now)
         operations.note_ended(connection, [intent.id for intent in done.intents if not intent.is_open])
         return done
 
@@ -282,7 +283,7 @@ class Collector:
         done = await self._store.transaction(work)
         if done.changed:
             await self._board.node_changed(node_id)
-        await self.publish_settled(done.intents, wake=done.changed)
+        await self.publish_settled(done.intents, done.added, wake=done.changed)
         return done.ended
 
     async def restarted(self, node_id: NodeId) -> None:
@@ -343,10 +344,10 @@ class Collector:
         nodes.set_report(connection, node_id, report, now if changed else None)
         if said is not None:
             nodes.set_heartbeat(connection, node_id, capacity_after(node.capacity, said), now)
-        _point(connection, settled, now)
+        added = _point(connection, settled, now)
         operations.note_ended(connection, [intent.id for intent in settled if not intent.is_open])
         ended = intents.ended_among(connection, node_id, report.running[:MAX_RUNNING])
-        return Reported(settled, changed, ended)
+        return Reported(settled, changed, ended, added)
 
     def _evidence(self, report: Report, intent: Intent, now: float, *, is_shadowed: bool) -> Change | None:
         """Return the change that a report proves for an open intent; None if it proves nothing."""
@@ -366,7 +367,10 @@ class Collector:
 
     # Publishing --------------------------------------------------------------------------------
 
-    async def publish_settled(self, settled: Sequence[Intent], *, wake: bool = False) -> None:
+    async def publish_settled(
+        self, settled: Sequence[Intent], others: Sequence[Intent] = (), *, wake: bool = False
+    ) -> None:
+        """Wake those who wait for settled intents, and publish them with `others` that the same change concerns."""
         for intent in settled:
             self._unwritten.pop(intent.id, None)
             log.info(
@@ -383,7 +387,7 @@ class Collector:
         if settled or wake:
             for call in self._on_settled:
                 call()
-        await self._board.intents_changed(settled)
+        await self._board.intents_changed([*settled, *others])
 
     async def write_progress_step(self) -> None:
         """Write the latest progress to the rows, at a fixed rate however fast the events arrive."""
@@ -412,10 +416,12 @@ def _applied(connection: Connection, intent: Intent, change: Change) -> list[Int
     return [after]
 
 
-def _point(connection: Connection, settled: Sequence[Intent], now: float) -> None:
+def _point(connection: Connection, settled: Sequence[Intent], now: float) -> list[Intent]:
     """Add intents for the other requested names that lead to what was installed."""
-    for intent in supersession.add_pointers(connection, settled, lambda: IntentId(str(uuid.uuid4())), now):
+    added = supersession.add_pointers(connection, settled, lambda: IntentId(str(uuid.uuid4())), now)
+    for intent in added:
         log.info("pointer.requested intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
+    return added
 
 
 def _shown(report: Report) -> tuple[object, ...]:

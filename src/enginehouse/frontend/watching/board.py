@@ -1,16 +1,15 @@
 """Publishes operations and nodes to watchers: state from the store, live progress from memory.
 
-State changes are read from the store and published at once; changes by other frontends are found by a query every
-second, so all frontends publish the same. Reads are concurrent and may overtake each other, so every snapshot has a
-revision, and an older one is never published after a newer one. Progress reaches watchers without the store: it is kept
-here per intent and rendered with the last snapshot, at most a few times a second per operation, however many nodes
-report.
+An open operation is read once and then follows the intents that change, here (`intents_changed`) and on other frontends
+(a query every second), so all frontends publish the same. An event is the summary of an operation with the rows that
+changed, at most a few times a second per operation; all of it is sent when an operation is new, when a stream begins,
+and after a gap. Progress reaches watchers without the store: it is kept here per intent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import msgspec
@@ -20,23 +19,25 @@ from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Operation, absence_of, status_of, unknown_operation
+from enginehouse.core.operation import unknown_operation
 from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.core.views import NodeView, OperationView
 from enginehouse.frontend.watching.events import Events
-from enginehouse.frontend.watching.views import Moment, Sign, SilenceLimits, render_node, render_operation
+from enginehouse.frontend.watching.news import Known, News, read_news
+from enginehouse.frontend.watching.snapshots import Snapshot, read_snapshots
+from enginehouse.frontend.watching.views import Sign, SilenceLimits, render_node
 from enginehouse.ports import Clock
 from enginehouse.store import db, history, nodes, operations
 from enginehouse.store.db import Connection, Store
 
-PUBLISH_SECONDS = 0.2  # between two updates of progress per operation; faster updates cannot be read
+PUBLISH_SECONDS = 0.2  # between two events of one operation; faster updates cannot be read
 SLOWEST_SECONDS = 0.8  # the same with very many watchers, so that none is more than a second behind
 PUBLISHED_PER_SECOND = 50_000  # updates of progress, operations times watchers
 CATCH_UP_SECONDS = 1.0  # the longest delay of a change by another frontend
 _OVERLAP_SECONDS = 5.0  # a change is dated at the start of its transaction and visible after its end
 _MAX_TOLD = 20_000  # operations whose published revision is kept; far more than change within the overlap
 _RENDERED_AT_ONCE = 50  # then other tasks run
-MAX_MISSED = 500  # operations sent to a watcher that reconnects; a page of the list
+MAX_MISSED = 500  # operations sent at the beginning of a stream; a page of the list
 
 
 class Missed(Struct, frozen=True, kw_only=True):
@@ -47,16 +48,6 @@ class Missed(Struct, frozen=True, kw_only=True):
     present: list[str]  # the ids of all nodes; every other one has been removed
     position: float
     is_all: bool
-
-
-class Snapshot(Struct):
-    operation: Operation
-    intents: list[Intent]
-    names: dict[NodeId, str]
-    absent: dict[NodeId, str]  # nodes that get no commands, and why
-    drained: set[NodeId]
-    read_at: float
-    read_monotonic: float
 
 
 class Tracked(Struct):
@@ -124,33 +115,29 @@ class Board:
 
         return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
 
-    def _read(self, connection: Connection, operation_ids: Sequence[OperationId]) -> list[Snapshot]:
-        now = db.now(connection)
-        by_operation = operations.intents_of(connection, operation_ids)
-        node_ids = {intent.node_id for intents in by_operation.values() for intent in intents}
-        names, absent, drained = nodes.named(connection, node_ids)
-        found = operations.many(connection, operation_ids)
-        monotonic = self._clock.monotonic()
-        return [
-            Snapshot(found[one], by_operation[one], names, absent, drained, now, monotonic)
-            for one in operation_ids
-            if one in found
-        ]
+    def known(self, operation_id: OperationId) -> OperationView | None:
+        """Return all of an open operation as watchers see it: the events that follow are changes of this."""
+        snapshot = self._open.get(operation_id)
+        return None if snapshot is None else self._render(snapshot)
+
+    def known_open(self) -> list[OperationView] | None:
+        """Return all of every open operation, oldest first; None if there are too many to send them at once."""
+        if len(self._open) > MAX_MISSED:
+            return None
+        found = sorted(self._open.values(), key=lambda snapshot: snapshot.operation.created_at)
+        return [self._render(snapshot) for snapshot in found]
+
+    def _read(self, connection: Connection, operation_ids: list[OperationId]) -> list[Snapshot]:
+        return read_snapshots(connection, operation_ids, self._clock.monotonic())
 
     def _render(self, snapshot: Snapshot) -> OperationView:
-        monotonic = self._clock.monotonic()
-        moment = Moment(
-            now=snapshot.read_at + (monotonic - snapshot.read_monotonic),
-            monotonic=monotonic,
-            patience=self._patience,
-            absent=snapshot.absent,
-            drained=snapshot.drained,
-        )
-        return render_operation(snapshot.operation, snapshot.intents, snapshot.names, self._signs, moment)
+        """Render all of a snapshot, without an effect on what is published next."""
+        return snapshot.whole(self._signs, snapshot.moment(self._clock.monotonic(), self._patience))
 
     # Publishing -----------------------------------------------------------------------------------
 
     async def operations_changed(self, operation_ids: Iterable[OperationId]) -> None:
+        """Read these operations whole and publish them: their rows changed, or intents were added."""
         ids = list(dict.fromkeys(operation_ids))
         if ids:
             await self._tell(lambda connection: self._read(connection, ids))
@@ -161,35 +148,99 @@ class Board:
             self._keep(await self._store.transaction(read))
 
     async def intents_changed(self, intents: Iterable[Intent]) -> None:
-        """Publish every operation that these intents serve."""
-        ids = [intent.id for intent in intents]
-        if not ids:
-            return
+        """Publish every operation that these intents serve. Those that are known here are not read again."""
+        changed = {intent.id: intent for intent in intents}
+        unknown = [one for one in changed if not self._is_followed(one)]
+        read: list[Snapshot] = []
+        if unknown:
+            # Also what was added to a known operation: until that is read, its status would be that of the others.
+            def work(connection: Connection) -> list[Snapshot]:
+                return self._read(connection, [one.id for one in operations.of_intents(connection, unknown)])
 
-        def work(connection: Connection) -> list[Snapshot]:
-            return self._read(connection, [one.id for one in operations.of_intents(connection, ids)])
+            try:
+                read = await self._store.transaction(work)
+            except Unavailable:
+                return  # `catch_up_step` publishes all of it
+        touched = self._note(one for one in changed.values() if self._is_followed(one.id))
+        self._keep(read)
+        self._publish_soon(touched & self._open.keys())
 
-        await self._tell(work)
+    def _is_followed(self, intent_id: IntentId) -> bool:
+        """Whether all operations that an intent is known to serve are known here, with this intent."""
+        tracked = self._tracked.get(intent_id)
+        return tracked is not None and all(
+            one in self._open and intent_id in self._open[one].intents for one in tracked.operations
+        )
+
+    def _note(self, intents: Iterable[Intent]) -> set[OperationId]:
+        """Take over newer states of intents that are followed here, and return the operations they serve."""
+        touched: set[OperationId] = set()
+        for intent in intents:
+            tracked = self._tracked[intent.id]
+            tracked.note(intent)
+            for operation_id in tracked.operations:
+                self._open[operation_id].note(intent)
+            touched |= tracked.operations
+        return touched
 
     def _keep(self, snapshots: Iterable[Snapshot]) -> None:
-        for snapshot in snapshots:
-            operation_id = snapshot.operation.id
-            revision = _revision(snapshot)
-            if revision < self._told.get(operation_id, -1):
+        """Take over what was read, and publish what is new in it."""
+        for read in snapshots:
+            operation_id, revision = read.operation.id, read.revision
+            known = self._open.get(operation_id)
+            before = None if known is None else known.operation
+            if known is not None:
+                known.merge(read)
+            elif revision < self._told.get(operation_id, -1):
                 continue  # older than the published one
-            self._told[operation_id] = revision
-            if status_of(snapshot.operation, snapshot.intents) in ("queued", "running"):
-                self._open[operation_id] = snapshot
-                for intent in snapshot.intents:
-                    tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
-                    tracked.operations.add(operation_id)
-                    tracked.note(intent)
+            elif read.is_open:
+                known = self._open[operation_id] = read
+            if known is None:
+                self._told[operation_id] = revision
+                self._send(read, whole=True)
+                for intent_id in read.intents:
+                    self._forget_share(intent_id, operation_id)
+                continue
+            for intent in known.intents.values():
+                tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
+                tracked.operations.add(operation_id)
+                tracked.note(intent)
+            if known.changed or known.operation != before:
+                self._publish(known)
+
+    def _publish_soon(self, operation_ids: Iterable[OperationId]) -> None:
+        """Publish at once what has rested, and the others with the next step."""
+        now = self._clock.monotonic()
+        for operation_id in operation_ids:
+            snapshot = self._open[operation_id]
+            if now - snapshot.published_at >= PUBLISH_SECONDS or not snapshot.is_open:
+                self._publish(snapshot)
             else:
-                self._open.pop(operation_id, None)
-            self._publish(snapshot)
-            for intent in snapshot.intents:
-                if not intent.is_open:
-                    self._forget_share(intent.id, operation_id)
+                self._dirty.add(operation_id)
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        """Publish an open operation, and stop following it if it has ended."""
+        operation_id = snapshot.operation.id
+        self._dirty.discard(operation_id)
+        self._told[operation_id] = snapshot.revision
+        self._send(snapshot, whole=not snapshot.is_shown)
+        snapshot.is_shown, snapshot.published_at = True, self._clock.monotonic()
+        has_ended = not snapshot.is_open
+        if has_ended:
+            del self._open[operation_id]
+        for intent in snapshot.intents.values() if has_ended else ():
+            self._forget_share(intent.id, operation_id)
+
+    def _send(self, snapshot: Snapshot, *, whole: bool) -> None:
+        if not self._events.is_watched:
+            # Whoever begins to watch gets all of it first.
+            snapshot.rows.clear()
+            snapshot.changed.clear()
+            return
+        moment = snapshot.moment(self._clock.monotonic(), self._patience)
+        view = snapshot.whole(self._signs, moment) if whole else snapshot.changes(self._signs, moment)
+        snapshot.changed.clear()
+        self._events.publish("operation", snapshot.operation.id, msgspec.json.encode(view))
 
     def _forget_share(self, intent_id: IntentId, operation_id: OperationId) -> None:
         """Stop tracking an intent once no open operation wants it."""
@@ -200,12 +251,6 @@ class Board:
                 del self._tracked[intent_id]
                 self._signs.pop(intent_id, None)
 
-    def _publish(self, snapshot: Snapshot) -> None:
-        self._dirty.discard(snapshot.operation.id)
-        if self._events.is_watched:
-            body = msgspec.json.encode(self._render(snapshot))
-            self._events.publish("operation", snapshot.operation.id, body)
-
     def progress(self, node_id: NodeId, intent_id: IntentId, progress: Progress) -> bool:
         """Store the progress of a node's own running intent. Returns False for progress that is ignored: older than the
         known one, or of an intent that does not run on that node.
@@ -215,7 +260,11 @@ class Board:
         if tracked is None or tracked.node_id != node_id or not is_newer(progress, known.progress if known else None):
             return False
         self._signs[intent_id] = Sign(progress, self._clock.monotonic())
-        self._dirty.update(tracked.operations)
+        for operation_id in tracked.operations:
+            snapshot = self._open.get(operation_id)
+            if snapshot is not None and intent_id in snapshot.intents:
+                snapshot.changed.add(intent_id)
+                self._dirty.add(operation_id)
         return True
 
     def expect(self, intent: Intent, operation_id: OperationId) -> None:
@@ -238,8 +287,13 @@ class Board:
 
         Returns the intent (None if ignored) and the progress with an attempt and a sequence. It never decreases.
         """
-        for intent_id, tracked in self._tracked.items():
-            if tracked.node_id == node_id and operation_id in tracked.operations and tracked.attempt:
+        snapshot = self._open.get(operation_id)
+        # An operation that is not known yet may be expected already.
+        for intent_id in list(self._tracked) if snapshot is None else snapshot.at_nodes.get(node_id, ()):
+            tracked = self._tracked.get(intent_id)
+            if tracked is None or tracked.node_id != node_id or operation_id not in tracked.operations:
+                continue
+            if tracked.attempt:
                 known = self._signs[intent_id].progress if intent_id in self._signs else Progress()
                 if known.attempt != tracked.attempt:
                     known = Progress(attempt=tracked.attempt)
@@ -248,7 +302,7 @@ class Board:
         return None, progress
 
     async def step(self) -> None:
-        """Publish the operations whose progress changed since the last step."""
+        """Publish the operations that changed since the last step."""
         now = self._clock.monotonic()
         if now < self._rests_until:
             return
@@ -278,12 +332,7 @@ class Board:
             self._events.publish("node", node_id, msgspec.json.encode(render_node(node, now)))
         # The view of an operation shows whether its nodes are away or drained.
         for operation_id, snapshot in self._open.items():
-            if any(intent.node_id == node_id and intent.is_open for intent in snapshot.intents):
-                # A new dictionary, because the snapshots of one read share theirs.
-                others = {one: why for one, why in snapshot.absent.items() if one != node_id}
-                away = absence_of(node.health, bus_away=node.bus_away)
-                snapshot.absent = others | ({node_id: away} if away else {})
-                snapshot.drained = (snapshot.drained - {node_id}) | ({node_id} if node.drained else set())
+            if snapshot.note_node(node_id, health=node.health, bus_away=node.bus_away, drained=node.drained):
                 self._dirty.add(operation_id)
 
     def node_removed(self, node_id: NodeId) -> None:
@@ -294,21 +343,24 @@ class Board:
     # Reconnecting watchers ------------------------------------------------------------------------
 
     async def changed_since(self, position: float) -> Missed:
-        """Return the changes after `position`, up to which the watcher got everything, from any frontend."""
-        since = position - _OVERLAP_SECONDS
+        """Return the changes after `position`, up to which the watcher got everything, from any frontend.
 
-        def work(connection: Connection) -> tuple[list[Snapshot], list[Node], set[NodeId], float, bool]:
-            found = list(history.revisions(connection, since, ()))
+        Open operations are always among them: their progress is in no row.
+        """
+        since, still_open = position - _OVERLAP_SECONDS, list(self._open)
+
+        def work(connection: Connection) -> tuple[list[Snapshot], list[Node], list[NodeId], float, bool]:
+            found = list(dict.fromkeys([*history.changed_since(connection, since), *still_open]))
             snapshots = self._read(connection, found[:MAX_MISSED])
-            changed = set(nodes.changed_since(connection, since))
-            return snapshots, nodes.every(connection), changed, db.now(connection), len(found) <= MAX_MISSED
+            changed = nodes.many(connection, nodes.changed_since(connection, since))
+            return snapshots, changed, nodes.ids(connection), db.now(connection), len(found) <= MAX_MISSED
 
-        snapshots, every, changed, now, is_all = await self._store.transaction(work)
+        snapshots, changed, present, now, is_all = await self._store.transaction(work)
         snapshots.sort(key=lambda snapshot: snapshot.operation.created_at)
         return Missed(
             operations=[self._render(snapshot) for snapshot in snapshots],
-            nodes=[render_node(node, now) for node in every if node.id in changed],
-            present=[node.id for node in every],
+            nodes=[render_node(node, now) for node in changed],
+            present=[*present],
             position=now,
             is_all=is_all,
         )
@@ -329,38 +381,46 @@ class Board:
     async def catch_up_step(self) -> None:
         """Publish changes by other frontends, and those that this one could not publish."""
         since = self._caught_up_to - _OVERLAP_SECONDS
-        # The end of steering has no timestamp, so steered operations are always included.
-        steered = [one for one, snapshot in self._open.items() if snapshot.operation.is_steered]
-        told = self._told
+        told_nodes = self._told_nodes
+        known = Known(
+            open=self._open,
+            ended=self._told,
+            nodes=told_nodes,
+            rows={
+                one: snapshot.operation
+                for one, snapshot in self._open.items()
+                if snapshot.operation.is_steered or snapshot.operation.is_watching
+            },
+        )
 
-        def work(connection: Connection) -> tuple[list[Snapshot], dict[NodeId, float], float]:
-            now = db.now(connection)
-            revisions = history.revisions(connection, since, steered)
-            news = [one for one, revision in revisions.items() if revision > told.get(one, -1)]
-            present = nodes.updates(connection)
-            return self._read(connection, news), present, now
+        def work(connection: Connection) -> tuple[News, list[Snapshot]]:
+            news = read_news(connection, since, known)
+            return news, self._read(connection, news.operations)
 
-        snapshots, present, self._caught_up_to = await self._store.transaction(work)
+        news, snapshots = await self._store.transaction(work)
         self._keep(snapshots)
-        changed = [one for one, at in present.items() if at > self._told_nodes.get(one, 0.0)]
-        gone = [one for one in self._told_nodes if one not in present]
-        for node_id in changed:
+        touched = self._note(one for one in news.intents if self._is_followed(one.id))
+        self._publish_soon(touched & self._open.keys())
+        self._note_silence()
+        for node_id in news.nodes:
             await self.node_changed(node_id)
+        gone = [one for one in told_nodes if one not in news.present] if news.present is not None else []
         for node_id in gone:
             self.node_removed(node_id)
-        if changed or gone:
+        if news.nodes or gone:
             self._on_nodes_changed()
-        self._events.position = self._caught_up_to
+        self._events.position = self._caught_up_to = news.now
         self._forget_told()
+
+    def _note_silence(self) -> None:
+        """Publish that workers have been silent for long: no message says so."""
+        monotonic = self._clock.monotonic()
+        for operation_id, snapshot in self._open.items() if self._events.is_watched else ():
+            if snapshot.note_silence(self._signs, snapshot.moment(monotonic, self._patience)):
+                self._dirty.add(operation_id)
 
     def _forget_told(self) -> None:
         """Drop old revisions: an operation that does not change is not read again."""
         if len(self._told) > _MAX_TOLD:
             kept = {*list(self._told)[-_MAX_TOLD // 2 :], *self._open}
             self._told = {one: revision for one, revision in self._told.items() if one in kept}
-
-
-def _revision(snapshot: Snapshot) -> int:
-    """Return the same number as `history.revisions`."""
-    steps = sum(1 + intent.version for intent in snapshot.intents)
-    return steps + (0 if snapshot.operation.is_steered else 1) + (1 if snapshot.operation.dismissed else 0)

@@ -47,6 +47,10 @@ class Watcher:
             self.woken.clear()
             await self.woken.wait()
 
+    def skip(self) -> None:
+        """Leave out the events so far."""
+        self._place = self._events.end
+
     def take(self) -> list[Event]:
         """Return the events since the last call; incomplete if `overflowed`."""
         place, self._place = self._place, self._events.end

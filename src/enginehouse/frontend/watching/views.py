@@ -5,6 +5,7 @@ Pure functions; nothing is read or stored here. Where LocalAI's key is a formatt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -15,7 +16,7 @@ from enginehouse.core import action as actions
 from enginehouse.core import operation as operations
 from enginehouse.core.backend import version_name
 from enginehouse.core.canary import CANARY_FAILED
-from enginehouse.core.ids import IntentId, NodeId, OperationId
+from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
@@ -28,6 +29,7 @@ _TASK_TYPES = {"install": "Installation", "upgrade": "Upgrade", "delete": "delet
 _SHOWN_OF_NODES = (set(Node.__struct_fields__) & set(NodeView.__struct_fields__)) - {
     *("last_heartbeat", "created_at", "updated_at")
 }
+MAX_ERRORS = 20  # in the error of an operation; a fleet may have a thousand of the same
 DRAINED_MESSAGE = "the node is drained; this continues when it is resumed"
 
 
@@ -66,25 +68,14 @@ def render_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def render_operation(
-    operation: Operation,
-    intents: Sequence[Intent],
-    names: Mapping[NodeId, str],
-    signs: Mapping[IntentId, Sign],
-    moment: Moment,
+def summarize(
+    operation: Operation, intents: Sequence[Intent], rows: Sequence[NodeRow], moment: Moment, *, revision: int
 ) -> OperationView:
-    rows = [
-        render_row(intent, names.get(intent.node_id, intent.node_id), signs.get(intent.id), moment)
-        for intent in intents
-    ]
+    """An operation with these rows, which are those of all its intents."""
     # By name; the sort is stable, so the steps of a load stay in order.
-    rows.sort(key=lambda row: row.node_name)
+    rows = sorted(rows, key=lambda row: row.node_name)
     status = operations.status_of(operation, intents)
-    error = (
-        _returned(operation, intents)
-        or operation.error_message
-        or "; ".join(f"{row.node_name}: {row.error}" for row in rows if row.status == "error" and row.error)
-    )
+    error = _returned(operation, intents) or operation.error_message or _errors_of(rows)
     total = sum(row.total_bytes for row in rows if row.total_bytes)
     done = sum(row.current_bytes for row in rows if row.current_bytes)
     return OperationView(
@@ -118,7 +109,16 @@ def render_operation(
         finishedAt=_finished_at(operation, intents, status),
         errorCode=operation.error_code,
         canary=_canary(operation),
+        counts=dict(Counter(row.status for row in rows)),
+        revision=revision,
     )
+
+
+def _errors_of(rows: Sequence[NodeRow]) -> str:
+    """The errors of the first nodes that failed, and how many more there are: the rows have them all."""
+    failed = [row for row in rows if row.status == "error" and row.error]
+    more = f"; and {len(failed) - MAX_ERRORS} more" if len(failed) > MAX_ERRORS else ""
+    return "; ".join(f"{row.node_name}: {row.error}" for row in failed[:MAX_ERRORS]) + more
 
 
 def _canary(operation: Operation) -> CanaryView | None:
@@ -173,21 +173,35 @@ def _finished_at(operation: Operation, intents: Sequence[Intent], status: str) -
     return render_time(max((intent.updated_at for intent in intents), default=operation.created_at))
 
 
+def word_of(intent: Intent, sign: Sign | None, moment: Moment) -> operations.NodeWord:
+    """The status of a row: it changes by silence alone, too."""
+    intent = _resent(intent, sign)
+    _, silent, patience = _heard(intent, sign, moment)
+    return operations.node_word(intent, silent, patience)
+
+
+def _resent(intent: Intent, sign: Sign | None) -> Intent:
+    """The intent, as running if another frontend sent it again and its progress arrived before its row was read."""
+    if sign is None or not intent.is_open or sign.progress.attempt <= intent.attempt:
+        return intent
+    return msgspec.structs.replace(
+        intent, state="running", attempt=sign.progress.attempt, reason="", message="", progress=None
+    )
+
+
+def _heard(intent: Intent, sign: Sign | None, moment: Moment) -> tuple[Progress | None, float, float]:
+    """The newest progress of an intent, the seconds since its last sign, and how many of them are usual."""
+    if sign is None or sign.progress.attempt != intent.attempt:
+        return intent.progress, moment.now - intent.dispatched_at, moment.patience.budget_of(intent)
+    # Another frontend may have received and stored newer progress.
+    written = intent.progress
+    progress = written if written is not None and is_newer(written, sign.progress) else sign.progress
+    return progress, moment.monotonic - sign.monotonic, moment.patience.stall_seconds
+
+
 def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> NodeRow:
-    if sign is not None and intent.is_open and sign.progress.attempt > intent.attempt:
-        # Another frontend sent it again, and its progress arrived before its row was read.
-        intent = msgspec.structs.replace(
-            intent, state="running", attempt=sign.progress.attempt, reason="", message="", progress=None
-        )
-    if sign is not None and sign.progress.attempt == intent.attempt:
-        # Another frontend may have received and stored newer progress.
-        written = intent.progress
-        is_behind = written is not None and is_newer(written, sign.progress)
-        progress: Progress | None = written if is_behind else sign.progress
-        silent, patience = moment.monotonic - sign.monotonic, moment.patience.stall_seconds
-    else:
-        progress = intent.progress
-        silent, patience = moment.now - intent.dispatched_at, moment.patience.budget_of(intent)
+    intent = _resent(intent, sign)
+    progress, silent, patience = _heard(intent, sign, moment)
     row = NodeRow(
         node_id=intent.node_id,
         node_name=name,
