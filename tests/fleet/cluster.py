@@ -119,6 +119,9 @@ class Frontend(Process):
             return False
         return True
 
+    def is_ready_or_over(self) -> bool:
+        return not self.is_alive or self.is_ready()
+
     def get(self, path: str) -> Any:
         return self.client.request("GET", path, None, object)
 
@@ -195,7 +198,12 @@ class Fleet:
 
     def until_ready(self) -> None:
         for frontend in self.frontends:
-            wait_for(f"{frontend.name} to be ready", frontend.is_ready)
+            try:
+                wait_for(f"{frontend.name} to be ready", frontend.is_ready_or_over)
+            finally:
+                if not frontend.is_ready():
+                    print(f"alive: {frontend.is_alive}; {frontend.name} said:\n{self.log_of(frontend.name)[-4000:]}")
+            assert frontend.is_alive, f"{frontend.name} ended by itself"
 
     def until_healthy(self, *names: str, limit_seconds: float = 30.0) -> None:
         wanted = set(names or self.workers)
