@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.conftest import free_port, wait_for
+from tests.e2e.conftest import wait_for
+from tests.ports import free_port
 
 NATS = str(Path(sys.executable).with_name("nats-server"))
 STOP_SECONDS = 30.0

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from tests.api.inference import Client, Routing, Seen
-from tests.e2e.conftest import free_port
 from tests.engine.localai.stub_backend import SENTENCE, write_tree
+from tests.ports import free_port
 from tests.worker.world import until
 
 from enginehouse.api.openai import OpenAI

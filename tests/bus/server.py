@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from tests.ports import free_port
+
 from enginehouse.bus import embedded
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def until_listening(port: int) -> None:

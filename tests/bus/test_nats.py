@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 
 from enginehouse.bus import credentials, embedded
 from enginehouse.bus.nats import BusOptions, NatsBus
@@ -50,7 +51,7 @@ class World:
 
     def __init__(self, directory: Path) -> None:
         self.accounts = credentials.load_or_create(directory / "bus")
-        with_free_port = embedded.choose_port("127.0.0.1", None)
+        with_free_port = free_port()
         self.server = embedded.prepare(
             directory / "bus", self.accounts, host="127.0.0.1", port=with_free_port, log_path=directory / "nats.log"
         )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.ports import free_port, ports_in_a_row
 
 from enginehouse.link.client import FrontendClient
 
@@ -39,21 +38,6 @@ def wait_for(what: str, probe: Callable[[], Any], limit_seconds: float = 30.0) -
         if time.monotonic() > deadline:
             pytest.fail(f"waited {limit_seconds} s in vain for: {what}")
         pause.wait(0.02)
-
-
-def free_port() -> int:
-    """Below the ports that the kernel gives to clients: one of those may be taken again before a server has it."""
-    for _ in range(1000):
-        port = random.randrange(10_000, 20_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
-
-
-def engine_port() -> int:
-    """The first of a range for engines, below the ports that the kernel gives to clients."""
-    return 20_000 + os.getpid() % 500 * 20
 
 
 class Program:
@@ -94,7 +78,7 @@ class Cluster:
         self.url = f"http://127.0.0.1:{self.port}"
         self.parent: Program | None = None
         self.workers: dict[str, Program] = {}
-        self._base_port = engine_port()
+        self._base_port = ports_in_a_row()
 
     def up(self, *more: str, environment: dict[str, str] | None = None) -> Program:
         ports = ("--port", str(self.port), "--nats-port", str(self._nats_port()), "--base-port", str(self._base_port))

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 from tests.e2e.asking import ask, error_of, started_in_vain, token_of
-from tests.e2e.conftest import FAST, Cluster, Program, free_port, wait_for
+from tests.e2e.conftest import FAST, Cluster, Program, wait_for
+from tests.ports import free_port
 
 from enginehouse.host import disk
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.conftest import FAST, OFFLINE, PROGRAM, Cluster, free_port, wait_for
+from tests.e2e.conftest import FAST, OFFLINE, PROGRAM, Cluster, wait_for
+from tests.ports import free_port
 
 FOREIGN = "a-token-of-another-program-on-this-machine"
 

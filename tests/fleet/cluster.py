@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 import psycopg
-from tests.e2e.conftest import free_port, wait_for
+from tests.e2e.conftest import wait_for
+from tests.ports import free_port, ports_in_a_row
 
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.link.client import FrontendClient
@@ -154,7 +155,7 @@ class Fleet:
         self.nats = Process("nats", (NATS, "-a", "127.0.0.1", "-p", str(self.nats_port)), root / "nats.log", {})
         self.frontends: list[Frontend] = []
         self.workers: dict[str, Process] = {}
-        self._base_port = 20_000 + os.getpid() % 500 * 20
+        self._base_port = ports_in_a_row(100)
 
     # Processes ------------------------------------------------------------------------------------
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.e2e.conftest import free_port, wait_for
+from tests.e2e.conftest import wait_for
 from tests.fetch.faulty import Faulty, faulty
 from tests.fleet.cluster import Fleet, Frontend, Process
 from tests.fleet.engines import ask
+from tests.ports import ports_in_a_row
 from tests.standin.control import Control
 
 from enginehouse.core.model import Model, ModelFile
@@ -96,7 +97,7 @@ class MixedFleet:
         return any(one["name"] == BACKEND for one in frontend.get("/backends/available"))
 
     def start_worker(self) -> None:
-        self._base = self._base or free_port()
+        self._base = self._base or ports_in_a_row(200)
         urls = ",".join(one.url for one in self.fleet.frontends)
         line = (sys.executable, "-m", "tests.standin.worker", NODE, urls, self.fleet.nats_url)
         token = {"LOCALAI_REGISTRATION_TOKEN": self.fleet.tokens["join"]}

@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 import psycopg
-from tests.e2e.conftest import free_port, wait_for
+from tests.e2e.conftest import wait_for
 from tests.fetch.faults import Stall
 from tests.fleet.cluster import NATS, Fleet, Frontend, Process
 from tests.fleet.guests import guest_frontends
 from tests.fleet.tap import Tap, tapped
 from tests.fleet.warehouse import MEGABYTE, Warehouse
+from tests.ports import free_port
 from tests.worker.shelf import said_by
 
 from enginehouse.core.errors import Unavailable

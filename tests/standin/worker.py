@@ -27,6 +27,7 @@ import nats
 from aiohttp import web
 from nats.aio.msg import Msg
 from tests.engine.localai.stub_backend import write_tree
+from tests.ports import is_free
 from tests.standin.control import Control
 from tests.standin.files import FileServer
 
@@ -170,6 +171,8 @@ class StandIn:
         raise LookupError(f'no backend found with name "{backend}"')
 
     async def _start(self, key: str, backend: str, tree: Path) -> dict[str, Any]:
+        while not is_free(self._next_port):
+            self._next_port += 1
         port, self._next_port = self._next_port, self._next_port + 1
         process = await asyncio.create_subprocess_exec(
             *(str(tree / "run.sh"), "--addr", f"0.0.0.0:{port}"),

@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import msgspec
 from tests.bus.memory import MemoryBus
+from tests.ports import ports_in_a_row
 
 from enginehouse.build_worker import make_parts
 from enginehouse.core.backend import Resolved, package_digest
@@ -118,7 +119,7 @@ class World:
             directory=directory,
             name="world",
             # Away from the default, where a worker of this machine may be, and below the ports of clients.
-            base_port=base_port or 21000 + os.getpid() % 1100 * 10,
+            base_port=base_port or ports_in_a_row(),
             grace_seconds=2.0,
             thread_budget=thread_budget,
             installing=installing,

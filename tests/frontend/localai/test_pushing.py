@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.e2e.conftest import free_port
+from tests.ports import free_port
 from tests.standin.control import Control
 from tests.standin.files import FileServer
 

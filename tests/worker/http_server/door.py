@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import io
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from msgspec import Struct
+from tests.ports import ports_in_a_row
 from yarl import URL
 
 from enginehouse.core.ids import NodeId
@@ -23,7 +23,7 @@ from enginehouse.worker.http_server.server import HttpOptions, PresentedToken, W
 from enginehouse.worker.http_server.storage import Roots
 
 TOKEN = "the-token-of-registrations"
-BASE_PORT = 22000 + os.getpid() % 20000
+BASE_PORT = ports_in_a_row() + 25  # servers take the port before, or one below it
 
 
 class Reply(Struct, frozen=True):
