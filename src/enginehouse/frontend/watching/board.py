@@ -9,7 +9,7 @@ and after a gap. Progress reaches watchers without the store: it is kept here pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import msgspec
@@ -318,21 +318,29 @@ class Board:
                 await asyncio.sleep(0)
 
     async def node_changed(self, node_id: NodeId) -> None:
-        def work(connection: Connection) -> tuple[Node | None, float]:
-            return nodes.get(connection, node_id), db.now(connection)
+        await self.nodes_changed([node_id])
 
-        try:
-            node, now = await self._store.transaction(work)
-        except Unavailable:
-            return  # `catch_up_step` publishes it
-        if node is None or node.updated_at < self._told_nodes.get(node_id, 0.0):
+    async def nodes_changed(self, node_ids: Collection[NodeId]) -> None:
+        """Publish these nodes, in one read for any number of them."""
+        if not node_ids:
             return
-        self._told_nodes[node_id] = node.updated_at
+        try:
+            found, now = await self._store.transaction(lambda c: (nodes.many(c, node_ids), db.now(c)))
+        except Unavailable:
+            return  # `catch_up_step` publishes them
+        for count, node in enumerate(found, start=1):
+            if node.updated_at >= self._told_nodes.get(node.id, 0.0):
+                self._note_node(node, now)
+            if count % _RENDERED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _note_node(self, node: Node, now: float) -> None:
+        self._told_nodes[node.id] = node.updated_at
         if self._events.is_watched:
-            self._events.publish("node", node_id, msgspec.json.encode(render_node(node, now)))
+            self._events.publish("node", node.id, msgspec.json.encode(render_node(node, now)))
         # The view of an operation shows whether its nodes are away or drained.
         for operation_id, snapshot in self._open.items():
-            if snapshot.note_node(node_id, health=node.health, bus_away=node.bus_away, drained=node.drained):
+            if snapshot.note_node(node.id, health=node.health, bus_away=node.bus_away, drained=node.drained):
                 self._dirty.add(operation_id)
 
     def node_removed(self, node_id: NodeId) -> None:
@@ -402,8 +410,7 @@ class Board:
         touched = self._note(one for one in news.intents if self._is_followed(one.id))
         self._publish_soon(touched & self._open.keys())
         self._note_silence()
-        for node_id in news.nodes:
-            await self.node_changed(node_id)
+        await self.nodes_changed(news.nodes)
         gone = [one for one in told_nodes if one not in news.present] if news.present is not None else []
         for node_id in gone:
             self.node_removed(node_id)

@@ -79,16 +79,17 @@ class Snapshot(Struct, kw_only=True):
         self.read_at, self.read_monotonic = read.read_at, read.read_monotonic
 
     def note_node(self, node_id: NodeId, *, health: str, bus_away: bool, drained: bool) -> bool:
-        """Note whether a node gets commands; False if it has no open intent here."""
+        """Note whether a node gets commands; False if that changes no row."""
         touched = [one for one in self.at_nodes.get(node_id, ()) if self.intents[one].is_open]
-        if touched:
-            # New containers, because the snapshots of one read share theirs.
-            others = {one: why for one, why in self.absent.items() if one != node_id}
-            away = absence_of(health, bus_away=bus_away)
-            self.absent = others | ({node_id: away} if away else {})
-            self.drained = (self.drained - {node_id}) | ({node_id} if drained else set())
-            self.changed.update(touched)
-        return bool(touched)
+        away = absence_of(health, bus_away=bus_away)
+        if not touched or (away, drained) == (self.absent.get(node_id, ""), node_id in self.drained):
+            return False
+        # New containers, because the snapshots of one read share theirs.
+        others = {one: why for one, why in self.absent.items() if one != node_id}
+        self.absent = others | ({node_id: away} if away else {})
+        self.drained = (self.drained - {node_id}) | ({node_id} if drained else set())
+        self.changed.update(touched)
+        return True
 
     def note_silence(self, signs: Mapping[IntentId, Sign], moment: Moment) -> bool:
         """Mark the rows that look different because time passed; returns whether there are any."""
