@@ -302,3 +302,38 @@ async def test_any_other_plain_path_is_passed_to_the_engine() -> None:
         client.scope["path_params"] = {"path": "audio/speech"}
         await world.api.passed(client.scope, client.receive, client.send)
         assert world.requests[0].startswith(b"POST /v1/audio/speech ")
+
+
+FORM = b'--edge\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n--edge--\r\n'
+
+
+async def test_a_form_is_passed_unchanged_to_the_engine_of_its_model() -> None:
+    sound = b'--edge\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x00\xff\r\n'
+    body = sound + FORM % b"tiny"
+    async with serving(answering(plain(b"{}"))) as world:
+        client = Client(body, [(b"content-type", b"multipart/form-data; boundary=edge")])
+        client.scope["path_params"] = {"path": "audio/transcriptions"}
+        await world.api.passed(client.scope, client.receive, client.send)
+        assert client.status == 200
+        head, _, sent = world.requests[0].partition(b"\r\n\r\n")
+        assert b"content-type: multipart/form-data; boundary=edge" in head
+        assert sent == body
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (FORM % b"", b"multipart/form-data; boundary=edge"),
+        (FORM % b"tiny", b"multipart/form-data; boundary=other"),
+        (FORM % b"tiny", b"multipart/form-data"),
+        (FORM % b"tiny\x00", b"multipart/form-data; boundary=edge"),
+        (b"{}", b"multipart/form-data; boundary=edge"),
+    ],
+)
+async def test_a_form_without_a_model_is_refused_before_any_engine(body: bytes, content_type: bytes) -> None:
+    async with serving(answering(plain(b"{}"))) as world:
+        client = Client(body, [(b"content-type", content_type)])
+        client.scope["path_params"] = {"path": "audio/transcriptions"}
+        await world.api.passed(client.scope, client.receive, client.send)
+        assert client.status in (400, 422)
+        assert world.requests == []

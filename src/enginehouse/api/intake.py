@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import Invalid, Malformed, TooLarge
+from enginehouse.core.form import boundary_of, field_of, form_type
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -91,13 +92,31 @@ def model_asked_for(body: bytes) -> str:
         raise Malformed(f"cannot read the request: {text}", code="invalid_json") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"cannot read the request as JSON: {error}", code="invalid_json") from error
-    if not asked.model:
+    return _checked(asked.model)
+
+
+def form_type_of(headers: list[tuple[bytes, bytes]]) -> str:
+    """The content type of a request that is a form, as it is passed on; "" for any other."""
+    for name, value in headers:
+        if name == b"content-type":
+            boundary = boundary_of(value.decode("latin-1"))
+            return form_type(boundary) if boundary is not None else ""
+    return ""
+
+
+def model_of_form(body: bytes, content_type: str) -> str:
+    """The model that a form names."""
+    return _checked(field_of(body, boundary_of(content_type) or "", "model"))
+
+
+def _checked(model: str | None) -> str:
+    if not model:
         raise Invalid(
             "cannot choose a model: the request names none. Set `model`; GET /v1/models lists them", param="model"
         )
-    if "\x00" in asked.model:
+    if "\x00" in model:
         raise Malformed("cannot use this `model`: it contains a NUL character", code="invalid_json", param="model")
-    return asked.model
+    return model
 
 
 def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:

@@ -20,7 +20,15 @@ from msgspec import Struct
 from starlette.types import ASGIApp
 
 from enginehouse.api.errors import error_answer
-from enginehouse.api.intake import Receive, model_asked_for, read_body, request_id_of, until_disconnect
+from enginehouse.api.intake import (
+    Receive,
+    form_type_of,
+    model_asked_for,
+    model_of_form,
+    read_body,
+    request_id_of,
+    until_disconnect,
+)
 from enginehouse.api.relay import EventPasser, engine_error, passed_headers
 from enginehouse.api.requests import WHEN_GONE
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable, Upstream
@@ -47,6 +55,7 @@ _PUBLIC = {
     "replica_unreachable": "cannot answer: no replica of the model can be reached at the moment. Ask again soon",
 }
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*(?:/[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)*")
+JSON = "application/json"
 CLIENT_GONE = 499  # nginx's number; only the observer sees it
 _NO_STATE: dict[str, Any] = {}
 
@@ -90,6 +99,7 @@ class _Exchange:
     def __init__(self, path: str, request_id: str, send: Send, caller: Caller | None) -> None:
         self.path = path
         self.caller = caller
+        self.content_type = JSON
         self.request_id = request_id
         self.send = send
         self.started = time.perf_counter()
@@ -158,21 +168,24 @@ class OpenAI:
         path = str(scope["path_params"]["path"])
         if not _PLAIN_PATH.fullmatch(path):
             raise NotFound(f"cannot find POST {shown('/v1/' + path)}: there is no such route", code="not_found")
-        await self._serve(f"/v1/{path}", scope, receive, send)
+        await self._serve(f"/v1/{path}", scope, receive, send, form_type=form_type_of(scope["headers"]))
 
     async def engine_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A call of LocalAI's protocol: the model and the call are in the path, the message is the body."""
         named = scope["path_params"]
         await self._serve(f"/localai/{named['call']}", scope, receive, send, model=named["model"])
 
-    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send, *, model: str = "") -> None:
+    async def _serve(
+        self, path: str, scope: Scope, receive: Receive, send: Send, *, model: str = "", form_type: str = ""
+    ) -> None:
         caller: Caller | None = scope.get("enginehouse.caller")
         request_id = scope.get("enginehouse.request_id") or request_id_of(scope["headers"])
         exchange = _Exchange(path, request_id, send, caller)
+        exchange.content_type = form_type or JSON
         try:
             body = await read_body(scope["headers"], receive)
             if body is not None:
-                exchange.model = model or model_asked_for(body)
+                exchange.model = model or (model_of_form(body, form_type) if form_type else model_asked_for(body))
                 if caller is not None and caller.allowance is not None:
                     self._observer.admit(caller, exchange.model, exchange.limits)
                 when_gone = scope.get("state", _NO_STATE).get(WHEN_GONE)
@@ -273,6 +286,7 @@ class OpenAI:
             key=route.key,
             method="POST",
             path=exchange.path,
+            content_type=exchange.content_type,
             body=body,
             protocol=route.protocol,
             served=route.served,
