@@ -154,8 +154,9 @@ def judge(needs: Needs, room: Room) -> int | Rejection:
     slot = free_slot(needs, room)
     if slot is None:
         number = max(1, node.max_replicas_per_model)
-        some = "already runs a replica of it" if number == 1 else f"already runs {number} replicas of it"
         is_loading = any(one.model == model.name and not one.settled_at for one in room.reserved)
+        does = "already runs or loads" if is_loading else "already runs"
+        some = f"{does} a replica of it" if number == 1 else f"{does} {number} replicas of it"
         why = f"{some}, and --max-replicas-per-model of its worker allows no more"
         return _reject(node, "slots", why, is_temporary=is_loading)
     disk, fetched = node.capacity.available_disk, missing_bytes(model, node.report.models)

@@ -21,7 +21,7 @@ AWAY = operation("queued", **WHAT, isParked=True)
 
 def test_a_drain_that_ends_within_the_wait_says_that_it_is_safe(tmp_path: Path) -> None:
     with recorded({DRAIN: Answer(BEGUN, 202), OPERATION: [Answer(STOPPING), Answer(DONE)]}) as world:
-        result = run(world, tmp_path, "nodes", "drain", "attic", "--wait", "20")
+        result = run(world, tmp_path, "nodes", "drain", "attic", "--wait", "20s")
     assert (result.exit_code, result.stderr.count("not safe")) == (0, 0)
     assert result.stdout.splitlines() == ["✓ attic: stop chat", "attic is drained and safe to stop"]
 
@@ -81,3 +81,12 @@ def test_a_wait_without_a_meaning_is_refused_before_anything_is_drained(
     with recorded({DRAIN: Answer(BEGUN, 202)}) as world:
         result = run(world, tmp_path, "nodes", "drain", "attic", *options)
     assert (result.exit_code, world.requests) == (2, [])
+
+
+@pytest.mark.parametrize("duration", ["soon", "-1", "1x"])
+def test_a_wait_that_is_no_duration_is_refused_before_anything_is_drained(tmp_path: Path, duration: str) -> None:
+    with recorded({}) as world:
+        result = run(world, tmp_path, "nodes", "drain", "attic", "--wait", duration)
+        assert result.exit_code == 2
+        assert "duration" in result.stderr
+        assert world.requests == []

@@ -17,7 +17,7 @@ READY: dict[str, Reaction | list[Reaction]] = {
     "POST /api/models/tiny-chat/load": Answer({"ready": True, "replicas": []}),
     "GET /api/models": MODELS,
 }
-ASK = ("run", "tiny-chat", "--prompt", "What is the capital of France?")
+ASK = ("run", "tiny-chat", "What is the capital of France?")
 
 
 def piece(text: str, finish_reason: str | None = None) -> str:
@@ -103,6 +103,8 @@ def test_in_a_pipe_the_question_comes_from_stdin(tmp_path: Path) -> None:
         assert run(world, tmp_path, "run", "tiny-chat", stdin="Where?\n").stdout == "The capital is Paris.\n"
         assert run(world, tmp_path, "run", "tiny-chat", stdin=" \n").exit_code == 2
         assert run(world, tmp_path, "run", "tiny-chat", "--prompt", "").exit_code == 2
+        assert run(world, tmp_path, "run", "tiny-chat", "--prompt", "Where?").stdout == "The capital is Paris.\n"
+        assert run(world, tmp_path, *ASK, "--prompt", "Where?").exit_code == 2
 
 
 def test_without_streaming_the_answer_comes_whole(tmp_path: Path) -> None:

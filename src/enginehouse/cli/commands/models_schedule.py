@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
+from enginehouse.cli.options.durations import DURATION
 from enginehouse.cli.options.shared import command, emit, emit_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Invalid, NotFound
@@ -69,7 +70,7 @@ class ShownExplanation(Struct, frozen=True, kw_only=True):
 @click.option("--max", "highest", type=click.IntRange(0), metavar="N", help="Most replicas; 0 means no limit.")
 @click.option("--every-node", is_flag=True, help="One replica on each node that the selector matches.")
 @click.option("--selector", multiple=True, metavar="KEY=VALUE", help="Only nodes with this label; may be repeated.")
-@click.option("--idle", type=click.FloatRange(0), metavar="SECONDS", help="Stop all replicas after so long unused.")
+@click.option("--idle", type=DURATION, metavar="DURATION", help="Stop all replicas after so long unused.")
 @click.option(
     "--policy",
     type=click.Choice(["prefix_cache", "round_robin", "default"]),

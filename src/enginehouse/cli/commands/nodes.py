@@ -10,6 +10,7 @@ import click
 from enginehouse.cli.client.connect import connect, read, segment
 from enginehouse.cli.client.follow import exit_code_of, follow
 from enginehouse.cli.commands.ops import finish
+from enginehouse.cli.options.durations import DURATION
 from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.backend import InstalledBackend
@@ -118,13 +119,13 @@ def approve(node: str, no_wait: bool) -> None:
         )
 
 
-@command("drain", examples=("enginehouse nodes drain attic", "enginehouse nodes drain attic --wait 120"))
+@command("drain", examples=("enginehouse nodes drain attic", "enginehouse nodes drain attic --wait 2m"))
 @click.argument("node")
 @click.option(
     "--wait",
     "wait_seconds",
-    type=click.FloatRange(0),
-    metavar="SECONDS",
+    type=DURATION,
+    metavar="DURATION",
     help="Wait so long at most until it is safe to stop; exit with 3 if it is not by then.",
 )
 @no_follow_option

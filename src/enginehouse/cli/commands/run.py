@@ -22,23 +22,26 @@ from enginehouse.core.views import ModelView, OperationView
     "run",
     examples=(
         "enginehouse run tiny-chat",
-        'enginehouse run tiny-chat --prompt "What is the capital of France?"',
+        'enginehouse run tiny-chat "What is the capital of France?"',
         "echo 'What is the capital of France?' | enginehouse run tiny-chat",
     ),
 )
 @click.argument("name")
-@click.option("--prompt", metavar="TEXT", help="Answer this once and exit; the same question gives the same answer.")
+@click.argument("question", required=False)
+@click.option("--prompt", metavar="TEXT", help="The same as QUESTION.")
 @click.option("--node", metavar="NODE", help="Load the model on this node.")
 @click.option("--no-stream", is_flag=True, help="Show the answer when it is complete.")
-def entry(name: str, prompt: str | None, node: str | None, no_stream: bool) -> int:
+def entry(name: str, question: str | None, prompt: str | None, node: str | None, no_stream: bool) -> int:
     """Chat with the model NAME; installs and starts what it needs.
 
-    In the chat, Ctrl-C stops an answer, Ctrl-D or /bye ends the chat, /help lists the commands. In a pipe, the question
-    is read from stdin.
+    With QUESTION it answers that and ends; the same question gives the same answer. In a pipe, the question is read
+    from stdin. In the chat, Ctrl-C stops an answer, Ctrl-D or /bye ends the chat, /help lists the commands.
     """
     check_model_name(name)
+    if question is not None and prompt is not None:
+        raise click.UsageError("give the question once: as an argument or with --prompt")
     given()  # reads a token from stdin before the question is read from there
-    question = _question(prompt, name)
+    question = _question(prompt if question is None else question, name)
     frontend = connect()
     system_prompt = make_ready(frontend, name, node)
     conversation = Conversation(frontend, name, system_prompt, is_streaming=not (no_stream or wants_json()))
@@ -52,7 +55,7 @@ def _question(prompt: str | None, name: str) -> str | None:
     if prompt is None:
         if sys.stdin.isatty():
             if wants_json():
-                raise Invalid("cannot chat in JSON: give the question with --prompt", code="invalid_setting")
+                raise Invalid("cannot chat in JSON: give the question as an argument", code="invalid_setting")
             return None
         prompt = sys.stdin.read()
     if not prompt.strip():
