@@ -59,6 +59,7 @@ from enginehouse.fetch.worker_files import WorkerFileServers
 from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
+from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.labels import NodeLabels
@@ -140,6 +141,7 @@ class Frontend(Struct, frozen=True, kw_only=True):
     loader: Loader
     router: Router
     collector: Collector
+    reports: WorkerReports
     dispatcher: Dispatcher
     galleries: Galleries
     listings: Listings
@@ -263,7 +265,8 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease, addresses=outside.addresses)
     dispatcher.on_more(wakes.of("dispatch"))
     collector.on_old_worker(dispatcher.send_forced)
-    listings = Listings(store, collector, owner, outside.galleries.has)
+    reports = WorkerReports(store, board, nodes, clock, collector, lingering)
+    listings = Listings(store, reports, owner, outside.galleries.has)
     poller = Poller(store, nodes, collector, listings, limits, owner=owner, lease_seconds=lease)
     poller.on_due(wakes.of("poll-answers"))
     collector.on_ended(poller.note_ended)
@@ -303,6 +306,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         router=router,
         proofs=routing.proofs,
         collector=collector,
+        reports=reports,
         dispatcher=dispatcher,
         galleries=outside.galleries,
         metrics=_metrics(outside, router, loader, collector, carrier),
@@ -463,7 +467,7 @@ def make_entries(
         system=SystemRoutes(frontend.metrics, unready),
         workers=WorkerRoutes(
             frontend.nodes,
-            frontend.collector,
+            frontend.reports,
             frontend.keys,
             frontend.bus_credentials,
             frontend.worker_tokens,

@@ -265,7 +265,7 @@ async def register(objects: Frontend, request: node_api.RegisterRequest) -> node
     registered = await objects.nodes.register(request)
     node = registered.node
     if not node.report.is_whole:
-        await objects.collector.restarted(node.id)
+        await objects.reports.restarted(node.id)
     return node_api.RegisterReply(
         id=node.id,
         name=node.name,
@@ -281,6 +281,6 @@ async def register(objects: Frontend, request: node_api.RegisterRequest) -> node
 async def heartbeat(objects: Frontend, node_id: NodeId, request: node_api.HeartbeatRequest) -> node_api.HeartbeatReply:
     cancelled: tuple[IntentId, ...] = ()
     if request.report is not None:
-        cancelled = await objects.collector.report(node_id, request.report, request)
+        cancelled = await objects.reports.report(node_id, request.report, request)
     mark = await objects.nodes.heartbeat(node_id, request)
     return node_api.HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)

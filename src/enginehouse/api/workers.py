@@ -12,7 +12,7 @@ from enginehouse.core.errors import Denied
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.core.node_identity import JoinOrigin, may_speak_for
-from enginehouse.frontend.delivery.collector import Collector
+from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.fleet.tokens import Keys
@@ -24,7 +24,7 @@ class WorkerRoutes:
     def __init__(
         self,
         nodes: Nodes,
-        collector: Collector,
+        reports: WorkerReports,
         keys: Keys,
         credentials: BusCredentials,
         worker_tokens: WorkerTokens | None = None,
@@ -33,7 +33,7 @@ class WorkerRoutes:
     ) -> None:
         self._worker_tokens = worker_tokens
         self._nodes = nodes
-        self._collector = collector
+        self._reports = reports
         self._keys = keys
         self._credentials = credentials
         self._heartbeat_seconds = heartbeat_seconds
@@ -47,7 +47,7 @@ class WorkerRoutes:
         node = registered.node
         if not node.report.is_whole and not await self._credentials.is_refresh(node.id):
             # A LocalAI worker: registering is its only sign that it was restarted.
-            await self._collector.restarted(node.id)
+            await self._reports.restarted(node.id)
         if not node.public_key:
             await self._learn(request, node.id)
         await self._keys.step()  # the worker uses the new token right after this answer
@@ -72,7 +72,7 @@ class WorkerRoutes:
         cancelled: tuple[IntentId, ...] = ()
         if said.report is not None:
             # Before the node counts as healthy: what it did while it was away must not be sent to it again.
-            cancelled = await self._collector.report(node_id, said.report, said)
+            cancelled = await self._reports.report(node_id, said.report, said)
         mark = await self._nodes.heartbeat(node_id, said)
         if caller_of(request).role == "join":
             await self._learn(request, node_id)

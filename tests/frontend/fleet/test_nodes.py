@@ -453,7 +453,7 @@ async def test_a_heartbeat_that_a_frozen_frontend_delivers_late_changes_nothing(
         for number, free in ((1, 8_000), (2, 3_000))
     )
     assert later.report is not None
-    await world.collector.report(node.id, later.report, later)
+    await world.reports.report(node.id, later.report, later)
     told, _ = await world.nodes.get(node.id)
     assert told.capacity.available_ram == 3_000  # with the report, not after it
     await world.nodes.heartbeat(node.id, later)

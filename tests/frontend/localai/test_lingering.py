@@ -209,7 +209,7 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
     delete = await world.request("delete", name="other")
     assert await sent(world, subjects.DELETE) == []
     if end == "restart":
-        await world.collector.restarted(node.id)
+        await world.reports.restarted(node.id)
     elif end == "silence":
         await pass_time(world, node, LEASE_SECONDS + 1)
         await answer_polls(world, listed())

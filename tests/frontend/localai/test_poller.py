@@ -157,7 +157,7 @@ async def test_a_worker_of_ours_is_never_asked(world: World) -> None:
 
 async def test_one_frontend_at_a_time_asks(world: World) -> None:
     await joined(world)
-    listings = Listings(world.store, world.collector, "another", lambda name: False)
+    listings = Listings(world.store, world.reports, "another", lambda name: False)
     other = Poller(world.store, world.nodes, world.collector, listings, PATIENCE, owner="another", lease_seconds=30.0)
     await other.listen(world.bus)
     await world.poller.step()
@@ -232,7 +232,7 @@ async def test_a_worker_that_registers_anew_gets_again_what_it_was_doing(world: 
     node = await joined(world)
     view = await world.install(name="other")
     await world.dispatcher.step()
-    await world.collector.restarted(node.id)
+    await world.reports.restarted(node.id)
     assert (await world.intent(view)).reason == "worker_restarted"
     await world.dispatcher.step()
     assert (await world.intent(view)).attempt == 2
