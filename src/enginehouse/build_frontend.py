@@ -10,7 +10,6 @@ import asyncio
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Literal
@@ -44,7 +43,7 @@ from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
 from enginehouse.build_localai import CarrierSite, make_carrier, make_tokens
 from enginehouse.build_outside import Outside, address_rules, make_outside, store_schedules, with_localai
-from enginehouse.build_serving import make_routing
+from enginehouse.build_serving import make_reconciler, make_routing
 from enginehouse.bus import credentials
 from enginehouse.bus.credentials import BusAccounts
 from enginehouse.bus.nats import BusOptions, NatsBus
@@ -62,6 +61,7 @@ from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
+from enginehouse.frontend.fleet.heartbeats import Heartbeats
 from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.node_http import NodeDoors
 from enginehouse.frontend.fleet.nodes import Nodes
@@ -94,7 +94,7 @@ from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.reconciler import STEP_SECONDS as RECONCILE_SECONDS
-from enginehouse.frontend.serving.reconciler import USES_SECONDS, Reconciler, ReconcilerParts
+from enginehouse.frontend.serving.reconciler import USES_SECONDS, Reconciler
 from enginehouse.frontend.serving.replica_views import ReplicaViews
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.serving.schedules import Schedules
@@ -265,7 +265,8 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease, addresses=outside.addresses)
     dispatcher.on_more(wakes.of("dispatch"))
     collector.on_old_worker(dispatcher.send_forced)
-    reports = WorkerReports(store, board, nodes, clock, collector, lingering)
+    heartbeats = Heartbeats(store, nodes, stale_seconds=settings.stale_seconds)
+    reports = WorkerReports(store, board, nodes, clock, collector, lingering, heartbeats)
     listings = Listings(store, reports, owner, outside.galleries.has)
     poller = Poller(store, nodes, collector, listings, limits, owner=owner, lease_seconds=lease)
     poller.on_due(wakes.of("poll-answers"))
@@ -318,7 +319,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         schedules=Schedules(
             store, outside.galleries, wakes.of("reconcile", "route"), has_carrier=outside.localai is not None
         ),
-        reconciler=_reconciler(outside, board, loader, router, wakes.of("load", "dispatch", "route"), lease),
+        reconciler=make_reconciler(outside, board, loader, router, wakes.of("load", "dispatch", "route"), lease),
         counts=routing.counts,
     )
 
@@ -333,23 +334,6 @@ def _nodes(settings: FrontendSettings, outside: Outside, board: Board, wakes: Wa
         wake=wakes.of("dispatch", "load", "route", "reconcile"),
         addresses=outside.addresses,
     )
-
-
-def _reconciler(
-    outside: Outside, board: Board, loader: Loader, router: Router, wake: Callable[[], None], lease_seconds: float
-) -> Reconciler:
-    parts = ReconcilerParts(
-        store=outside.store,
-        board=board,
-        galleries=outside.galleries,
-        loader=loader,
-        traffic=router,
-        wake=wake,
-        owner=outside.owner,
-        lease_seconds=lease_seconds,
-        has_carrier=outside.localai is not None,
-    )
-    return Reconciler(parts)
 
 
 def _canaries(settings: FrontendSettings, outside: Outside, board: Board, wakes: Wakes) -> Canaries:

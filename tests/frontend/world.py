@@ -168,6 +168,7 @@ class World:
             made.labels,
             made.counts,
         )
+        made.reports.heartbeats.gather_seconds = 0.0
         self.wakes.loops["dispatch"] = Loop("dispatch", self.dispatcher.step, 60.0)  # never run: `woken` looks at it
 
     @property
@@ -193,7 +194,7 @@ class World:
         if approve:
             await self.nodes.approve(registered.node.id)
         if heartbeat:
-            await self.nodes.heartbeat(registered.node.id, node_api.HeartbeatRequest())
+            await self.reports.heartbeat(registered.node.id, node_api.HeartbeatRequest())
         return (await self.nodes.get(registered.node.id))[0]
 
     async def join_many(self, *names: str) -> list[Node]:

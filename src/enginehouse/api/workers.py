@@ -9,7 +9,7 @@ from starlette.responses import Response
 from enginehouse.api.auth import bearer, host_of
 from enginehouse.api.requests import caller_of, json_response, read_body
 from enginehouse.core.errors import Denied
-from enginehouse.core.ids import IntentId, NodeId
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.core.node_identity import JoinOrigin, may_speak_for
 from enginehouse.frontend.delivery.reports import WorkerReports
@@ -69,14 +69,10 @@ class WorkerRoutes:
     async def heartbeat(self, request: Request) -> Response:
         node_id = await self._own_node(request)
         said = await read_body(request, HeartbeatRequest)
-        cancelled: tuple[IntentId, ...] = ()
-        if said.report is not None:
-            # Before the node counts as healthy: what it did while it was away must not be sent to it again.
-            cancelled = await self._reports.report(node_id, said.report, said)
-        mark = await self._nodes.heartbeat(node_id, said)
+        answer = await self._reports.heartbeat(node_id, said)
         if caller_of(request).role == "join":
             await self._learn(request, node_id)
-        reply = HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)
+        reply = HeartbeatReply(message="heartbeat received", **msgspec.structs.asdict(answer))
         caller = caller_of(request)
         if caller.has_previous:
             await self._nodes.forget_previous_token(node_id)
@@ -124,7 +120,7 @@ class WorkerRoutes:
         return json_response({"message": "node set to draining"})
 
     async def staying(self, request: Request) -> Response:
-        await self._nodes.heartbeat(await self._own_node(request), HeartbeatRequest())
+        await self._reports.heartbeat(await self._own_node(request), HeartbeatRequest())
         return json_response({"message": "node resumed"})
 
     async def models(self, request: Request) -> Response:

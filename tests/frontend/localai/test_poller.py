@@ -135,7 +135,7 @@ async def test_a_list_of_processes_that_is_missing_or_has_an_error_removes_no_re
     replica = Replica(node_id=node.id, model="m", slot=0, revision="r", address="h:1", nonce="n", backend="other")
     await world.store.transaction(lambda c: replicas.put(c, replica, db.now(c)))
     time.passed += 60.0
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest())
     for _ in range(3):
         await answer_polls(world, listed(("other", "sha256:x")), running)
     assert await world.store.transaction(replicas.every) == [replica]
@@ -328,7 +328,7 @@ async def test_a_worker_that_hears_no_question_is_away_and_what_it_did_waits(wor
     shown = await world.board.view(view.jobID)
     assert isinstance(shown.nodes, list)
     assert (shown.nodes[0].status, shown.isParked) == ("queued", True)
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest())
     await world.dispatcher.step()
     assert (await world.intent(view)).attempt == 2
 
