@@ -10,6 +10,7 @@ import pytest
 from tests.api.whole_frontend import Answer, Site, site
 
 from enginehouse.core.report import Report, digest_of
+from enginehouse.frontend.fleet.tokens import Keys
 
 REPORT: dict[str, Any] = {"boot_id": "b", "sequence": 1, "mark": 1.0, "boot_mark": 1.0, "version": "0"}
 DIGEST = "of the worker's own making"
@@ -85,3 +86,34 @@ async def test_the_digest_of_a_worker_need_not_be_that_of_this_version(here: Sit
 )
 async def test_what_has_another_shape_is_refused(here: Site, body: dict[str, object]) -> None:
     assert (await beat(here, body)).status == 400
+
+
+async def test_a_registration_reads_the_tokens_of_no_other_node(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def step(self: Keys) -> None:
+        raise AssertionError("all tokens were read")
+
+    monkeypatch.setattr(Keys, "step", step)
+    before = here.tokens["node"]
+    machine = {"name": "old", "platform": "linux/amd64", "capability": "default"}
+    answer = await here.ask("POST", "/api/node/register", machine, token=here.tokens["join"])
+    assert answer.status == 201
+    here.tokens["node"] = answer.json["node_token"]
+    assert (await beat(here, {})).status == 200
+    assert (await beat(here, {"renew": True})).json["node_token"]
+    here.tokens["node"] = before
+    assert (await beat(here, {})).status == 401, "another one has replaced it"
+
+
+async def test_a_token_that_another_frontend_gave_to_a_node_is_found_alone(
+    here: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def step(self: Keys) -> None:
+        raise AssertionError("all tokens were read")
+
+    token = await here.frontend.nodes.rotate_token((await here.frontend.nodes.get("old"))[0].id, here.tokens["node"])
+    old, here.tokens["node"] = here.tokens["node"], token
+    monkeypatch.setattr(Keys, "step", step)
+    assert (await beat(here, {})).status == 200
+    here.tokens["node"] = old
+    assert (await beat(here, {})).status == 401, "it counts until the new one was used"
+    assert (await here.ask("GET", "/version", token="nobody's")).status == 401

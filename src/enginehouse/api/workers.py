@@ -50,7 +50,7 @@ class WorkerRoutes:
             await self._reports.restarted(node.id)
         if not node.public_key:
             await self._learn(request, node.id)
-        await self._keys.step()  # the worker uses the new token right after this answer
+        await self._keys.read_node(node.id)  # the worker uses the new token right after this answer
         reply = RegisterReply(
             id=node.id,
             name=node.name,
@@ -76,7 +76,7 @@ class WorkerRoutes:
         caller = caller_of(request)
         if caller.has_previous:
             await self._nodes.forget_previous_token(node_id)
-            await self._keys.step()
+            await self._keys.read_node(node_id)
         if said.renew:
             reply = await self._renewed(request, node_id, reply)
         return json_response(reply)
@@ -95,7 +95,7 @@ class WorkerRoutes:
         if caller_of(request).role != "node":
             return reply  # a LocalAI worker, which has only the join token
         token = await self._nodes.rotate_token(node_id, bearer(request.scope))
-        await self._keys.step()
+        await self._keys.read_node(node_id)
         return msgspec.structs.replace(reply, node_token=token)
 
     async def deregister(self, request: Request) -> Response:
