@@ -10,7 +10,6 @@ import asyncio
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Literal
@@ -44,7 +43,7 @@ from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
 from enginehouse.build_localai import CarrierSite, make_carrier, make_tokens
 from enginehouse.build_outside import Outside, address_rules, make_outside, store_schedules, with_localai
-from enginehouse.build_serving import make_routing
+from enginehouse.build_serving import make_reconciler, make_routing
 from enginehouse.bus import credentials
 from enginehouse.bus.credentials import BusAccounts
 from enginehouse.bus.nats import BusOptions, NatsBus
@@ -59,8 +58,10 @@ from enginehouse.fetch.worker_files import WorkerFileServers
 from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
+from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
+from enginehouse.frontend.fleet.heartbeats import Heartbeats
 from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.node_http import NodeDoors
 from enginehouse.frontend.fleet.nodes import Nodes
@@ -93,7 +94,7 @@ from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
 from enginehouse.frontend.serving.reconciler import STEP_SECONDS as RECONCILE_SECONDS
-from enginehouse.frontend.serving.reconciler import USES_SECONDS, Reconciler, ReconcilerParts
+from enginehouse.frontend.serving.reconciler import USES_SECONDS, Reconciler
 from enginehouse.frontend.serving.replica_views import ReplicaViews
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.serving.schedules import Schedules
@@ -140,6 +141,7 @@ class Frontend(Struct, frozen=True, kw_only=True):
     loader: Loader
     router: Router
     collector: Collector
+    reports: WorkerReports
     dispatcher: Dispatcher
     galleries: Galleries
     listings: Listings
@@ -263,7 +265,9 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease, addresses=outside.addresses)
     dispatcher.on_more(wakes.of("dispatch"))
     collector.on_old_worker(dispatcher.send_forced)
-    listings = Listings(store, collector, owner, outside.galleries.has)
+    heartbeats = Heartbeats(store, nodes, stale_seconds=settings.stale_seconds)
+    reports = WorkerReports(store, board, nodes, clock, collector, lingering, heartbeats)
+    listings = Listings(store, reports, owner, outside.galleries.has)
     poller = Poller(store, nodes, collector, listings, limits, owner=owner, lease_seconds=lease)
     poller.on_due(wakes.of("poll-answers"))
     collector.on_ended(poller.note_ended)
@@ -303,6 +307,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         router=router,
         proofs=routing.proofs,
         collector=collector,
+        reports=reports,
         dispatcher=dispatcher,
         galleries=outside.galleries,
         metrics=_metrics(outside, router, loader, collector, carrier),
@@ -314,7 +319,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         schedules=Schedules(
             store, outside.galleries, wakes.of("reconcile", "route"), has_carrier=outside.localai is not None
         ),
-        reconciler=_reconciler(outside, board, loader, router, wakes.of("load", "dispatch", "route"), lease),
+        reconciler=make_reconciler(outside, board, loader, router, wakes.of("load", "dispatch", "route"), lease),
         counts=routing.counts,
     )
 
@@ -329,23 +334,6 @@ def _nodes(settings: FrontendSettings, outside: Outside, board: Board, wakes: Wa
         wake=wakes.of("dispatch", "load", "route", "reconcile"),
         addresses=outside.addresses,
     )
-
-
-def _reconciler(
-    outside: Outside, board: Board, loader: Loader, router: Router, wake: Callable[[], None], lease_seconds: float
-) -> Reconciler:
-    parts = ReconcilerParts(
-        store=outside.store,
-        board=board,
-        galleries=outside.galleries,
-        loader=loader,
-        traffic=router,
-        wake=wake,
-        owner=outside.owner,
-        lease_seconds=lease_seconds,
-        has_carrier=outside.localai is not None,
-    )
-    return Reconciler(parts)
 
 
 def _canaries(settings: FrontendSettings, outside: Outside, board: Board, wakes: Wakes) -> Canaries:
@@ -463,7 +451,7 @@ def make_entries(
         system=SystemRoutes(frontend.metrics, unready),
         workers=WorkerRoutes(
             frontend.nodes,
-            frontend.collector,
+            frontend.reports,
             frontend.keys,
             frontend.bus_credentials,
             frontend.worker_tokens,

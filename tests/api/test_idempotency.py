@@ -118,7 +118,7 @@ async def prepare(here: Site, path: str) -> str:
     backend = InstalledBackend(name="xllamacpp", is_system=False, is_meta=False, digest="sha256:old")
     pointer = InstalledBackend(name="llama-cpp", is_system=False, is_meta=True, meta_backend_for="xllamacpp")
     report = Report(boot_id="b", sequence=1, mark=mark - 1, boot_mark=1.0, backends=(backend, pointer))
-    await here.frontend.collector.report(NodeId(node_id), report)
+    await here.frontend.reports.report(NodeId(node_id), report)
     filled = path.replace("{name:path}", "tiny").replace("{name}", "llama-cpp")
     return filled.replace("{id}", operation_id if "/operations/" in path else node_id)
 

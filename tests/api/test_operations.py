@@ -63,7 +63,7 @@ async def have(here: Site, *names: str, digest: str = "sha256:old") -> None:
     found = tuple(InstalledBackend(name=name, is_system=False, is_meta=False, digest=digest) for name in names)
     mark = (await here.frontend.nodes.every())[1]
     report = Report(boot_id="b", sequence=1, mark=mark, boot_mark=1.0, backends=found)
-    await here.frontend.collector.report(NodeId(here.tokens["node id"]), report)
+    await here.frontend.reports.report(NodeId(here.tokens["node id"]), report)
 
 
 async def test_operations_have_localais_keys_and_their_nodes_by_name(here: Site) -> None:

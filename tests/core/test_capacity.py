@@ -9,7 +9,7 @@ from enginehouse.core.ids import NodeId
 from enginehouse.core.node_api import HeartbeatRequest, RegisterRequest
 from enginehouse.core.views import NodeView
 
-NO_RESOURCES = {"report", "renew", "bus"}
+NO_RESOURCES = {"report", "report_digest", "unchanged", "renew", "bus"}
 
 
 def test_a_registration_gives_its_resources_alone() -> None:

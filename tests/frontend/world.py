@@ -158,7 +158,7 @@ class World:
         self.versions, self.targets, self.acceptance = made.versions, made.targets, made.acceptance
         self.operations, self.cancellation, self.canaries = made.operations, made.cancellation, made.canaries
         self.upgrades, self.planner = made.upgrades, made.planner
-        self.collector, self.dispatcher = made.collector, made.dispatcher
+        self.collector, self.reports, self.dispatcher = made.collector, made.reports, made.dispatcher
         self.listings, self.poller = made.listings, made.poller
         self.carrier, self.worker_tokens, self.proofs = made.carrier, made.worker_tokens, made.proofs
         self.loader, self.models, self.router = made.loader, made.models, made.router
@@ -168,6 +168,7 @@ class World:
             made.labels,
             made.counts,
         )
+        made.reports.heartbeats.gather_seconds = 0.0
         self.wakes.loops["dispatch"] = Loop("dispatch", self.dispatcher.step, 60.0)  # never run: `woken` looks at it
 
     @property
@@ -193,7 +194,7 @@ class World:
         if approve:
             await self.nodes.approve(registered.node.id)
         if heartbeat:
-            await self.nodes.heartbeat(registered.node.id, node_api.HeartbeatRequest())
+            await self.reports.heartbeat(registered.node.id, node_api.HeartbeatRequest())
         return (await self.nodes.get(registered.node.id))[0]
 
     async def join_many(self, *names: str) -> list[Node]:
@@ -214,7 +215,7 @@ class World:
     async def report(self, node_id: NodeId, **fields: object) -> None:
         """A report taken now, unless it says otherwise."""
         plain: dict[str, object] = {"boot_id": "boot", "sequence": 1, "mark": await self.now(), "boot_mark": 1.0}
-        await self.collector.report(node_id, Report(**(plain | fields)))  # type: ignore[arg-type]
+        await self.reports.report(node_id, Report(**(plain | fields)))  # type: ignore[arg-type]
 
     # Requests ---------------------------------------------------------------------------------------
 

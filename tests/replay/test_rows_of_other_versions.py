@@ -44,7 +44,7 @@ class Cluster:
 
     async def now(self) -> float:
         """The clock of the database."""
-        (node,) = await self.sql("select last_heartbeat from nodes")
+        (node,) = await self.sql("select heard_at from node_liveness")
         return float(node[0])
 
     async def sql(self, statement: str, **values: object) -> list[Any]:

@@ -38,7 +38,9 @@ def is_settled(world: World) -> bool:
 def shown_open(world: World) -> str:
     rows = [repr(intent) for intent in world.checks.intents.values() if not intent.is_ended]
     working = [f"{machine.name}: {machine.running()}" for machine in world.machines]
-    nodes = select_rows(world.database.connection, "select name, health, last_heartbeat from nodes")
+    nodes = select_rows(
+        world.database.connection, "select name, health, heard_at from nodes join node_liveness on node_id = id"
+    )
     return "\n".join([*rows, *working, repr(nodes)])
 
 

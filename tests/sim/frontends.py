@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from tests.sim.bus import SimBus
 from tests.sim.clocks import SimClock
 from tests.sim.loop import PROCESS, Process
@@ -25,7 +26,7 @@ from enginehouse.build_outside import Outside
 from enginehouse.core import node_api
 from enginehouse.core.errors import EnginehouseError, Unavailable
 from enginehouse.core.gallery_entry import Gallery, GalleryEntry
-from enginehouse.core.ids import IntentId, NodeId
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.delivery.collector import LATE_SECONDS
 from enginehouse.frontend.galleries import Galleries
@@ -265,7 +266,7 @@ async def register(objects: Frontend, request: node_api.RegisterRequest) -> node
     registered = await objects.nodes.register(request)
     node = registered.node
     if not node.report.is_whole:
-        await objects.collector.restarted(node.id)
+        await objects.reports.restarted(node.id)
     return node_api.RegisterReply(
         id=node.id,
         name=node.name,
@@ -279,8 +280,5 @@ async def register(objects: Frontend, request: node_api.RegisterRequest) -> node
 
 
 async def heartbeat(objects: Frontend, node_id: NodeId, request: node_api.HeartbeatRequest) -> node_api.HeartbeatReply:
-    cancelled: tuple[IntentId, ...] = ()
-    if request.report is not None:
-        cancelled = await objects.collector.report(node_id, request.report, request)
-    mark = await objects.nodes.heartbeat(node_id, request)
-    return node_api.HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)
+    answer = await objects.reports.heartbeat(node_id, request)
+    return node_api.HeartbeatReply(message="heartbeat received", **msgspec.structs.asdict(answer))

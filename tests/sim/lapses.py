@@ -22,8 +22,9 @@ from enginehouse.core.ids import IntentId
 from enginehouse.core.intent import Change, Intent, Outcome
 from enginehouse.core.model import HeldModel
 from enginehouse.core.report import Report
-from enginehouse.frontend.delivery import collector
+from enginehouse.frontend.delivery import reports
 from enginehouse.frontend.delivery.collector import Collector
+from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.operations import cancel as ending
 from enginehouse.frontend.operations import request as operations
 from enginehouse.frontend.operations.targets import Targets
@@ -48,13 +49,15 @@ def request(number: int, at: float, kind: RequestKind, name: str, max_parallel: 
 
 
 def _old_reports_count() -> list[Patch]:
-    real = Collector._evidence
+    real = WorkerReports._evidence
 
-    def _evidence(self: Collector, report: Report, intent: Intent, now: float, *, is_shadowed: bool) -> Change | None:
+    def _evidence(
+        self: WorkerReports, report: Report, intent: Intent, now: float, *, is_shadowed: bool
+    ) -> Change | None:
         younger = msgspec.structs.replace(report, mark=max(report.mark, intent.created_at))
         return real(self, younger, intent, now, is_shadowed=is_shadowed)
 
-    return [(Collector, "_evidence", _evidence)]
+    return [(WorkerReports, "_evidence", _evidence)]
 
 
 def _back_and_forth(chance: Random) -> tuple[SimRequest, ...]:
@@ -249,7 +252,7 @@ def _stopped_engines_are_not_told() -> list[Patch]:
 
 
 def _dead_replicas_are_kept() -> list[Patch]:
-    return [(collector, "forget_gone_replicas", lambda connection, node_id, report: False)]
+    return [(reports, "forget_gone_replicas", lambda connection, node_id, report: False)]
 
 
 def _nothing_goes_on() -> list[Patch]:

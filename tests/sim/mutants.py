@@ -19,6 +19,7 @@ from sqlalchemy import select
 from tests.sim.lapses import LAPSES, QUICK, delete_at_once, request
 from tests.sim.mutation import Mutant, Patch
 from tests.sim.options import SimRequest
+from tests.sim.unchanged import UNCHANGED
 
 from enginehouse.core import intent, report
 from enginehouse.core.errors import Unavailable
@@ -223,4 +224,5 @@ MUTANTS = (
     Mutant("progress is stored in any order", ("G9",), _row_without_order, CROWD, _several),
     Mutant("a frontend tells only what it did itself", ("G9",), _nothing_is_caught_up, BAD_BUS),
     *LAPSES,
+    *UNCHANGED,
 )

@@ -169,6 +169,45 @@ async def test_reports_are_numbered_and_carry_the_last_mark(tmp_path: Path) -> N
         assert worker.link.heartbeats[0].available_ram
 
 
+async def test_a_report_is_sent_whole_until_it_is_confirmed_and_whenever_it_has_changed(tmp_path: Path) -> None:
+    async with working(WholeWorker(tmp_path)) as worker:
+        link = worker.link
+        await until(lambda: len(link.heartbeats) >= 3)
+        assert all(one.report is not None and one.unchanged is None for one in link.heartbeats)
+        link.confirms = True
+        await until(lambda: link.heartbeats[-1].unchanged is not None)
+        whole = next(one for one in reversed(link.heartbeats) if one.report is not None)
+        unchanged = link.heartbeats[-1].unchanged
+        assert whole.report is not None
+        assert unchanged is not None
+        assert link.heartbeats[-1].report is None
+        assert link.heartbeats[-1].report_digest == whole.report_digest
+        assert unchanged.sequence > whole.report.sequence
+        assert unchanged.mark > whole.report.mark
+        assert link.heartbeats[-1].available_ram
+        pull = wire.ModelPullRequest(model=tiny_chat(), op_id="op", command=command("pull"))
+        assert (await worker.tell(subjects.PULL_MODEL, pull)).success
+        await until(lambda: any(one.report is not None and one.report.models for one in link.heartbeats))
+        await until(lambda: link.heartbeats[-1].unchanged is not None)
+
+
+async def test_a_report_that_is_no_longer_confirmed_is_sent_whole_at_once(tmp_path: Path) -> None:
+    """Another frontend may never have had it, or the answer was lost."""
+    async with working(WholeWorker(tmp_path)) as worker:
+        link = worker.link
+        link.confirms = True
+        await until(lambda: link.heartbeats[-1].unchanged is not None)
+        link.confirms = False
+        await until(lambda: link.heartbeats[-1].report is not None)
+        link.confirms = True
+        await until(lambda: link.heartbeats[-1].unchanged is not None)
+        link.loses = 1
+        await until(lambda: link.loses == 0)
+        lost = len(link.heartbeats)
+        await until(lambda: len(link.heartbeats) > lost)
+        assert link.heartbeats[lost].report is not None
+
+
 async def test_a_disk_that_cannot_be_read_makes_no_node_silent_and_no_report_wrong(tmp_path: Path) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
         await until(lambda: worker.link.heartbeats[-1].report is not None)

@@ -18,7 +18,7 @@ from tests.ports import ports_in_a_row
 
 from enginehouse.build_worker import make_parts
 from enginehouse.core.backend import Resolved, package_digest
-from enginehouse.core.errors import NotFound
+from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.gallery import find_model, resolve
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.model import Model
@@ -164,6 +164,8 @@ class MemoryLink:
         self.forgets = False
         self.fails: Exception | None = None
         self.cancels: tuple[IntentId, ...] = ()
+        self.loses = 0  # the answers to so many heartbeats
+        self.confirms = False  # that it has the report, as frontends of this version do
         self._address = ""
         self.challenges = 0
         self.life_seconds = 0.0  # of a credential; 0 is one that this frontend does not renew
@@ -200,7 +202,12 @@ class MemoryLink:
             raise NotFound(f"cannot find the node {node_id}")
         self.heartbeats.append(request)
         self.tokens.append(node_token)
-        reply = HeartbeatReply(message="ok", mark=float(len(self.heartbeats)), cancelled=self.cancels)
+        if self.loses:
+            self.loses -= 1
+            raise Unavailable("cannot get an answer", code="frontend_unreachable")
+        confirmed = request.report_digest if self.confirms else ""
+        mark = float(len(self.heartbeats))
+        reply = HeartbeatReply(message="ok", mark=mark, cancelled=self.cancels, report_digest=confirmed)
         if not request.renew:
             return reply
         self.renewals += 1

@@ -79,7 +79,7 @@ class RouteEndpoint:
             if not bearer(scope):
                 raise
             # Another frontend may have created the token a moment ago.
-            await self._keys.look_again()
+            await self._keys.look_again(bearer(scope))
         return authorize(self._keys, scope, self._route.role, is_loopback=self._is_loopback)
 
 

@@ -9,10 +9,10 @@ from starlette.responses import Response
 from enginehouse.api.auth import bearer, host_of
 from enginehouse.api.requests import caller_of, json_response, read_body
 from enginehouse.core.errors import Denied
-from enginehouse.core.ids import IntentId, NodeId
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.core.node_identity import JoinOrigin, may_speak_for
-from enginehouse.frontend.delivery.collector import Collector
+from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.fleet.tokens import Keys
@@ -24,7 +24,7 @@ class WorkerRoutes:
     def __init__(
         self,
         nodes: Nodes,
-        collector: Collector,
+        reports: WorkerReports,
         keys: Keys,
         credentials: BusCredentials,
         worker_tokens: WorkerTokens | None = None,
@@ -33,7 +33,7 @@ class WorkerRoutes:
     ) -> None:
         self._worker_tokens = worker_tokens
         self._nodes = nodes
-        self._collector = collector
+        self._reports = reports
         self._keys = keys
         self._credentials = credentials
         self._heartbeat_seconds = heartbeat_seconds
@@ -47,10 +47,10 @@ class WorkerRoutes:
         node = registered.node
         if not node.report.is_whole and not await self._credentials.is_refresh(node.id):
             # A LocalAI worker: registering is its only sign that it was restarted.
-            await self._collector.restarted(node.id)
+            await self._reports.restarted(node.id)
         if not node.public_key:
             await self._learn(request, node.id)
-        await self._keys.step()  # the worker uses the new token right after this answer
+        await self._keys.read_node(node.id)  # the worker uses the new token right after this answer
         reply = RegisterReply(
             id=node.id,
             name=node.name,
@@ -69,18 +69,14 @@ class WorkerRoutes:
     async def heartbeat(self, request: Request) -> Response:
         node_id = await self._own_node(request)
         said = await read_body(request, HeartbeatRequest)
-        cancelled: tuple[IntentId, ...] = ()
-        if said.report is not None:
-            # Before the node counts as healthy: what it did while it was away must not be sent to it again.
-            cancelled = await self._collector.report(node_id, said.report, said)
-        mark = await self._nodes.heartbeat(node_id, said)
+        answer = await self._reports.heartbeat(node_id, said)
         if caller_of(request).role == "join":
             await self._learn(request, node_id)
-        reply = HeartbeatReply(message="heartbeat received", mark=mark, cancelled=cancelled)
+        reply = HeartbeatReply(message="heartbeat received", **msgspec.structs.asdict(answer))
         caller = caller_of(request)
         if caller.has_previous:
             await self._nodes.forget_previous_token(node_id)
-            await self._keys.step()
+            await self._keys.read_node(node_id)
         if said.renew:
             reply = await self._renewed(request, node_id, reply)
         return json_response(reply)
@@ -99,7 +95,7 @@ class WorkerRoutes:
         if caller_of(request).role != "node":
             return reply  # a LocalAI worker, which has only the join token
         token = await self._nodes.rotate_token(node_id, bearer(request.scope))
-        await self._keys.step()
+        await self._keys.read_node(node_id)
         return msgspec.structs.replace(reply, node_token=token)
 
     async def deregister(self, request: Request) -> Response:
@@ -124,7 +120,7 @@ class WorkerRoutes:
         return json_response({"message": "node set to draining"})
 
     async def staying(self, request: Request) -> Response:
-        await self._nodes.heartbeat(await self._own_node(request), HeartbeatRequest())
+        await self._reports.heartbeat(await self._own_node(request), HeartbeatRequest())
         return json_response({"message": "node resumed"})
 
     async def models(self, request: Request) -> Response:

@@ -6,7 +6,6 @@ the facts, never the folded status.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -44,6 +43,7 @@ class Node(Struct, frozen=True, kw_only=True):
     waits_for: str = ""  # why a formerly approved node waits for approval again
     registered_at: float = 0.0  # when the challenge of its last registration was issued
     bus_away: bool = False  # its last heartbeat said that commands do not reach it
+    report_digest: str = ""  # of the stored report (`core.report.stored_digest`); "" if unknown
 
     @property
     def status(self) -> Status:
@@ -71,12 +71,6 @@ class Node(Struct, frozen=True, kw_only=True):
     @property
     def is_schedulable(self) -> bool:
         return self.is_target and self.health == "healthy" and not self.drained
-
-
-def every_bus_is_away(approved: Iterable[Node], since: float) -> bool:
-    """Whether every node heard from since then reports that its bus is away. LocalAI workers never report it."""
-    heard = [node for node in approved if node.last_heartbeat >= since and not node.is_localai]
-    return bool(heard) and all(node.bus_away for node in heard)
 
 
 def health_after(silence_seconds: float, stale_seconds: float) -> Health:

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from enginehouse.core.capacity import Capacity, GraphicsCard
 from enginehouse.core.ids import IntentId, NodeId
-from enginehouse.core.report import Report
+from enginehouse.core.report import Report, ReportStamp
 
 
 class RegisterRequest(Capacity, frozen=True, omit_defaults=True, kw_only=True):
@@ -76,7 +76,9 @@ class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gpu_vendor: str | None = None
     # Additive.
     gpu_cards: tuple[GraphicsCard, ...] | None = None  # all of them, or absent if nothing changed or is known
-    report: Report | None = None
+    report: Report | None = None  # absent if the last answer confirmed its digest
+    report_digest: str = ""  # of the worker's report, whether it is here or not
+    unchanged: ReportStamp | None = None  # in place of the report: when the unchanged one was taken
     renew: bool = False  # the bus credential and the node's token expire soon
     bus: str = ""  # `BUS_AWAY`: commands do not reach this worker; any other value: they do
 
@@ -89,3 +91,4 @@ class HeartbeatReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     node_token: str = ""  # replaces the presented one, which stays valid until this one is used
     # Intents that the report lists as running but that have ended: stop working on them.
     cancelled: tuple[IntentId, ...] = ()
+    report_digest: str = ""  # the store has this report; a worker with any other one sends it whole

@@ -1,11 +1,13 @@
-"""Reports: everything a worker has, sent when it joins and with every heartbeat.
+"""Reports: everything a worker has, sent when it joins and whenever it has changed.
 
 `mark` is the store's time from the answer to one heartbeat, returned with the next one. A report with mark M was
 therefore taken after M by the store's clock, independent of the worker's clock. This makes a report usable as evidence.
+A heartbeat that names the digest of the stored report is a report too: the same one, with a newer sequence and mark.
 """
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import assert_never
 
 import msgspec
@@ -57,6 +59,30 @@ class Report(Struct, frozen=True, omit_defaults=True, kw_only=True):
     def is_whole(self) -> bool:
         """Whether a worker of ours sent it. Listings of LocalAI's workers have no generations, intents or files."""
         return bool(self.boot_id)
+
+
+class ReportStamp(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """When a report was taken."""
+
+    sequence: int = 0
+    mark: float = 0.0
+
+
+def digest_of(report: Report) -> str:
+    """Of everything in a report but its stamp: reports of one run of a worker that are otherwise equal share it."""
+    return sha256(msgspec.json.encode(msgspec.structs.replace(report, sequence=0, mark=0.0))).hexdigest()
+
+
+def stored_digest(digest: str, version: str) -> str:
+    """The digest that a worker gave, as it is stored: of bounded length, and bound to the version of the frontend.
+    Another version may keep fields of the report that this one dropped, so it needs the report again.
+    """
+    return sha256(f"{version} {digest}".encode()).hexdigest() if digest else ""
+
+
+def restamped(report: Report, stamp: ReportStamp) -> Report:
+    """The same report, taken again."""
+    return msgspec.structs.replace(report, sequence=stamp.sequence, mark=stamp.mark)
 
 
 def without_future_marks(report: Report, now: float) -> Report:

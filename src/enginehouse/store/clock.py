@@ -12,11 +12,14 @@ from pathlib import Path
 
 from sqlalchemy import Connection, func, select
 
-from enginehouse.store.schema import clock, intents, nodes, operations
+from enginehouse.store.schema import clock, intents, node_liveness, nodes, operations
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Columns that hold past times when written; leases and due times lie in the future.
-_WRITTEN = (nodes.c.updated_at, nodes.c.last_heartbeat, operations.c.created_at, intents.c.updated_at)
+_WRITTEN = (
+    *(nodes.c.updated_at, nodes.c.last_heartbeat, node_liveness.c.heard_at),
+    *(operations.c.created_at, intents.c.updated_at),
+)
 
 
 class StoreClock:

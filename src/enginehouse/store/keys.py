@@ -6,16 +6,17 @@ expired token keeps its row, and counts as little as a revoked one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Row, delete, select, update
+from sqlalchemy import Row, bindparam, delete, select, update
 
 from enginehouse.core.allowance import Allowance, make_allowance
 from enginehouse.store import cluster_values
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import text_of
+from enginehouse.store.rows import select_among, text_of
 from enginehouse.store.schema import tokens
 
 
@@ -80,6 +81,14 @@ def remove_named(connection: Connection, role: str, name: str) -> None:
 
 def every(connection: Connection) -> list[TokenRow]:
     return [_token(row) for row in connection.execute(select(tokens).order_by(tokens.c.created_at))]
+
+
+def among(connection: Connection, hashes: Iterable[str]) -> list[TokenRow]:
+    """The tokens with these hashes."""
+    return [_token(row) for row in select_among(connection, _AMONG, hashes)]
+
+
+_AMONG = select(tokens).where(tokens.c.hash.in_(bindparam("ids", expanding=True)))
 
 
 def _token(row: Row[Any]) -> TokenRow:

@@ -1,7 +1,8 @@
 """Rows of nodes.
 
-A registration, a heartbeat and an operator change separate columns through separate functions, so none overwrites the
-facts of another. `updated_at` marks changes that other frontends must see.
+A registration, a report and an operator change separate columns through separate functions, so none overwrites the
+facts of another. What every heartbeat changes is in `liveness`, and is read from there. `updated_at` marks changes that
+other frontends must see.
 """
 
 from __future__ import annotations
@@ -12,42 +13,51 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Row, bindparam, delete, func, select, update
+from sqlalchemy import BindParameter, Row, bindparam, delete, func, or_, select, update
 
 from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Health, Node
 from enginehouse.core.operation import absence_of
 from enginehouse.core.report import Report
+from enginehouse.store import liveness
 from enginehouse.store.db import Connection
+from enginehouse.store.liveness import LivenessChange
 from enginehouse.store.rows import select_among, slices, text_of
-from enginehouse.store.schema import nodes
+from enginehouse.store.schema import node_liveness, nodes
 
 # Built once: inspecting a type costs more than decoding a value.
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _CAPACITY = msgspec.json.Decoder(Capacity)
 _REPORT = msgspec.json.Decoder(Report)
 _STRUCTURED = ("labels", "capacity", "report")
-_PLAIN = tuple(field for field in Node.__struct_fields__ if field not in _STRUCTURED)
+_HEARD = ("last_heartbeat", "report_digest")  # those of `liveness` count
+_PLAIN = tuple(field for field in Node.__struct_fields__ if field not in (*_STRUCTURED, *_HEARD))
 _plain_of = attrgetter(*_PLAIN)
 
 
 def _node(row: Row[Any]) -> Node:
+    # Frontends of the previous version know the older columns only.
+    is_here = row.heard_at is not None and row.heard_at >= row.last_heartbeat
     return Node(
         **dict(zip(_PLAIN, _plain_of(row), strict=True)),
+        last_heartbeat=row.heard_at if is_here else row.last_heartbeat,
         labels=_LABELS.decode(row.labels),
-        capacity=_CAPACITY.decode(row.capacity),
-        report=_REPORT.decode(row.report),
+        capacity=_CAPACITY.decode(row.heard_capacity if is_here else row.capacity),
+        report=liveness.as_confirmed(_REPORT.decode(row.report), row.boot_id, row.sequence, row.mark),
+        report_digest=row.report_digest or "",
     )
 
 
 def _columns(node: Node) -> dict[str, object]:
-    plain = {field: getattr(node, field) for field in _PLAIN}
+    plain = {field: getattr(node, field) for field in (*_PLAIN, "last_heartbeat")}
     return plain | {field: text_of(getattr(node, field)) for field in _STRUCTURED}
 
 
 def insert(connection: Connection, node: Node, token_hash: str) -> None:
     connection.execute(_ADD, {**_columns(node), "token_hash": token_hash})
+    liveness.add(connection, node.id, node.capacity, node.last_heartbeat)
+    liveness.set_report(connection, node.id, node.report, node.report_digest)
 
 
 def take_registration(connection: Connection, node_id: NodeId, at: float) -> bool:
@@ -62,6 +72,7 @@ def save(connection: Connection, node: Node) -> None:
     connection.execute(
         update(nodes).where(nodes.c.id == node.id).values(**{k: v for k, v in columns.items() if k not in kept})
     )
+    liveness.set_capacity(connection, node.id, node.capacity)
 
 
 def set_token(connection: Connection, node_id: NodeId, token_hash: str, previous: str = "") -> None:
@@ -80,9 +91,23 @@ class NodeToken(Struct, frozen=True):
     previous: str  # "" if only one is valid
 
 
+def _token(row: Row[Any] | Row[str, str, str, str]) -> NodeToken:
+    return NodeToken(row.id, row.name, row.token_hash, row.previous_token_hash)
+
+
 def tokens(connection: Connection) -> list[NodeToken]:
     """The token hashes of all nodes."""
-    return [NodeToken(*row) for row in connection.execute(_TOKENS)]
+    return [_token(row) for row in connection.execute(_TOKENS)]
+
+
+def token_of(connection: Connection, node_id: NodeId) -> NodeToken | None:
+    row = connection.execute(_TOKEN_OF, {"node_id": node_id}).one_or_none()
+    return None if row is None else _token(row)
+
+
+def tokens_among(connection: Connection, hashes: Iterable[str]) -> list[NodeToken]:
+    """The nodes that have one of these token hashes."""
+    return [_token(row) for row in select_among(connection, _TOKENS_AMONG, hashes)]
 
 
 def set_sealed_token(connection: Connection, node_id: NodeId, sealed: str) -> None:
@@ -122,7 +147,7 @@ def set_health(connection: Connection, node_id: NodeId, health: Health, now: flo
 
 
 def set_heartbeat(connection: Connection, node_id: NodeId, capacity: Capacity, now: float) -> None:
-    connection.execute(_SET_HEARTBEAT, {"node_id": node_id, "now_is": text_of(capacity), "at": now})
+    liveness.write(connection, [LivenessChange(node_id=node_id, capacity=capacity)], now)
 
 
 def set_bus_away(connection: Connection, node_id: NodeId, is_away: bool, now: float) -> bool:
@@ -130,22 +155,31 @@ def set_bus_away(connection: Connection, node_id: NodeId, is_away: bool, now: fl
     return connection.execute(_SET_BUS_AWAY, {"node_id": node_id, "now_is": is_away, "at": now}).rowcount > 0
 
 
-def set_report(connection: Connection, node_id: NodeId, report: Report, changed_at: float | None) -> None:
+def set_report(
+    connection: Connection, node_id: NodeId, report: Report, changed_at: float | None, digest: str = ""
+) -> None:
     """Store a report. `changed_at` is set if it differs from the last one: other frontends look for changed nodes."""
     values: dict[str, object] = {"node_id": node_id, "now_is": text_of(report)}
     if changed_at is None:
         connection.execute(_SET_REPORT, values)
     else:
         connection.execute(_SET_NEWS, {**values, "at": changed_at})
+    liveness.set_report(connection, node_id, report, digest)
 
 
 _ADD = nodes.insert()
 _UPDATES = select(nodes.c.id, nodes.c.updated_at)
 _TYPES = select(nodes.c.id, nodes.c.node_type)
-_OF_NAME = select(nodes).where(nodes.c.name == bindparam("named"))
-_ONE = select(nodes).where(nodes.c.id == bindparam("node_id"))
-_ONE_LOCKED = _ONE.with_for_update()
-_EVERY = select(nodes).order_by(nodes.c.name, nodes.c.created_at)
+_JOINED = nodes.outerjoin(node_liveness, node_liveness.c.node_id == nodes.c.id)
+_ALL = select(
+    nodes,
+    node_liveness.c.capacity.label("heard_capacity"),
+    *(getattr(node_liveness.c, name) for name in ("heard_at", "report_digest", "boot_id", "sequence", "mark")),
+).select_from(_JOINED)
+_OF_NAME = _ALL.where(nodes.c.name == bindparam("named"))
+_ONE = _ALL.where(nodes.c.id == bindparam("node_id"))
+_ONE_LOCKED = _ONE.with_for_update(of=nodes)
+_EVERY = _ALL.order_by(nodes.c.name, nodes.c.created_at)
 _OF_ONE = update(nodes).where(nodes.c.id == bindparam("node_id"))
 _SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
     health=bindparam("now_is"), updated_at=bindparam("at")
@@ -156,6 +190,9 @@ _SET_SEALED = _OF_ONE.values(sealed_token=bindparam("now_is"))
 _SEALED = select(nodes.c.id, nodes.c.sealed_token).where(nodes.c.id.in_(bindparam("ids", expanding=True)))
 _FORGET_TOKEN = _OF_ONE.values(previous_token_hash="")
 _TOKENS = select(nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_token_hash)
+_TOKEN_OF = _TOKENS.where(nodes.c.id == bindparam("node_id"))
+_HASHES: BindParameter[Any] = bindparam("ids", expanding=True)
+_TOKENS_AMONG = _TOKENS.where(or_(nodes.c.token_hash.in_(_HASHES), nodes.c.previous_token_hash.in_(_HASHES)))
 _SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
 _SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"))
 _HEALTH = select(nodes.c.id, nodes.c.name, nodes.c.health)
@@ -165,7 +202,6 @@ _WITHOUT_KEY = (
     .order_by(nodes.c.name)
 )
 _SERVING = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.approved.is_(True))
-_SET_HEARTBEAT = _OF_ONE.values(capacity=bindparam("now_is"), last_heartbeat=bindparam("at"))
 _SET_BUS_AWAY = _OF_ONE.where(nodes.c.bus_away != bindparam("now_is")).values(
     bus_away=bindparam("now_is"), updated_at=bindparam("at")
 )
@@ -260,15 +296,16 @@ def make_room(connection: Connection, limit: int) -> None:
             connection.execute(delete(nodes).where(nodes.c.id.in_(some)))
 
 
-_MANY = select(nodes).where(nodes.c.id.in_(bindparam("ids", expanding=True)))
+_MANY = _ALL.where(nodes.c.id.in_(bindparam("ids", expanding=True)))
 _IDS = select(nodes.c.id)
 _COUNT = select(func.count()).select_from(nodes)
 _COUNT_PENDING = select(func.count()).select_from(nodes).where(nodes.c.approved.is_(False))
 # A node that lost its approval was approved once and is kept.
 _PENDING_TO_FORGET = (
     select(nodes.c.id)
+    .select_from(_JOINED)
     .where(nodes.c.approved.is_(False), nodes.c.waits_for == "")
-    .order_by(nodes.c.last_heartbeat > nodes.c.created_at, nodes.c.last_heartbeat)
+    .order_by(liveness.newest_heard() > nodes.c.created_at, liveness.newest_heard())
 )
 
 
@@ -285,18 +322,21 @@ class ApprovedNode(Struct, frozen=True):
 
 _APPROVED = (
     select(*(nodes.c.name, nodes.c.health, nodes.c.drained, nodes.c.bus_away, nodes.c.last_heartbeat, nodes.c.capacity))
+    .add_columns(node_liveness.c.heard_at, node_liveness.c.capacity.label("heard_capacity"))
+    .select_from(_JOINED)
     .where(nodes.c.approved.is_(True))
     .order_by(nodes.c.name)
 )
 
 
 def approved(connection: Connection) -> list[ApprovedNode]:
-    return [
-        ApprovedNode(
-            row.name, row.health, row.drained, row.bus_away, row.last_heartbeat, _CAPACITY.decode(row.capacity)
-        )
-        for row in connection.execute(_APPROVED)
-    ]
+    found: list[ApprovedNode] = []
+    for row in connection.execute(_APPROVED):
+        is_here = row.heard_at is not None and row.heard_at >= row.last_heartbeat
+        heard_at, capacity = (row.heard_at, row.heard_capacity) if is_here else (row.last_heartbeat, row.capacity)
+        facts = (row.name, row.health, row.drained, row.bus_away)
+        found.append(ApprovedNode(*facts, heard_at, _CAPACITY.decode(capacity)))
+    return found
 
 
 def count_by_health(connection: Connection) -> dict[str, int]:

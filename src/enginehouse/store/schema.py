@@ -61,6 +61,29 @@ nodes = Table(
     Column("sealed_token", String(1024), nullable=False, server_default=""),
     # A known name with another key is another node and needs its own approval.
     UniqueConstraint("name", "public_key", "claim", name="nodes_identity"),
+    Index("nodes_health", "approved", "health", "bus_away"),
+    # For tokens that another frontend has just issued.
+    Index("nodes_token", "token_hash"),
+    Index("nodes_previous_token", "previous_token_hash"),
+)
+
+# What every heartbeat changes, beside the wide rows of nodes and written for many at once. `capacity` and `heard_at`
+# count before the columns in `nodes`, which frontends of the previous version use, unless those are newer.
+node_liveness = Table(
+    "node_liveness",
+    metadata,
+    Column("node_id", String(36), ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True),
+    Column("heard_at", Double, nullable=False),
+    Column("capacity", Text, nullable=False),
+    # Of the report in `nodes`; "" if unknown.
+    Column("report_digest", String(64), nullable=False, server_default=""),
+    Column("boot_id", String(64), nullable=False, server_default=""),
+    # When that report was last taken: it may have been confirmed many times since it was stored.
+    Column("sequence", BigInteger, nullable=False, server_default="0"),
+    Column("mark", Double, nullable=False, server_default="0"),
+    # How many commands and processes it lists.
+    Column("running", Integer, nullable=False, server_default="0"),
+    Column("processes", Integer, nullable=False, server_default="0"),
 )
 
 operations = Table(

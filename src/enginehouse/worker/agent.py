@@ -1,8 +1,9 @@
 """The main loop of a worker: join the cluster, take commands, send reports, shut down in order.
 
-The only durable state is on the worker's disk. A report describes the current state; it is sent every few seconds and
-after every change. An outage of the bus or the frontend, however long, stops no engine. While the bus is away,
-heartbeats continue and say so. The worker joins again when the frontend no longer knows it.
+The only durable state is on the worker's disk. A report describes the current state; it is taken every few seconds and
+after every change, and sent whole unless the last answer confirmed it. An outage of the bus or the frontend, however
+long, stops no engine. While the bus is away, heartbeats continue and say so. The worker joins again when the frontend
+no longer knows it.
 Shutdown order: stop taking messages, deregister, stop the engines.
 """
 
@@ -18,7 +19,7 @@ import msgspec
 import enginehouse
 from enginehouse.core.errors import Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.node_api import BUS_AWAY, HeartbeatReply, HeartbeatRequest, RegisterReply
-from enginehouse.core.report import Report
+from enginehouse.core.report import Report, ReportStamp, digest_of
 from enginehouse.host import disk
 from enginehouse.host.blocking import in_thread
 from enginehouse.loop import Loop
@@ -65,6 +66,7 @@ class Agent:
         self._sequence = 0
         self._mark = 0.0
         self._boot_mark = 0.0
+        self._confirmed_digest = ""  # of the report that the store has, by the last answer
         self._renewal = Renewal(lambda: asyncio.get_running_loop().time())
         self._bus: Bus | None = None
         self._node: RegisterReply | None = None
@@ -233,6 +235,9 @@ class Agent:
         self._said_away = request.bus == BUS_AWAY
         if self._renewal.is_due(self._is_far_away()):
             request = msgspec.structs.replace(request, renew=True)
+        request = self._without_known_report(request)
+        # Whatever becomes of this heartbeat, only its answer tells what the store has then.
+        self._confirmed_digest = ""
         try:
             reply = await self._link.heartbeat(self._node.id, self._node.node_token, request)
         except (NotFound, Unauthenticated) as error:
@@ -244,6 +249,9 @@ class Agent:
             self._is_due = self._has_failed = True
         else:
             self._mark, self._is_known = reply.mark, True
+            self._confirmed_digest = reply.report_digest
+            if request.unchanged is not None and reply.report_digest != request.report_digest:
+                self._wake()  # that frontend needs the whole report
             await self._take_renewed(reply)
             self._parts.http_server.heard(reply.mark, is_bus_away=request.bus == BUS_AWAY)
             for intent in reply.cancelled:
@@ -252,6 +260,17 @@ class Agent:
             interval = self._options.heartbeat_seconds or self._node.heartbeat_seconds or HEARTBEAT_SECONDS
             self._due_at = asyncio.get_running_loop().time() + interval
             await in_thread(self._parts.supervisor.tidy)
+
+    def _without_known_report(self, request: HeartbeatRequest) -> HeartbeatRequest:
+        """The heartbeat with the digest of its report, and without the report itself if the store has it."""
+        report = request.report
+        if report is None:
+            return request
+        digest = digest_of(report)
+        if digest != self._confirmed_digest:
+            return msgspec.structs.replace(request, report_digest=digest)
+        stamp = ReportStamp(sequence=report.sequence, mark=report.mark)
+        return msgspec.structs.replace(request, report=None, report_digest=digest, unchanged=stamp)
 
     async def _take_renewed(self, reply: HeartbeatReply) -> None:
         """Apply a new token or credential from a heartbeat reply. Running commands continue."""

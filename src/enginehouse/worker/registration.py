@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +25,12 @@ from enginehouse.worker.parts import Machine, Signer
 
 log = logging.getLogger(__name__)
 
-PENDING_SECONDS = 2.0  # between registrations while the node waits for approval
+# Between registrations while the node waits for approval. Nobody tells the worker of that, and hundreds may wait for
+# days. The longest pause with its jitter is below 15 s.
+PENDING_FIRST_SECONDS = 2.0
+PENDING_GROWTH = 1.3
+PENDING_CAP_SECONDS = 12.0
+JITTER = 0.2  # of a pause: machines that started together do not ask together for ever
 RETRY_FIRST_SECONDS = 0.5
 RETRY_CAP_SECONDS = 10.0  # a frontend that comes back is found within this time
 
@@ -48,6 +54,7 @@ async def join(options: WorkerOptions, desk: Desk, stop: asyncio.Event) -> Joine
     """Register until the node is accepted; None if `stop` is set first."""
     link = desk.link
     pause, logged, host = RETRY_FIRST_SECONDS, "", options.advertise_host or link.local_address()
+    pending = pending_pauses()
     while not stop.is_set():
         try:
             # First, because the connection also reveals the local address, which is part of the signed claims.
@@ -59,7 +66,7 @@ async def join(options: WorkerOptions, desk: Desk, stop: asyncio.Event) -> Joine
             reason = f"node {node.name} ({node.id}) waits for approval; approve it with {approve}"
             if host and node.status != "pending":
                 return Joined(node, host)
-            wait = PENDING_SECONDS if host else 0.0
+            wait = next(pending) if host else 0.0
         except Unavailable as error:
             reason = error.message
             wait, pause = pause, min(RETRY_CAP_SECONDS, 2 * pause)
@@ -83,6 +90,14 @@ async def join(options: WorkerOptions, desk: Desk, stop: asyncio.Event) -> Joine
             async with asyncio.timeout(wait):
                 await stop.wait()
     return None
+
+
+def pending_pauses() -> Iterator[float]:
+    """The pauses between registrations of a node that waits for approval."""
+    seconds = PENDING_FIRST_SECONDS
+    while True:
+        yield seconds * random.uniform(1 - JITTER, 1 + JITTER)
+        seconds = min(PENDING_CAP_SECONDS, PENDING_GROWTH * seconds)
 
 
 class NodeAddresses(Struct, frozen=True):

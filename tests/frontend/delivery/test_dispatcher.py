@@ -83,7 +83,7 @@ async def test_a_node_that_nobody_listens_on_is_waited_for_and_sent_to_when_it_r
     world.bus.take()
     await world.dispatcher.step()
     assert world.bus.take() == []
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest())
     await world.dispatcher.step()
     assert [one.reply for one in world.bus.take()] == [subjects.reply_subject(waiting.node_id, waiting.id, 2)]
 

@@ -32,7 +32,7 @@ async def join(world: World, name: str, *held: HeldModel, host: str = "", **fiel
     given = {"address": f"{host or name}:50051", "http_address": f"{host or name}:50050", **fields}
     registered = await world.nodes.register(await world.signed(name, key, **given))
     await world.nodes.approve(registered.node.id)
-    await world.nodes.heartbeat(registered.node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(registered.node.id, node_api.HeartbeatRequest())
     await world.report(registered.node.id, models=held, backends=(installed("engine", "sha256:1"),))
     return (await world.nodes.get(registered.node.id))[0]
 

@@ -296,15 +296,15 @@ async def test_a_join_token_for_one_node_is_that_node(world: World) -> None:
 
 async def test_a_heartbeat_of_an_unknown_node_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
-        await world.nodes.heartbeat(NodeId("nobody"), HEARTBEAT)
+        await world.reports.heartbeat(NodeId("nobody"), HEARTBEAT)
 
 
 async def test_a_heartbeat_keeps_what_it_does_not_say_and_bounds_what_it_does(world: World) -> None:
     node = await world.join("first")
-    await world.nodes.heartbeat(
+    await world.reports.heartbeat(
         node.id, node_api.HeartbeatRequest(available_ram=5, total_disk=2**90, gpu_vendor="v" * 99)
     )
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest(available_ram=0, available_disk=-3))
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest(available_ram=0, available_disk=-3))
     capacity = (await world.nodes.get(node.id))[0].capacity
     assert (capacity.cores, capacity.available_ram, capacity.available_disk) == (2, 0, 0)
     assert (capacity.total_disk, len(capacity.gpu_vendor)) == (2**63 - 1, 64)
@@ -316,14 +316,14 @@ async def test_the_cards_of_a_registration_and_of_a_heartbeat_are_kept_with_what
     node = await world.nodes.register(registration("cards", gpu_cards=(first, second)))
     node_id = node.node.id
     assert (await world.nodes.get(node_id))[0].capacity.gpu_cards == (first, second)
-    await world.nodes.heartbeat(node_id, HEARTBEAT)
+    await world.reports.heartbeat(node_id, HEARTBEAT)
     assert (await world.nodes.get(node_id))[0].capacity.gpu_cards == (first, second), "an absent key keeps them"
     odd = GraphicsCard(index=-1, name="B\n" * 70, total_vram=2**90, available_vram=-4)
-    await world.nodes.heartbeat(node_id, node_api.HeartbeatRequest(gpu_cards=(odd,) * 70))
+    await world.reports.heartbeat(node_id, node_api.HeartbeatRequest(gpu_cards=(odd,) * 70))
     kept = (await world.nodes.get(node_id))[0].capacity.gpu_cards
     assert len(kept) == 64
     assert kept[0] == GraphicsCard(index=0, name="B" * 64, total_vram=2**63 - 1, available_vram=0)
-    await world.nodes.heartbeat(node_id, node_api.HeartbeatRequest(gpu_cards=()))
+    await world.reports.heartbeat(node_id, node_api.HeartbeatRequest(gpu_cards=()))
     assert (await world.nodes.get(node_id))[0].capacity.gpu_cards == ()
 
 
@@ -335,7 +335,7 @@ async def pass_time(world: World, seconds: float, *, heartbeats_of: tuple[str, .
     for _ in range(int(seconds / 3)):
         world.time.passed += 3
         for node_id in heartbeats_of:
-            await world.nodes.heartbeat(NodeId(node_id), HEARTBEAT)
+            await world.reports.heartbeat(NodeId(node_id), HEARTBEAT)
         await world.nodes.step()
 
 
@@ -348,7 +348,7 @@ async def test_silence_makes_a_node_unhealthy_then_offline_and_a_heartbeat_heals
     assert (await world.health(silent.id), await world.health(alive.id)) == ("unhealthy", "healthy")
     await pass_time(world, STALE_SECONDS, heartbeats_of=(alive.id,))
     assert await world.health(silent.id) == "offline"
-    await world.nodes.heartbeat(silent.id, HEARTBEAT)
+    await world.reports.heartbeat(silent.id, HEARTBEAT)
     assert await world.health(silent.id) == "healthy"
 
 
@@ -403,7 +403,7 @@ async def test_a_node_without_its_bus_gets_no_commands_and_is_never_offline_whil
     await world.nodes.step()
     for _ in range(8):
         time.passed += STALE_SECONDS / 2.5
-        await world.nodes.heartbeat(node.id, away)
+        await world.reports.heartbeat(node.id, away)
         await world.nodes.step()
     found, _ = await world.nodes.get(node.id)
     assert (found.health, found.is_degraded, found.is_schedulable) == ("unhealthy", True, False)
@@ -414,7 +414,7 @@ async def test_a_node_without_its_bus_gets_no_commands_and_is_never_offline_whil
     (row,) = rows
     assert (row.status, row.reason) == ("queued", "node_away")
     assert "bus" in str(row.error)
-    await world.nodes.heartbeat(node.id, HEARTBEAT)
+    await world.reports.heartbeat(node.id, HEARTBEAT)
     found, _ = await world.nodes.get(node.id)
     assert (found.health, found.is_degraded) == ("healthy", False)
     await world.dispatcher.step()
@@ -431,9 +431,9 @@ async def test_the_bus_is_away_when_every_node_that_is_heard_says_so(world: Worl
         return world.nodes.is_bus_away
 
     assert not await is_away()
-    await world.nodes.heartbeat(first.id, away)
+    await world.reports.heartbeat(first.id, away)
     assert not await is_away(), "one has it"
-    await world.nodes.heartbeat(second.id, away)
+    await world.reports.heartbeat(second.id, away)
     assert await is_away()
     time.passed += 2 * STALE_SECONDS
     assert not await is_away(), "nobody is heard"
@@ -442,7 +442,7 @@ async def test_the_bus_is_away_when_every_node_that_is_heard_says_so(world: Worl
 async def test_a_node_that_comes_back_without_its_bus_keeps_its_routes(world: World) -> None:
     node = await world.join("first")
     await world.set_health(node.id, "offline")
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest(bus="away"))
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest(bus="away"))
     assert (await world.nodes.get(node.id))[0].health == "unhealthy"
 
 
@@ -452,14 +452,10 @@ async def test_a_heartbeat_that_a_frozen_frontend_delivers_late_changes_nothing(
         node_api.HeartbeatRequest(available_ram=free, report=Report(boot_id="b", sequence=number, mark=1.0))
         for number, free in ((1, 8_000), (2, 3_000))
     )
-    assert later.report is not None
-    await world.collector.report(node.id, later.report, later)
-    told, _ = await world.nodes.get(node.id)
-    assert told.capacity.available_ram == 3_000  # with the report, not after it
-    await world.nodes.heartbeat(node.id, later)
+    await world.reports.heartbeat(node.id, later)
     heard, _ = await world.nodes.get(node.id)
     time.passed += 5
-    await world.nodes.heartbeat(node.id, early)
+    await world.reports.heartbeat(node.id, early)
     after, _ = await world.nodes.get(node.id)
     assert after.capacity.available_ram == 3_000
     assert after.last_heartbeat == heard.last_heartbeat

@@ -15,10 +15,10 @@ KEY = SigningKey(b"1" * 32)
 async def test_a_report_of_a_machine_that_waits_for_approval_is_not_kept(world: World) -> None:
     node = await world.join("first", approve=False)
     said = Report(boot_id="b", backends=(installed("engine", "sha256:1"),))
-    await world.collector.report(node.id, said)
+    await world.reports.report(node.id, said)
     assert (await world.nodes.get(node.id))[0].report == Report()
     await world.nodes.approve(node.id)
-    await world.collector.report(node.id, said)
+    await world.reports.report(node.id, said)
     assert (await world.nodes.get(node.id))[0].report.backends == said.backends
 
 

@@ -158,7 +158,7 @@ class CarryingWorld(World):
         plain: dict[str, object] = {"address": "h:50051", "http_address": "h:50050"} | fields
         registered = await self.nodes.register(registration("go", **plain))
         await self.nodes.approve(registered.node.id)
-        await self.nodes.heartbeat(registered.node.id, node_api.HeartbeatRequest())
+        await self.reports.heartbeat(registered.node.id, node_api.HeartbeatRequest())
         assert self.worker_tokens is not None
         await self.worker_tokens.learn(registered.node.id, TOKEN)
         return (await self.nodes.get(registered.node.id))[0]

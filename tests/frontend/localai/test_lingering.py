@@ -196,7 +196,7 @@ async def test_what_was_never_sent_keeps_nobody_waiting(world: World) -> None:
     view = await world.install(name="other")
     await world.cancellation.cancel(view.jobID, None, "me")
     await world.request("delete", name="other")
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest())
     assert len(await sent(world, subjects.DELETE)) == 1
 
 
@@ -209,7 +209,7 @@ async def test_what_nobody_hears_of_any_more_does_not_hold_up_the_next_for_ever(
     delete = await world.request("delete", name="other")
     assert await sent(world, subjects.DELETE) == []
     if end == "restart":
-        await world.collector.restarted(node.id)
+        await world.reports.restarted(node.id)
     elif end == "silence":
         await pass_time(world, node, LEASE_SECONDS + 1)
         await answer_polls(world, listed())
@@ -251,7 +251,7 @@ async def test_what_ran_on_a_worker_that_went_away_goes_on_there(world: World) -
     await world.dispatcher.step()
     assert (await world.intent_now(older)).reason == "node_away"
     await world.request("delete", name="other")
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest())
     assert await sent(world, subjects.DELETE) == []
     await says(world, older, b'{"success":true,"address":"h:1"}')
     assert len(await sent(world, subjects.DELETE)) == 1
@@ -263,6 +263,6 @@ async def test_the_same_intent_is_sent_again_to_a_worker_that_returns(world: Wor
     await world.dispatcher.step()
     await world.set_health(node.id, "offline")
     await world.dispatcher.step()
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest())
     await world.dispatcher.step()
     assert (await world.intent(view)).attempt == 2

@@ -149,7 +149,7 @@ async def test_an_answer_to_an_older_question_does_not_replace_a_newer_one(world
         Report(mark=now - age, backends=listed((name, "")).backends or ()) for age, name in ((1, "b"), (2, "a"))
     )
     for report in (newer, older):
-        await world.collector.report(node.id, report)
+        await world.reports.report(node.id, report)
     assert [one.name for one in (await world.nodes.get(node.id))[0].report.backends] == ["b"]
 
 

@@ -211,7 +211,7 @@ async def test_agents_are_never_asked_what_they_have_and_stay_healthy(world: Wor
     """S24: they do not listen, and each question would call them unhealthy."""
     agent = (await world.nodes.register(registration("agent", node_type="agent"))).node
     await world.nodes.approve(agent.id)
-    await world.nodes.heartbeat(agent.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(agent.id, node_api.HeartbeatRequest())
     for _ in range(2):
         await world.poller.step()
     assert world.bus.take() == []

@@ -135,7 +135,7 @@ async def test_a_list_of_processes_that_is_missing_or_has_an_error_removes_no_re
     replica = Replica(node_id=node.id, model="m", slot=0, revision="r", address="h:1", nonce="n", backend="other")
     await world.store.transaction(lambda c: replicas.put(c, replica, db.now(c)))
     time.passed += 60.0
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest())
     for _ in range(3):
         await answer_polls(world, listed(("other", "sha256:x")), running)
     assert await world.store.transaction(replicas.every) == [replica]
@@ -157,7 +157,7 @@ async def test_a_worker_of_ours_is_never_asked(world: World) -> None:
 
 async def test_one_frontend_at_a_time_asks(world: World) -> None:
     await joined(world)
-    listings = Listings(world.store, world.collector, "another", lambda name: False)
+    listings = Listings(world.store, world.reports, "another", lambda name: False)
     other = Poller(world.store, world.nodes, world.collector, listings, PATIENCE, owner="another", lease_seconds=30.0)
     await other.listen(world.bus)
     await world.poller.step()
@@ -232,7 +232,7 @@ async def test_a_worker_that_registers_anew_gets_again_what_it_was_doing(world: 
     node = await joined(world)
     view = await world.install(name="other")
     await world.dispatcher.step()
-    await world.collector.restarted(node.id)
+    await world.reports.restarted(node.id)
     assert (await world.intent(view)).reason == "worker_restarted"
     await world.dispatcher.step()
     assert (await world.intent(view)).attempt == 2
@@ -328,7 +328,7 @@ async def test_a_worker_that_hears_no_question_is_away_and_what_it_did_waits(wor
     shown = await world.board.view(view.jobID)
     assert isinstance(shown.nodes, list)
     assert (shown.nodes[0].status, shown.isParked) == ("queued", True)
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest())
     await world.dispatcher.step()
     assert (await world.intent(view)).attempt == 2
 

@@ -362,9 +362,9 @@ async def test_workers_of_localai_follow_after_the_canaries_of_other_kinds(world
     asked = await world.signed("gpu", key, capability="nvidia", gpu_vendor="nvidia", total_vram=24 * 1024**3)
     old = await world.nodes.register(msgspec.structs.replace(asked, public_key="", signature="", challenge=""))
     await world.nodes.approve(old.node.id)
-    await world.nodes.heartbeat(old.node.id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat(old.node.id, node_api.HeartbeatRequest())
     upgrade.nodes["gpu"] = (await world.nodes.get(old.node.id))[0]
-    await world.collector.report(old.node.id, Report(mark=await world.now(), backends=(image(OLD),)))
+    await world.reports.report(old.node.id, Report(mark=await world.now(), backends=(image(OLD),)))
     view = await upgrade.request()
     first = first_of(view)
     assert {row.node_name for row in view.nodes if row.reason == CANARY} == {"a", "b", "gpu"} - {first}

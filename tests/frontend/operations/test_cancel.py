@@ -137,7 +137,7 @@ async def test_a_worker_that_did_not_hear_of_it_is_told_with_its_heartbeat(world
     await world.cancellation.cancel(view.jobID, None, "me")
     newer = await world.request("delete")
     running = (intent.id, rows(newer)[0].intent, IntentId("unknown"))
-    done = await world.collector.report(node.id, _report(await world.now(), running))
+    done = await world.reports.report(node.id, _report(await world.now(), running))
     assert done == (intent.id,), "only what ended, and never what is not known here"
 
 

@@ -68,7 +68,7 @@ async def test_a_minimum_is_restored_without_any_request_even_by_a_new_frontend(
     await world.store.transaction(lambda c: replicas.remove_all_on(c, second))
     time.passed += 120.0
     for node_id in (first, second):
-        await world.nodes.heartbeat(node_id, node_api.HeartbeatRequest())
+        await world.reports.heartbeat(node_id, node_api.HeartbeatRequest())
     again = World(world.store, time, owner="new")
     await again.reconciler.step()
     assert len(await loads(again)) == 2
@@ -97,7 +97,7 @@ async def test_what_cannot_be_is_tried_once_per_cooldown_and_when_a_node_joins(w
         await world.reconciler.step()
     assert not await loads(world), "the cooldown holds"
     time.passed += 16.0
-    await world.nodes.heartbeat((await world.nodes.get("first"))[0].id, node_api.HeartbeatRequest())
+    await world.reports.heartbeat((await world.nodes.get("first"))[0].id, node_api.HeartbeatRequest())
     await world.reconciler.step()
     await world.loader.step()
     assert (await info_of(world)).failures == 2
@@ -186,7 +186,7 @@ async def test_two_loads_never_get_the_same_slot_or_the_same_memory(world: World
     }
     await world.report(node.id, **report)
     amounts = node_api.HeartbeatRequest(available_ram=6 * GIB)
-    await world.nodes.heartbeat(node.id, amounts)
+    await world.reports.heartbeat(node.id, amounts)
     config = {"memory": 4 * GIB}
     for name, digest in (("tiny", "ab"), ("big", "cd")):
         file = msgspec.structs.replace(MODEL.files[0], sha256=digest)
@@ -206,7 +206,7 @@ async def test_two_loads_never_get_the_same_slot_or_the_same_memory(world: World
 
 async def test_memory_that_an_engine_takes_again_at_any_moment_is_not_given_to_another(world: World) -> None:
     node = await world.join("first")
-    await world.nodes.heartbeat(node.id, node_api.HeartbeatRequest(available_ram=6 * GIB))
+    await world.reports.heartbeat(node.id, node_api.HeartbeatRequest(available_ram=6 * GIB))
     for name in ("tiny", "big"):
         model = msgspec.structs.replace(MODEL, name=name, config={"memory": 4 * GIB})
         await world.store.transaction(partial(models.insert, model=model, now=1.0))

@@ -76,7 +76,7 @@ class Machine:
     async def report(self, world: World) -> None:
         self._sequence += 1
         free = 6 * GIB - 4 * GIB * len(self.running)
-        await world.nodes.heartbeat(self.node_id, node_api.HeartbeatRequest(available_ram=max(1, free)))
+        await world.reports.heartbeat(self.node_id, node_api.HeartbeatRequest(available_ram=max(1, free)))
         await world.report(
             self.node_id,
             sequence=self._sequence,

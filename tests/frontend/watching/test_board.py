@@ -155,7 +155,7 @@ async def test_an_operation_shows_at_once_that_its_node_went_away(world: World) 
     await world.board.node_changed(node.id)
     await world.install()
     with world.events.watch() as watcher:
-        await world.nodes.heartbeat(node.id, HeartbeatRequest())
+        await world.reports.heartbeat(node.id, HeartbeatRequest())
         await world.board.step()
         await world.nodes.set_health(node.id, "offline")
         await world.board.step()
@@ -331,7 +331,7 @@ async def test_a_second_attempt_that_another_frontend_sent_never_shows_the_numbe
     other.progress(intent, Progress("downloading", "x", 333, 1000, 1, 5))
     await world.reply(intent, Outcome(code="upstream_error", message="cut", can_heal=True))
     world.time.passed += 5
-    await world.nodes.heartbeat(node.id, HeartbeatRequest())
+    await world.reports.heartbeat(node.id, HeartbeatRequest())
     await world.dispatcher.step()
     assert (await world.intent(view)).attempt == 2
     other.progress(intent, Progress("resolving", "", 0, 0, 2, 1))

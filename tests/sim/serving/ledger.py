@@ -16,6 +16,7 @@ from tests.sim.serving import promises
 from tests.sim.serving.facts import read_model, read_nodes
 
 from enginehouse.core.reconcile import RECONCILER
+from enginehouse.core.replica import parse_process_key
 
 if TYPE_CHECKING:
     from tests.sim.serving.machines import ServingMachine
@@ -147,5 +148,7 @@ class ServingLedger:
             self._unknown.add(engine.nonce)
         soon = world.loop.time() - SEEN_SECONDS
         here = [one.nonce for one in machine.disk.engines.values()]
-        if not any(one in self._unknown and world.began_at[one] > soon for one in here):
+        # One that is being started takes its memory already.
+        is_coming = any(not world.is_known(parse_process_key(key)[0]) for key in machine.coming)
+        if not is_coming and not any(one in self._unknown and world.began_at[one] > soon for one in here):
             world.judge("capacity", promises.fits_the_machine(machine, engine))

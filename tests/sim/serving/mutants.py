@@ -31,7 +31,7 @@ from enginehouse.core.model import Model
 from enginehouse.core.placement import Room
 from enginehouse.core.reconcile import ModelFacts
 from enginehouse.core.routing import Route
-from enginehouse.frontend.delivery import collector
+from enginehouse.frontend.delivery import reports
 from enginehouse.frontend.fleet import nodes as fleet_nodes
 from enginehouse.frontend.operations import request as requests
 from enginehouse.frontend.serving import loader, reconciler, rooms
@@ -346,11 +346,11 @@ def _by_hand_beyond_the_most(chance: Random) -> dict[str, Any]:
 
 
 def _dead_rows_stay() -> list[Patch]:
-    return [(collector, "forget_gone_replicas", lambda connection, node_id, report: False)]
+    return [(reports, "forget_gone_replicas", lambda connection, node_id, report: False)]
 
 
 def _restarted_are_unknown() -> list[Patch]:
-    return [(collector, "adopt_restarted", lambda *_: False)]
+    return [(reports, "adopt_restarted", lambda *_: False)]
 
 
 def _routes_are_read_once() -> list[Patch]:

@@ -21,7 +21,7 @@ from enginehouse.core.progress import format_bytes
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.views import NodeView
 
-JOIN_SECONDS = 15.0  # a pending worker asks every two seconds, then connects
+JOIN_SECONDS = 20.0  # a worker that has been pending for long asks every fifteen seconds, then connects
 LOOK_SECONDS = 0.2
 NOT_YET_SAFE = 3  # the exit code of a drain that did not end in time: a part of it is done
 
@@ -99,7 +99,7 @@ def show(node: str) -> None:
 @click.argument("node")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has joined.")
 def approve(node: str, no_wait: bool) -> None:
-    """Approve a pending NODE (a name or id) and wait a few seconds until it has joined."""
+    """Approve a pending NODE (a name or id) and wait until it has joined, at most 20 seconds."""
     frontend = connect()
     answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
     found = read(answer, NodeView)

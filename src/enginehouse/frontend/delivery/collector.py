@@ -1,10 +1,9 @@
-"""Stores what workers send: replies, progress and reports.
+"""Stores what workers send over the bus: replies and progress. Reports are stored by `reports`.
 
 Messages are queued as they arrive and stored in batches, one transaction each: a thousand replies cost a few
 transactions, a slow database does not stall the reader, and an outage of the database loses no reply. A reply is stored
-by the frontend that owns the intent, or by any frontend that received it once the owner's lease has ended. A report
-counts on every frontend. Every write is a compare-and-set through the state table, so late, duplicate and stale
-messages change nothing.
+by the frontend that owns the intent, or by any frontend that received it once the owner's lease has ended. Every write
+is a compare-and-set through the state table, so late, duplicate and stale messages change nothing.
 """
 
 from __future__ import annotations
@@ -17,25 +16,21 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
 from enginehouse.core import intent as intents_core
-from enginehouse.core import report as reports
 from enginehouse.core import subjects, wire
 from enginehouse.core.action import InstallBackend, PullModel, StartReplica, UnknownAction, phrase
-from enginehouse.core.errors import Conflict, Malformed, Unavailable
+from enginehouse.core.errors import Malformed, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Change, Intent, Outcome
-from enginehouse.core.node_api import HeartbeatRequest
 from enginehouse.core.operation import wait_for_node
 from enginehouse.core.progress import Progress
 from enginehouse.core.progress import bounded as bounded_progress
 from enginehouse.core.report import Report
 from enginehouse.frontend.delivery.late_replies import LateReplies, Reply
-from enginehouse.frontend.delivery.replica_rows import adopt_restarted, agreeing, follow, forget_gone_replicas
+from enginehouse.frontend.delivery.replica_rows import agreeing, follow
 from enginehouse.frontend.fleet.nodes import Nodes, note_no_subscriber
-from enginehouse.frontend.fleet.registration import capacity_after
 from enginehouse.frontend.watching.board import Board
 from enginehouse.ports import Bus, Clock, Message
 from enginehouse.store import db, intents, nodes, operations, supersession
@@ -46,13 +41,8 @@ log = logging.getLogger(__name__)
 # Many times the replies of a hundred nodes. Beyond it replies are dropped, and reports settle their intents.
 QUEUE_LENGTH = 10_000
 BATCH = 200
-MAX_RUNNING = 1000  # commands that one worker may report as running
 LATE_SECONDS = 1.0  # between two checks for replies whose owner did not store them; reads memory only
 PROGRESS_WRITE_SECONDS = 2.0  # the row serves later readers; watchers get progress from memory
-RESTARTED_MESSAGE = "the worker was restarted before the command ended; the command is sent again"
-LOST_MESSAGE = (
-    "the worker does not know the command: it was restarted, or the message was lost; the command is sent again"
-)
 
 
 class _Settled(Struct):
@@ -64,15 +54,6 @@ class _Settled(Struct):
     others: list[tuple[Reply, float]]  # intents of another owner, and the rest of its lease in seconds
     over: list[Intent]  # ended earlier; now their lingering commands ended too
     added: list[Intent]  # to the operations of the settled ones
-
-
-class Reported(Struct):
-    """The effects of a report."""
-
-    intents: list[Intent]
-    changed: bool = False
-    ended: tuple[IntentId, ...] = ()  # cancelled or superseded, but still running on the worker
-    added: Sequence[Intent] = ()  # to the operations of the settled ones
 
 
 class LingeringCommands(Protocol):
@@ -239,18 +220,18 @@ class Collector:
                     done.unreachable.add(intent.node_id)
                 change = wait_for_node(now)
             else:
-                outcome = self._believed(connection, intent, reply.outcome)
+                outcome = self.believed(connection, intent, reply.outcome)
                 change = intents_core.after_outcome(intent, outcome, now, self._clock.random())
             changes[intent.id] = intent, change
         done.over = self._lingering.note_replies(connection, over, now)
         done.intents = operations.apply_all(connection, changes.values())
         for intent in done.intents:
             follow(connection, intent, now)
-        done.added = _point(connection, done.intents, now)
+        done.added = point(connection, done.intents, now)
         operations.note_ended(connection, [intent.id for intent in done.intents if not intent.is_open])
         return done
 
-    def _believed(self, connection: Connection, intent: Intent, outcome: Outcome) -> Outcome:
+    def believed(self, connection: Connection, intent: Intent, outcome: Outcome) -> Outcome:
         """Return the outcome, or a failure if its replica address is not allowed, because prompts and keys are sent
         there, or if a source gave this node other bytes than the nodes before.
         """
@@ -265,105 +246,6 @@ class Collector:
         self._refuse("address", intent.node_id)
         message = f"cannot use the address {outcome.address[:80]!r} that the worker gave for the replica: {why}"
         return Outcome(code="address_refused", message=message)
-
-    # From heartbeats ---------------------------------------------------------------------------
-
-    async def report(
-        self, node_id: NodeId, report: Report, said: HeartbeatRequest | None = None
-    ) -> tuple[IntentId, ...]:
-        """Store a report, settle what it proves, and return the running intents that the worker must stop.
-
-        The amounts of the heartbeat that brought it, `said`, are stored with it: whoever reads that an engine runs must
-        not read the free memory from before it did.
-        """
-
-        def work(connection: Connection) -> Reported:
-            return self._take_report(connection, node_id, report, said)
-
-        done = await self._store.transaction(work)
-        if done.changed:
-            await self._board.node_changed(node_id)
-        await self.publish_settled(done.intents, done.added, wake=done.changed)
-        return done.ended
-
-    async def restarted(self, node_id: NodeId) -> None:
-        """Set the running intents of a restarted worker to waiting. Called for workers that send no reports."""
-
-        def work(connection: Connection) -> list[Intent]:
-            now = db.now(connection)
-            settled = self._lingering.note_restart(connection, node_id, now)
-            for intent in operations.open_on(connection, node_id):
-                if intent.state == "running":
-                    again = Change(
-                        kind="wait", now=now, reason="worker_restarted", message=RESTARTED_MESSAGE, due_at=now
-                    )
-                    settled += _applied(connection, intent, again)
-            return settled
-
-        await self.publish_settled(await self._store.transaction(work))
-
-    def _take_report(
-        self, connection: Connection, node_id: NodeId, report: Report, said: HeartbeatRequest | None
-    ) -> Reported:
-        node = nodes.get(connection, node_id, lock=not report.is_whole)
-        # A pending node's report is not stored: a join token alone must not fill the database.
-        if node is None or not node.approved or reports.is_older(report, node.report):
-            return Reported([])
-        now = db.now(connection)
-        report = reports.without_future_marks(report, now)
-        if not report.is_whole:
-            # A listing says nothing of files; what was pushed there is known here (`replica_rows`).
-            report = msgspec.structs.replace(report, models=node.report.models)
-        settled: list[Intent] = []
-        open_ones = operations.open_on(connection, node_id)
-        # An observed state proves nothing while an older command for the same subject runs or may still arrive. The
-        # effect of the newer command must be seen first.
-        about = {intent.subject for intent in open_ones}
-        unanswered_generations = intents.unanswered_generations(connection, node_id, about)
-        at_work = {} if report.is_whole else self._lingering.continuing_commands(connection, node_id)
-        # A listing from before the end of such a command does not show its effect.
-        just_over = set() if report.is_whole else intents.ended_since(connection, node_id, about, report.mark)
-        for intent in open_ones:
-            is_shadowed = unanswered_generations.get(intent.subject, 0) > 0 and report.is_whole
-            is_shadowed = is_shadowed or bool(at_work.get(intent.subject, set()) - {intent.id})
-            is_shadowed = is_shadowed or intent.subject in just_over
-            change = self._evidence(report, intent, now, is_shadowed=is_shadowed)
-            if change is not None and change.outcome is not None:
-                outcome = self._believed(connection, intent, change.outcome)
-                if outcome is not change.outcome:
-                    # A waiting intent is sent again, and the reply settles it.
-                    is_running = intent.state == "running"
-                    change = intents_core.after_outcome(intent, outcome, now, 0.0) if is_running else None
-            if change is not None:
-                settled += _applied(connection, intent, change)
-                if not report.is_whole and change.kind == "succeed":
-                    self._lingering.note_settled_by_listing(connection, intent, report)
-        gone = forget_gone_replicas(connection, node_id, report)
-        gone = adopt_restarted(connection, node, report, self._nodes.replica_refusal, now) or gone
-        changed = gone or _shown(report) != _shown(node.report)
-        nodes.set_report(connection, node_id, report, now if changed else None)
-        if said is not None:
-            nodes.set_heartbeat(connection, node_id, capacity_after(node.capacity, said), now)
-        added = _point(connection, settled, now)
-        operations.note_ended(connection, [intent.id for intent in settled if not intent.is_open])
-        ended = intents.ended_among(connection, node_id, report.running[:MAX_RUNNING])
-        return Reported(settled, changed, ended, added)
-
-    def _evidence(self, report: Report, intent: Intent, now: float, *, is_shadowed: bool) -> Change | None:
-        """Return the change that a report proves for an open intent; None if it proves nothing."""
-        result = reports.result_for(report, intent)
-        # Waiting intents too: a command that succeeded while its node was unreachable is not sent again.
-        if result is not None and (intent.state == "running" or result.succeeded):
-            return intents_core.after_outcome(intent, intents_core.bounded(result), now, self._clock.random())
-        if intent.id in report.running or report.mark < intent.created_at:
-            return None
-        shown = reports.shows(report, intent) if reports.may_settle(report, intent) else None
-        if shown is not None and (not is_shadowed or reports.has_applied(report, intent)):
-            return Change(kind="succeed", now=now, outcome=shown)
-        if intent.state == "running" and reports.lost(report, intent):
-            outcome = Outcome(code="worker_restarted", message=LOST_MESSAGE, can_heal=True)
-            return intents_core.after_outcome(intent, outcome, now, self._clock.random())
-        return None
 
     # Publishing --------------------------------------------------------------------------------
 
@@ -406,23 +288,9 @@ def _may_be_old(intent: Intent) -> bool:
     return isinstance(intent.action, InstallBackend) and intent.action.upgrade
 
 
-def _applied(connection: Connection, intent: Intent, change: Change) -> list[Intent]:
-    """Apply a change and its effects on replica rows, in one transaction."""
-    try:
-        after = operations.apply(connection, intent, change)
-    except Conflict:
-        return []  # settled concurrently
-    follow(connection, after, change.now)
-    return [after]
-
-
-def _point(connection: Connection, settled: Sequence[Intent], now: float) -> list[Intent]:
+def point(connection: Connection, settled: Sequence[Intent], now: float) -> list[Intent]:
     """Add intents for the other requested names that lead to what was installed."""
     added = supersession.add_pointers(connection, settled, lambda: IntentId(str(uuid.uuid4())), now)
     for intent in added:
         log.info("pointer.requested intent=%s node=%s action=%r", intent.id, intent.node_id, phrase(intent.action))
     return added
-
-
-def _shown(report: Report) -> tuple[object, ...]:
-    return (report.backends, report.models, report.replicas, report.failed, report.boot_id, report.version)

@@ -27,19 +27,19 @@ from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
-from enginehouse.core.node_api import BUS_AWAY, HeartbeatRequest, RegisterRequest
+from enginehouse.core.node_api import RegisterRequest
 from enginehouse.core.node_identity import JoinOrigin, approval_lost, claim_of, find_known
-from enginehouse.core.report import Report, is_older
+from enginehouse.core.report import Report
 from enginehouse.frontend.fleet.registration import (
     MAX_LABELS,
-    capacity_after,
     check_request,
     node_type_of,
     refused,
 )
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import bus_credentials, challenges, db, nodes, replicas
+from enginehouse.store import bus_credentials, challenges, db, liveness, nodes, replicas
 from enginehouse.store.db import Connection, Store
+from enginehouse.store.liveness import Liveness
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,21 @@ def find_node(connection: Connection, name_or_id: str, *, pending: bool = False)
 def note_no_subscriber(connection: Connection, node_id: NodeId, now: float) -> bool:
     """Set a node to unhealthy because its subjects have no subscriber. Returns whether that is a change."""
     return nodes.set_health(connection, node_id, "unhealthy", now)
+
+
+def health_of_heard(is_away: bool) -> Health:
+    """The health of a node that sent a heartbeat.
+
+    Without the bus it gets no commands and keeps its routes: it is unhealthy, and offline only when silent.
+    """
+    return "unhealthy" if is_away else "healthy"
+
+
+def note_heard(connection: Connection, node: Node | Liveness, is_away: bool, now: float) -> bool:
+    """Set the health of a node that sent a heartbeat. Returns whether that is a change."""
+    health = health_of_heard(is_away)
+    is_other = node.bus_away != is_away and nodes.set_bus_away(connection, node.id, is_away, now)
+    return (node.health != health and nodes.set_health(connection, node.id, health, now)) or is_other
 
 
 def token_hash(token: str) -> str:
@@ -304,30 +319,6 @@ class Nodes:
     async def forget_previous_token(self, node_id: NodeId) -> None:
         await self._store.transaction(lambda connection: nodes.forget_previous_token(connection, node_id))
 
-    async def heartbeat(self, node_id: NodeId, request: HeartbeatRequest) -> float:
-        """Store a heartbeat and return the mark for the node's next report.
-
-        A node without the bus gets no commands and keeps its routes: it is unhealthy, and offline only when silent.
-        """
-        is_away = request.bus == BUS_AWAY
-        health: Health = "unhealthy" if is_away else "healthy"
-
-        def work(connection: Connection) -> tuple[float, bool]:
-            node = nodes.get(connection, node_id)
-            if node is None:
-                raise NotFound(f"cannot find the node {node_id}: register again", code="not_found")
-            now = db.now(connection)
-            if request.report is not None and is_older(request.report, node.report):
-                return now, False  # this frontend was frozen with it: what it says of memory is long outdated
-            nodes.set_heartbeat(connection, node_id, capacity_after(node.capacity, request), now)
-            is_other = node.bus_away != is_away and nodes.set_bus_away(connection, node_id, is_away, now)
-            return now, nodes.set_health(connection, node_id, health, now) or is_other
-
-        now, is_news = await self._store.transaction(work)
-        if is_news:
-            await self.publish_changed([node_id])
-        return now
-
     async def set_health(self, node_id: NodeId, health: Health) -> None:
         """Set the health of a node on positive evidence: its subjects have no subscriber, or it signed off."""
 
@@ -356,9 +347,8 @@ class Nodes:
 
         def work(connection: Connection) -> list[NodeId]:
             now = db.now(connection)
-            approved = [node for node in nodes.every(connection) if node.approved]
-            judged = self._judged(approved, now)
-            self.is_bus_away = node_core.every_bus_is_away(approved, now - self._stale_seconds)
+            judged = self._judged(connection, now)
+            self.is_bus_away = liveness.every_bus_is_away(connection, now - self._stale_seconds)
             return [node_id for node_id, health in judged.items() if nodes.set_health(connection, node_id, health, now)]
 
         changed = await self._store.transaction(work)
@@ -367,25 +357,27 @@ class Nodes:
         if changed:
             self._wake()
 
-    def _judged(self, approved: Collection[Node], now: float) -> dict[NodeId, Health]:
+    def _judged(self, connection: Connection, now: float) -> dict[NodeId, Health]:
         """Return the nodes whose health is worse than stored."""
-        if self._listening_since is None or not 0 <= now - self._looked_at < self._stale_seconds / 2:
+        stale = self._stale_seconds
+        if self._listening_since is None or not 0 <= now - self._looked_at < stale / 2:
             # After a pause, an outage of the store or a clock jump, silence during that time proves nothing.
             self._listening_since = now
         self._looked_at = now
         judged: dict[NodeId, Health] = {}
-        for node in approved:
-            silence = now - max(node.last_heartbeat, self._listening_since)
-            health = node_core.health_after(silence, self._stale_seconds)
+        is_any_known = now - self._listening_since >= stale
+        for node in liveness.silent(connection, now - stale, now - 2 * stale) if is_any_known else ():
+            health = node_core.health_after(now - max(node.heard_at, self._listening_since), stale)
             if _WORSE[health] > _WORSE[node.health]:
                 judged[node.id] = health
         lost = [node_id for node_id, health in judged.items() if health == "offline"]
-        if len(lost) < 3 or 2 * len(lost) <= len(approved):
+        count = liveness.count_approved(connection) if len(lost) >= 3 else 0
+        if len(lost) < 3 or 2 * len(lost) <= count:
             self._doubted_since = None
-        elif self._doubted_since is None or now - self._doubted_since < self._stale_seconds:
+        elif self._doubted_since is None or now - self._doubted_since < stale:
             # The loss of most nodes at once is more likely a fault near this frontend: check again before acting.
             if self._doubted_since is None:
                 self._doubted_since = now
-                log.error("nodes.mass_loss lost=%d of=%d", len(lost), len(approved))
+                log.error("nodes.mass_loss lost=%d of=%d", len(lost), count)
             return {node_id: health for node_id, health in judged.items() if health != "offline"}
         return judged

@@ -1,8 +1,9 @@
 """Tokens and their callers, cached in memory so that authentication does not wait for the database.
 
 Only hashes are stored and cached. A lookup is by hash, so no comparison depends on the secret. A token that another
-frontend creates is known here after at most one refresh. Expiry is a time of the store's clock; it is compared with an
-estimate of that clock, which every refresh sets again.
+frontend creates is known here after at most one refresh. A node whose token changed is read alone, and an unknown token
+is looked for alone: with many nodes, one of them registers at any time. Expiry is a time of the store's clock; it is
+compared with an estimate of that clock, which every refresh sets again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from enginehouse.frontend.fleet.nodes import token_hash
 from enginehouse.store import db, keys, leases, nodes
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
+from enginehouse.store.nodes import NodeToken
 
 Role = Literal["admin", "user", "join"]
 ROLES: tuple[Role, ...] = ("admin", "user", "join")
@@ -75,23 +77,52 @@ class Keys:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._callers: dict[str, Caller] = {}
+        self._of_nodes: dict[NodeId, tuple[str, ...]] = {}  # the hashes of each node
+        self._sought: set[str] = set()  # hashes of unknown tokens, for the next look
         self._changes = ""
         self._ahead_seconds = 0.0  # the store's clock is so far ahead of the loop's
         self._looked_at = -math.inf
         self._looking = asyncio.Lock()
 
-    async def look_again(self) -> None:
-        """Read all tokens again for an unknown one, which another frontend may have just issued.
+    async def look_again(self, token: str) -> None:
+        """Look for an unknown token, which another frontend may have just issued.
 
-        Only a read that began after this call proves that a token is unknown. Calls share one read per half second.
+        Only a look that began after this call proves that it is unknown. Calls share one look per half second.
         """
         running = asyncio.get_running_loop()
-        asked_at = running.time()
+        asked_at, hashed = running.time(), token_hash(token)
+        self._sought.add(hashed)
         async with self._looking:
             if self._looked_at > asked_at:
                 return
             await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_SECONDS - running.time()))
-            await self.step()
+            began_at = running.time()
+            sought, self._sought = self._sought | {hashed}, set()
+            await self._look_for(sought)
+            self._looked_at = began_at  # set only after success: a failed read proves nothing
+
+    async def _look_for(self, hashes: set[str]) -> None:
+        def work(connection: Connection) -> tuple[list[TokenRow], list[NodeToken]]:
+            now = db.now(connection)
+            valid = [row for row in keys.among(connection, hashes) if row.is_valid(now)]
+            return valid, nodes.tokens_among(connection, hashes)
+
+        found, of_nodes = await self._store.transaction(work)
+        self._callers.update({row.hash: _caller(row) for row in found})
+        for node in of_nodes:
+            self._put(node)
+
+    async def read_node(self, node_id: NodeId) -> None:
+        """Read the tokens of one node, which changed."""
+        node = await self._store.transaction(lambda connection: nodes.token_of(connection, node_id))
+        self._put(node or NodeToken(node_id, "", "", ""))
+
+    def _put(self, node: NodeToken) -> None:
+        """Replace the tokens of a node."""
+        for hashed in self._of_nodes.pop(node.node_id, ()):
+            self._callers.pop(hashed, None)
+        self._callers.update(made := _callers_of(node))
+        self._of_nodes[node.node_id] = tuple(made)
 
     def now(self) -> float:
         """The store's clock as estimated at the last refresh, without asking the store."""
@@ -215,18 +246,17 @@ class Keys:
     async def step(self) -> None:
         """Read all tokens again."""
 
-        def work(connection: Connection) -> tuple[dict[str, Caller], str, float]:
+        def work(connection: Connection) -> tuple[dict[str, Caller], list[NodeToken], str, float]:
             now = db.now(connection)
             callers = {row.hash: _caller(row) for row in keys.every(connection) if row.is_valid(now)}
-            for node in nodes.tokens(connection):
-                if node.previous:
-                    callers[node.previous] = Caller("node", node.name, node.node_id)
-                callers[node.hash] = Caller("node", node.name, node.node_id, has_previous=bool(node.previous))
-            return callers, keys.changes(connection), now
+            return callers, nodes.tokens(connection), keys.changes(connection), now
 
         running = asyncio.get_running_loop()
         began_at = running.time()
-        self._callers, self._changes, now = await self._store.transaction(work)
+        self._callers, of_nodes, self._changes, now = await self._store.transaction(work)
+        self._of_nodes = {}
+        for node in of_nodes:
+            self._put(node)
         # The store read its clock later than that, so the estimate is never behind, and no token lives too long.
         self._ahead_seconds = now - began_at
         self._looked_at = began_at  # set only after success: a failed read proves nothing
@@ -235,6 +265,13 @@ class Keys:
         """Read all tokens again if one was created or revoked on any frontend."""
         if await self._store.transaction(keys.changes) != self._changes:
             await self.step()
+
+
+def _callers_of(node: NodeToken) -> dict[str, Caller]:
+    made = {node.previous: Caller("node", node.name, node.node_id)} if node.previous else {}
+    if node.hash:
+        made[node.hash] = Caller("node", node.name, node.node_id, has_previous=bool(node.previous))
+    return made
 
 
 def _caller(row: TokenRow) -> Caller:

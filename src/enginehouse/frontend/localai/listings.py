@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from msgspec import Struct
@@ -19,7 +19,6 @@ from enginehouse.core.action import InstallBackend
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.errors import EnginehouseError, Malformed
 from enginehouse.core.ids import IntentId, NodeId
-from enginehouse.core.intent import Intent
 from enginehouse.core.replica import RunningReplica, process_key
 from enginehouse.core.report import Report
 from enginehouse.ports import Bus, Message
@@ -58,13 +57,9 @@ class _ProcessUses(Struct, frozen=True):
 
 
 class Reports(Protocol):
-    """Stores the reports made of listings, and knows how long an intent is silent: the collector."""
+    """Stores the reports made of listings."""
 
     async def report(self, node_id: NodeId, report: Report) -> tuple[IntentId, ...]: ...
-
-    async def publish_settled(self, settled: Sequence[Intent]) -> None: ...
-
-    def silence_of(self, intent: Intent) -> float | None: ...
 
 
 class Listings:

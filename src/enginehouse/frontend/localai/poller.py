@@ -8,7 +8,8 @@ sent again, or is given up if its intent has ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -18,7 +19,7 @@ from enginehouse.core.intent import Change, Intent
 from enginehouse.core.operation import wait_for_node
 from enginehouse.frontend.fleet.nodes import Nodes, note_no_subscriber
 from enginehouse.frontend.localai.lingering import RESULT_UNKNOWN, note_commands_ended
-from enginehouse.frontend.localai.listings import Listings, Question, Reports
+from enginehouse.frontend.localai.listings import Listings, Question
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.ports import Bus
 from enginehouse.store import claims, db, leases, lingering, nodes, operations
@@ -43,12 +44,20 @@ class _Round(Struct):
     changed: list[Intent] = field(default_factory=list)
 
 
+class SettledIntents(Protocol):
+    """Publishes intents that were settled, and knows how long one is silent: the collector."""
+
+    async def publish_settled(self, settled: Sequence[Intent]) -> None: ...
+
+    def silence_of(self, intent: Intent) -> float | None: ...
+
+
 class Poller:
     def __init__(
         self,
         store: Store,
         nodes: Nodes,
-        reports: Reports,
+        settled: SettledIntents,
         listings: Listings,
         patience: SilenceLimits,
         *,
@@ -57,7 +66,7 @@ class Poller:
     ) -> None:
         self._store = store
         self._nodes = nodes
-        self._reports = reports
+        self._settled = settled
         self._listings = listings
         self._patience = patience
         self._owner = owner
@@ -95,7 +104,7 @@ class Poller:
         planned = await self._store.transaction(self._plan_round)
         self._busy = planned.busy
         if planned.changed:
-            await self._reports.publish_settled(planned.changed)
+            await self._settled.publish_settled(planned.changed)
         await self._ask(planned.asked, planned.at)
 
     async def answers_step(self) -> None:
@@ -137,7 +146,7 @@ class Poller:
         is_news, parked = await self._store.transaction(work)
         if is_news:
             await self._nodes.publish_changed({node_id})
-        await self._reports.publish_settled(parked)
+        await self._settled.publish_settled(parked)
 
     def _plan_round(self, connection: Connection) -> _Round:
         now = db.now(connection)
@@ -188,5 +197,5 @@ class Poller:
         if isinstance(intent.action, PullModel | StartReplica):
             return False  # a frontend carries it out itself, and another takes it over
         limit = LOST_AFTER_BUDGETS * self._patience.budget_of(intent)
-        silent_seconds = self._reports.silence_of(intent)
+        silent_seconds = self._settled.silence_of(intent)
         return now - intent.dispatched_at > limit and (silent_seconds is None or silent_seconds > limit)
