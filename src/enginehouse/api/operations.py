@@ -8,7 +8,15 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.requests import accepted_response, caller_of, json_response, read_body, requester_of, stored_view
+from enginehouse.api.requests import (
+    accepted_response,
+    caller_of,
+    json_response,
+    limit_of,
+    read_body,
+    requester_of,
+    stored_view,
+)
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.ids import OperationId
 from enginehouse.core.name import shown
@@ -75,7 +83,7 @@ class OperationRoutes:
         return json_response(await self._planner.plan(await _requested(request)))
 
     async def every(self, request: Request) -> Response:
-        limit, before = _limit(request), _before(request)
+        limit, before = limit_of(request, MAX_LISTED), _before(request)
         if _wants_all(request):
             views = await self._board.page(limit, before)
             return json_response({"operations": views, **_next(views, limit)})
@@ -94,7 +102,7 @@ class OperationRoutes:
         return json_response(await self._board.view(_id(request)))
 
     async def history(self, request: Request) -> Response:
-        limit = _limit(request)
+        limit = limit_of(request, MAX_LISTED)
         views = await self._board.page(limit, _before(request), is_ended=True)
         return json_response({"operations": [_record(view) for view in views], **_next(views, limit)})
 
@@ -168,15 +176,3 @@ def _before(request: Request) -> OperationId | None:
 def _next(views: Sequence[OperationView], limit: int) -> dict[str, str]:
     """Where the next page starts; empty on the last page."""
     return {"next": views[-1].jobID} if len(views) == limit else {}
-
-
-def _limit(request: Request) -> int:
-    given = request.query_params.get("limit", "50")
-    # At most nine digits: int() raises ValueError on thousands of digits.
-    if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= MAX_LISTED:
-        raise Invalid(
-            f"cannot use {shown(given)} as `limit`: it must be a number from 1 to {MAX_LISTED}",
-            code="invalid_name",
-            param="limit",
-        )
-    return int(given)

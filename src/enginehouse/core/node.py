@@ -73,6 +73,15 @@ class Node(Struct, frozen=True, kw_only=True):
         return self.is_target and self.health == "healthy" and not self.drained
 
 
+class NodeQuery(Struct, frozen=True, kw_only=True):
+    """Which nodes a list shows, by name and age."""
+
+    limit: int | None = None
+    after: NodeId = NodeId("")  # the last node of the previous page
+    status: Status | None = None
+    name: str = ""
+
+
 def every_bus_is_away(approved: Iterable[Node], since: float) -> bool:
     """Whether every node heard from since then reports that its bus is away. LocalAI workers never report it."""
     heard = [node for node in approved if node.last_heartbeat >= since and not node.is_localai]

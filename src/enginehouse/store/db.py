@@ -79,7 +79,9 @@ class StorePool:
 
 
 class Store:
-    def __init__(self, engines: StoreEngines, limits: StoreLimits | None = None, holding: Holding | None = None) -> None:
+    def __init__(
+        self, engines: StoreEngines, limits: StoreLimits | None = None, holding: Holding | None = None
+    ) -> None:
         self._engine = engines.steering
         self._limits = limits or StoreLimits()
         self._holding = holding or Holding()

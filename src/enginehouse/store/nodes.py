@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Row, bindparam, delete, func, select, update
+from sqlalchemy import Row, and_, bindparam, delete, func, or_, select, tuple_, update
 
+from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
-from enginehouse.core.node import Health, Node
+from enginehouse.core.node import Health, Node, NodeQuery, Status
 from enginehouse.core.operation import absence_of
+from enginehouse.core.replica import FailedReplica, RunningReplica
 from enginehouse.core.report import Report
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import select_among, slices, text_of
@@ -32,12 +34,29 @@ _PLAIN = tuple(field for field in Node.__struct_fields__ if field not in _STRUCT
 _plain_of = attrgetter(*_PLAIN)
 
 
+class _ListedReport(Struct, frozen=True):
+    """What lists show of a report. The rest of the text is skipped: results and files are most of it."""
+
+    version: str = ""
+    confinement: str = ""
+    backends: tuple[InstalledBackend, ...] = ()
+    replicas: tuple[RunningReplica, ...] = ()
+    failed: tuple[FailedReplica, ...] = ()
+
+
+_LISTED_REPORT = msgspec.json.Decoder(_ListedReport)
+
+
 def _node(row: Row[Any]) -> Node:
+    return _node_with(row, _REPORT.decode(row.report))
+
+
+def _node_with(row: Row[Any], report: Report) -> Node:
     return Node(
         **dict(zip(_PLAIN, _plain_of(row), strict=True)),
         labels=_LABELS.decode(row.labels),
         capacity=_CAPACITY.decode(row.capacity),
-        report=_REPORT.decode(row.report),
+        report=report,
     )
 
 
@@ -185,6 +204,37 @@ def by_name(connection: Connection, name: str) -> list[Node]:
 
 def every(connection: Connection) -> list[Node]:
     return [_node(row) for row in connection.execute(_EVERY)]
+
+
+def listed(connection: Connection, asked: NodeQuery) -> list[Node] | None:
+    """The nodes that a list shows; None if the one that it begins after does not exist. Their reports have only what
+    lists show, so nothing may be decided by them.
+    """
+    query = _LISTED if asked.status is None else _LISTED.where(*_WITH_STATUS[asked.status])
+    if asked.name:
+        query = query.where(nodes.c.name == asked.name)
+    if asked.after:
+        last = connection.execute(_PLACE_OF, {"node_id": asked.after}).one_or_none()
+        if last is None:
+            return None
+        is_younger = tuple_(nodes.c.created_at, nodes.c.id) > tuple_(last.created_at, last.id)
+        query = query.where(or_(nodes.c.name > last.name, and_(nodes.c.name == last.name, is_younger)))
+    return [
+        _node_with(row, Report(**msgspec.structs.asdict(_LISTED_REPORT.decode(row.report))))
+        for row in connection.execute(query.limit(asked.limit))
+    ]
+
+
+_PLACE_OF = select(nodes.c.name, nodes.c.created_at, nodes.c.id).where(nodes.c.id == bindparam("node_id"))
+_LISTED = select(nodes).order_by(nodes.c.name, nodes.c.created_at, nodes.c.id)
+_WITH_STATUS: dict[Status, tuple[Any, ...]] = {
+    "pending": (nodes.c.approved.is_(False),),
+    "draining": (nodes.c.approved.is_(True), nodes.c.drained.is_(True)),
+    **{
+        health: (nodes.c.approved.is_(True), nodes.c.drained.is_(False), nodes.c.health == health)
+        for health in get_args(Health)
+    },
+}
 
 
 def named(

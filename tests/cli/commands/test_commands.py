@@ -81,7 +81,7 @@ MODELS = [
     }
 ]
 ANSWERS = {
-    "GET /api/nodes": Answer([NODE]),
+    "GET /api/nodes?limit=500": Answer([NODE]),
     "GET /api/nodes/main": Answer(NODE),
     "POST /api/nodes/second/approve": Answer({**NODE, "name": "second", "message": "node approved"}),
     "GET /backends": Answer(BACKENDS),
@@ -149,7 +149,7 @@ def test_tokens_are_listed_without_themselves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "path"),
     [
-        (("nodes", "list"), "GET /api/nodes"),
+        (("nodes", "list"), "GET /api/nodes?limit=500"),
         (("nodes", "show", "main"), "GET /api/nodes/main"),
         (("nodes", "approve", "second"), "POST /api/nodes/second/approve"),
         (("backends", "list"), "GET /backends"),

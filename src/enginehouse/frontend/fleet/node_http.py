@@ -41,7 +41,7 @@ class NodeDoors:
             keys = [key for key in (known.hash, known.previous) if key]
             return NodeDoor(node.name, node.http_address, tuple(make_ticket(key, LOGS, now) for key in keys))
 
-        return await self._store.transaction(work)
+        return await self._store.read(work)
 
 
 def refusal_of(node: Node, addresses: AddressRules) -> str:

@@ -209,7 +209,7 @@ class Keys:
 
     async def every(self) -> list[TokenRow]:
         """Return all tokens that are not revoked. Expired ones are among them: they explain why a client is refused."""
-        rows = await self._store.transaction(keys.every)
+        rows = await self._store.read(keys.every)
         return [row for row in rows if not row.revoked_at]
 
     async def step(self) -> None:
@@ -226,14 +226,14 @@ class Keys:
 
         running = asyncio.get_running_loop()
         began_at = running.time()
-        self._callers, self._changes, now = await self._store.transaction(work)
+        self._callers, self._changes, now = await self._store.look(work)
         # The store read its clock later than that, so the estimate is never behind, and no token lives too long.
         self._ahead_seconds = now - began_at
         self._looked_at = began_at  # set only after success: a failed read proves nothing
 
     async def watch_step(self) -> None:
         """Read all tokens again if one was created or revoked on any frontend."""
-        if await self._store.transaction(keys.changes) != self._changes:
+        if await self._store.look(keys.changes) != self._changes:
             await self.step()
 
 

@@ -113,7 +113,7 @@ class Poller:
                 await self._note_unreachable(question.node_id)
         if self._soon and self._listings.is_connected:
             soon, self._soon = sorted(self._soon), set()
-            await self._ask(soon, await self._store.transaction(db.now))
+            await self._ask(soon, await self._store.look(db.now))
 
     async def _ask(self, node_ids: Iterable[NodeId], at: float) -> None:
         for question in await self._listings.ask(node_ids, at):

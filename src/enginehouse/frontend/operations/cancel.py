@@ -111,7 +111,7 @@ class Cancellation:
 
     async def retry(self, operation_id: OperationId, node: str | None, requester: Requester) -> OperationId:
         """Create an operation of another one's failed and cancelled actions, at attempt 1, with tags resolved anew."""
-        first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
+        first = await self._store.read(lambda connection: _retried(connection, operation_id, node))
         builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
         await self._versions.resolve([without_pin(build) for build in builds])
 

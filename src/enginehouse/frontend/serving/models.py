@@ -33,7 +33,7 @@ class ModelViews:
 
     async def every(self) -> list[ModelView]:
         """Return every model that is served or offered, by name."""
-        return await self._store.transaction(self._read)
+        return await self._store.read(self._read)
 
     def _read(self, connection: Connection) -> list[ModelView]:
         names = {node_id: name for node_id, (name, _) in nodes.health_of_every(connection).items()}

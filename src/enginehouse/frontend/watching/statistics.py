@@ -52,7 +52,7 @@ class Statistics:
                 history.count_operations(connection),
             )
 
-        return await self._store.transaction(work)
+        return await self._store.read(work)
 
 
 def _replicas(connection: Connection) -> dict[tuple[str, str], int]:
