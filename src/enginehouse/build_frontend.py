@@ -102,6 +102,7 @@ from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.statistics import Statistics
+from enginehouse.frontend.watching.summaries import Summaries
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
@@ -471,7 +472,12 @@ def make_entries(
         ),
         nodes=NodeRoutes(frontend.nodes, frontend.operations, frontend.cancellation, frontend.board, frontend.labels),
         operations=OperationRoutes(
-            frontend.operations, frontend.cancellation, frontend.planner, frontend.board, frontend.canaries
+            frontend.operations,
+            frontend.cancellation,
+            frontend.planner,
+            frontend.board,
+            frontend.canaries,
+            Summaries(frontend.store),
         ),
         events=EventRoutes(frontend.board, frontend.models, frontend.events),
         backends=BackendRoutes(frontend.nodes, frontend.galleries, frontend.upgrades),

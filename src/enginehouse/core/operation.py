@@ -6,7 +6,7 @@ to a drain, so an operation whose steps are all done is not finished yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import Literal
 
 from msgspec import Struct
@@ -108,7 +108,11 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 def status_of(operation: Operation, intents: Sequence[Intent]) -> OperationStatus:
-    states = {intent.state for intent in intents}
+    return status_by_states(operation, {intent.state for intent in intents})
+
+
+def status_by_states(operation: Operation, states: Set[str]) -> OperationStatus:
+    """The status of an operation whose intents have these states."""
     if operation.is_steered:
         return "running" if "running" in states or "succeeded" in states else "queued"
     is_open = bool(states & OPEN)

@@ -42,7 +42,7 @@ class StoreThreads(Struct, frozen=True):
 # SQLite has one writer, so with one thread our own transactions queue instead of colliding. More threads for reads
 # would not read faster: decoding rows takes most of the time, and the interpreter runs one thread at a time.
 SQLITE_THREADS = StoreThreads(steering=1, looking=1, reading=2)
-POSTGRES_THREADS = StoreThreads(steering=8, looking=1, reading=3)
+POSTGRES_THREADS = StoreThreads(steering=8, looking=1, reading=2)
 
 
 class Holding(threading.local):

@@ -77,7 +77,10 @@ def test_a_frontend_that_takes_its_time_is_shown_to_be_waited_for(tmp_path: Path
 
 def test_a_list_is_a_table_with_a_head(tmp_path: Path) -> None:
     nodes = [{"id": "1", "name": "[red]odd", "status": "healthy", "heartbeat_age_seconds": 61.0}]
-    with recorded({"GET /api/nodes?limit=500": Answer(nodes)}) as world, Terminal(world, tmp_path, "nodes", "list") as terminal:
+    with (
+        recorded({"GET /api/nodes?limit=500": Answer(nodes)}) as world,
+        Terminal(world, tmp_path, "nodes", "list") as terminal,
+    ):
         assert terminal.exit_code() == 0
     head, line = terminal.seen.strip().splitlines()
     assert head.split()[:3] == ["NAME", "STATUS", "HEARD"]
