@@ -14,7 +14,7 @@ from enginehouse.core.intent import Change
 from enginehouse.core.node import Node, NodeQuery, Status
 from enginehouse.core.operation import status_by_states, status_of
 from enginehouse.core.report import Report
-from enginehouse.store import history, nodes, operations
+from enginehouse.store import history, intents, nodes, operations
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.supersession import add_intent
 
@@ -124,3 +124,35 @@ async def test_states_are_counted_as_the_intents_of_each_operation_show_them(sto
         assert status_by_states(whole, counted[one].states.keys()) == status_of(whole, read[one])
     assert counted[OperationId("op-2")].states["cancelled"] == 2, "a share that was cancelled counts as such"
     assert counted[OperationId("op-3")].states == {}
+
+
+async def test_what_loops_look_for_is_found_by_the_database(store: Store) -> None:
+    def fill(connection: Connection) -> None:
+        operations.insert(connection, operation(1))
+        kinds: dict[str, dict[str, object]] = {
+            "up": {},
+            "away": {"health": "offline"},
+            "pending": {"approved": False},
+            "agent": {"node_type": "agent"},
+        }
+        for name, fields in kinds.items():
+            nodes.insert(connection, node(name, id=name, **fields), f"token-{name}")
+        for name in (*kinds, "removed"):
+            add_intent(connection, OperationId("op-1"), NodeId(name), INSTALL, IntentId(f"on-{name}"), 1.0)
+        done = operations.lock_intents(connection, [IntentId("on-away")])[IntentId("on-away")]
+        operations.apply(connection, done, Change(kind="cancel", now=2.0))
+
+    await store.transaction(fill)
+    ids = [NodeId(name) for name in ("up", "away", "pending", "agent", "removed")]
+    hopeless = await store.read(intents.open_without_node)
+    assert {one.id: is_there for one, is_there in hopeless} == {"on-agent": True, "on-removed": False}
+    assert await store.read(lambda connection: nodes.serving_among(connection, ids)) == {"up": "up", "agent": "agent"}
+    assert await store.read(lambda connection: nodes.serving_among(connection, ids[1:2])) == {}
+    opened = await store.read(lambda connection: operations.open_among(connection, ids))
+    assert {one: [intent.id for intent in found] for one, found in opened.items()} == {
+        one: [f"on-{one}"] for one in ids if one != "away"
+    }
+    tokens = await store.read(lambda connection: nodes.tokens_of(connection, NodeId("up")))
+    assert tokens is not None
+    assert tokens.hash == "token-up"
+    assert await store.read(lambda connection: nodes.tokens_of(connection, NodeId("removed"))) is None

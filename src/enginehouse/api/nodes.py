@@ -17,6 +17,7 @@ from enginehouse.core.name import check_name, shown
 from enginehouse.core.node import NodeQuery, Status
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.frontend.fleet.labels import NodeLabels
+from enginehouse.frontend.fleet.node_views import NodeViews
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.operations.cancel import Cancellation
 from enginehouse.frontend.operations.request import Requests
@@ -41,8 +42,15 @@ class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
 
 class NodeRoutes:
     def __init__(
-        self, nodes: Nodes, operations: Requests, cancellation: Cancellation, board: Board, labels: NodeLabels
+        self,
+        nodes: Nodes,
+        views: NodeViews,
+        operations: Requests,
+        cancellation: Cancellation,
+        board: Board,
+        labels: NodeLabels,
     ) -> None:
+        self._views = views
         self._labels = labels
         self._nodes = nodes
         self._operations = operations
@@ -50,10 +58,10 @@ class NodeRoutes:
         self._board = board
 
     async def every(self, request: Request) -> Response:
-        return json_response(await self._nodes.views(_asked(request)))
+        return json_response(await self._views.every(_asked(request)))
 
     async def one(self, request: Request) -> Response:
-        return json_response(await self._nodes.view(_name(request)))
+        return json_response(await self._views.one(_name(request)))
 
     async def approve(self, request: Request) -> Response:
         node, now = await self._nodes.approve(_name(request))
@@ -85,7 +93,7 @@ class NodeRoutes:
         return Response(status_code=204)
 
     async def backends(self, request: Request) -> Response:
-        return json_response((await self._nodes.view(_name(request))).backends)
+        return json_response((await self._views.one(_name(request))).backends)
 
     async def install(self, request: Request) -> Response:
         return await self._request(request, "install")

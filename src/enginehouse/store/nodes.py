@@ -108,6 +108,11 @@ def set_sealed_token(connection: Connection, node_id: NodeId, sealed: str) -> No
     connection.execute(_SET_SEALED, {"node_id": node_id, "now_is": sealed})
 
 
+def tokens_of(connection: Connection, node_id: NodeId) -> NodeToken | None:
+    row = connection.execute(_TOKENS_OF, {"node_id": node_id}).one_or_none()
+    return None if row is None else NodeToken(*row)
+
+
 def sealed_tokens(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, str]:
     """The sealed tokens of these nodes, as far as there are any."""
     return {row.id: row.sealed_token for row in select_among(connection, _SEALED, node_ids) if row.sealed_token}
@@ -160,7 +165,6 @@ def set_report(connection: Connection, node_id: NodeId, report: Report, changed_
 
 _ADD = nodes.insert()
 _UPDATES = select(nodes.c.id, nodes.c.updated_at)
-_TYPES = select(nodes.c.id, nodes.c.node_type)
 _OF_NAME = select(nodes).where(nodes.c.name == bindparam("named"))
 _ONE = select(nodes).where(nodes.c.id == bindparam("node_id"))
 _ONE_LOCKED = _ONE.with_for_update()
@@ -175,15 +179,16 @@ _SET_SEALED = _OF_ONE.values(sealed_token=bindparam("now_is"))
 _SEALED = select(nodes.c.id, nodes.c.sealed_token).where(nodes.c.id.in_(bindparam("ids", expanding=True)))
 _FORGET_TOKEN = _OF_ONE.values(previous_token_hash="")
 _TOKENS = select(nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_token_hash)
+_TOKENS_OF = _TOKENS.where(nodes.c.id == bindparam("node_id"))
 _SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
 _SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"))
-_HEALTH = select(nodes.c.id, nodes.c.name, nodes.c.health)
 _WITHOUT_KEY = (
     select(nodes.c.id, nodes.c.name, nodes.c.health)
     .where(nodes.c.public_key == "", nodes.c.approved.is_(True), nodes.c.node_type == "backend")
     .order_by(nodes.c.name)
 )
 _SERVING = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.approved.is_(True))
+_SERVING_AMONG = _SERVING.where(nodes.c.id.in_(bindparam("ids", expanding=True)))
 _SET_HEARTBEAT = _OF_ONE.values(capacity=bindparam("now_is"), last_heartbeat=bindparam("at"))
 _SET_BUS_AWAY = _OF_ONE.where(nodes.c.bus_away != bindparam("now_is")).values(
     bus_away=bindparam("now_is"), updated_at=bindparam("at")
@@ -246,11 +251,6 @@ def named(
     return {row.id: row.name for row in rows}, away, {row.id for row in rows if row.drained}
 
 
-def health_of_every(connection: Connection) -> dict[NodeId, tuple[str, Health]]:
-    """(name, health) by id, for frequent callers that need no reports."""
-    return {row.id: (row.name, row.health) for row in connection.execute(_HEALTH)}
-
-
 class WithoutKey(Struct, frozen=True):
     """A node whose worker is LocalAI's: it has no key."""
 
@@ -271,13 +271,14 @@ def serving(connection: Connection) -> dict[NodeId, str]:
     return {row.id: row.name for row in connection.execute(_SERVING)}
 
 
+def serving_among(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, str]:
+    """`serving`, of these nodes only."""
+    return {row.id: row.name for row in select_among(connection, _SERVING_AMONG, dict.fromkeys(node_ids))}
+
+
 def updates(connection: Connection) -> dict[NodeId, float]:
     """When each node last changed."""
     return {row.id: row.updated_at for row in connection.execute(_UPDATES)}
-
-
-def types(connection: Connection) -> dict[NodeId, str]:
-    return {row.id: row.node_type for row in connection.execute(_TYPES)}
 
 
 def changed_since(connection: Connection, since: float) -> dict[NodeId, float]:

@@ -77,6 +77,10 @@ _OPEN_ON = (
     .order_by(intents.c.created_at)
 )
 
+_OPEN_AMONG = (
+    select(intents).where(intents.c.node_id.in_(_IDS), intents.c.state.in_(sorted(OPEN))).order_by(intents.c.created_at)
+)
+
 # Operations --------------------------------------------------------------------------------------
 
 
@@ -211,6 +215,14 @@ def lock_intents(connection: Connection, intent_ids: Iterable[IntentId]) -> dict
 
 def open_on(connection: Connection, node_id: NodeId) -> list[Intent]:
     return [intent_of(row) for row in connection.execute(_OPEN_ON, {"node_id": node_id})]
+
+
+def open_among(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, list[Intent]]:
+    """`open_on`, for several nodes at once; nodes without open intents are left out."""
+    found: dict[NodeId, list[Intent]] = {}
+    for row in select_among(connection, _OPEN_AMONG, node_ids):
+        found.setdefault(row.node_id, []).append(intent_of(row))
+    return found
 
 
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:

@@ -26,11 +26,10 @@ from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
 from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import shown
-from enginehouse.core.node import Health, Node, NodeQuery, NodeType
+from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.node_api import BUS_AWAY, HeartbeatRequest, RegisterRequest
 from enginehouse.core.node_identity import JoinOrigin, approval_lost, claim_of, find_known
 from enginehouse.core.report import Report, is_older
-from enginehouse.core.views import NodeView
 from enginehouse.frontend.fleet.registration import (
     MAX_LABELS,
     capacity_after,
@@ -39,7 +38,6 @@ from enginehouse.frontend.fleet.registration import (
     refused,
 )
 from enginehouse.frontend.watching.board import Board
-from enginehouse.frontend.watching.views import render_node
 from enginehouse.store import bus_credentials, challenges, db, nodes, replicas
 from enginehouse.store.db import Connection, Store
 
@@ -349,26 +347,6 @@ class Nodes:
 
     async def every(self) -> tuple[list[Node], float]:
         return await self._store.read(lambda connection: (nodes.every(connection), db.now(connection)))
-
-    async def views(self, asked: NodeQuery) -> list[NodeView]:
-        """The nodes of a list as they are shown. They are rendered in the thread that reads them: a thousand of them
-        would keep everything else waiting.
-        """
-
-        def work(connection: Connection) -> list[NodeView]:
-            now = db.now(connection)
-            found = nodes.listed(connection, asked)
-            if found is None:
-                raise NotFound(f"cannot list nodes after {shown(asked.after)}: there is no such node", param="after")
-            return [render_node(node, now) for node in found]
-
-        return await self._store.read(work)
-
-    async def view(self, name_or_id: str) -> NodeView:
-        def work(connection: Connection) -> NodeView:
-            return render_node(find_node(connection, name_or_id), db.now(connection))
-
-        return await self._store.read(work)
 
     async def get(self, name_or_id: str) -> tuple[Node, float]:
         return await self._store.transaction(lambda connection: (find_node(connection, name_or_id), db.now(connection)))

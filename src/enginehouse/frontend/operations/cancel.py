@@ -191,12 +191,10 @@ class Cancellation:
             now = db.now(connection)
             if not leases.acquire(connection, "hopeless", self._owner, now, now + self._lease_seconds):
                 return []
-            types = nodes.types(connection)
             ended: list[Intent] = []
-            for intent in intents.open_on_others(connection, [one for one, kind in types.items() if kind == "backend"]):
-                gone = intent.node_id not in types
-                why = "its node was removed" if gone else "its node takes no backends"
-                ended += cancel_all(connection, [intent], NODE_REMOVED if gone else "unsupported", why)
+            for intent, is_there in intents.open_without_node(connection):
+                why = "its node takes no backends" if is_there else "its node was removed"
+                ended += cancel_all(connection, [intent], "unsupported" if is_there else NODE_REMOVED, why)
             nameless = [one for one in intents.nameless(connection) if _names_nothing(one)]
             return ended + cancel_all(connection, nameless, "invalid_name", "it names no backend")
 

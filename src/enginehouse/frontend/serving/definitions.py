@@ -259,14 +259,15 @@ def defined(draft: Draft, *, is_stored: bool = True) -> DefinedModel:
 
 
 def _shown(connection: Connection, model: Model, warnings: Sequence[str]) -> DefinedModel:
-    names = {node_id: name for node_id, (name, _) in nodes.health_of_every(connection).items()}
+    found = replicas.of_model(connection, model.name)
+    names, _, _ = nodes.named(connection, {one.node_id for one in found})
     running = tuple(
         DefinedReplica(
             node_name=names.get(one.node_id, one.node_id),
             slot=one.slot,
             is_current=one.revision in ("", model.revision),
         )
-        for one in replicas.of_model(connection, model.name)
+        for one in found
     )
     view = defined(Draft(model=model, warnings=tuple(warnings)))
     return replace(view, running=running, created_at=models.created_at(connection, model.name))
