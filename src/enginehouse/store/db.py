@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +32,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from enginehouse.core.errors import Hopeless, Unavailable
 from enginehouse.store.attempts import Attempt
 from enginehouse.store.clock import StoreClock
-from enginehouse.store.engines import POSTGRES_THREADS, SQLITE_THREADS, Holding, StoreEngines, make_engines
+from enginehouse.store.engines import POSTGRES_THREADS, SQLITE_THREADS, Holding, StoreEngines, make_engines, make_gate
 from enginehouse.store.limits import COMMIT_SECONDS, MIGRATION_SECONDS, StoreLimits
 
 __all__ = ["Connection", "Store", "now"]  # the connection type belongs to SQLAlchemy, which only the store imports
@@ -65,6 +66,9 @@ _FIRST_WAIT_SECONDS = 0.2  # between two attempts to reach the database at start
 _LONGEST_WAIT_SECONDS = 2.0
 
 
+_OPEN = nullcontext()
+
+
 def _nothing() -> None:
     pass
 
@@ -72,8 +76,11 @@ def _nothing() -> None:
 class StorePool:
     """The threads and connections for one kind of work. No other kind waits for them."""
 
-    def __init__(self, name: str, engine: Engine, threads: int, probes: int) -> None:
+    def __init__(
+        self, name: str, engine: Engine, threads: int, probes: int, gate: AbstractContextManager[None] = _OPEN
+    ) -> None:
         self.engine = engine
+        self.gate = gate
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=f"store-{name}")
         self.probes = asyncio.Semaphore(probes)
 
@@ -88,8 +95,9 @@ class Store:
         threads = SQLITE_THREADS if self._engine.dialect.name == "sqlite" else POSTGRES_THREADS
         self._steering = self._looking = self._reading = StorePool("steering", self._engine, threads.steering, _PROBES)
         if engines.reading is not None:
-            self._looking = StorePool("looking", engines.reading, threads.looking, _READ_PROBES)
-            self._reading = StorePool("reading", engines.reading, threads.reading, _READ_PROBES)
+            gate = make_gate(engines.reading)
+            self._looking = StorePool("looking", engines.reading, threads.looking, _READ_PROBES, gate)
+            self._reading = StorePool("reading", engines.reading, threads.reading, _READ_PROBES, gate)
         self._under_way: set[Attempt] = set()
         self._away_since: float | None = None
         self._logged_at: dict[str, float] = {}  # when each failure was last seen
@@ -223,7 +231,7 @@ class Store:
     def _run(self, pool: StorePool, work: Callable[[Connection], T], attempt: Attempt) -> T:
         for left in reversed(range(_TRIES)):
             try:
-                with pool.engine.begin() as connection:
+                with pool.gate, pool.engine.begin() as connection:
                     result = work(connection)
                     attempt.begin_commit()
                 return result

@@ -10,6 +10,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psycopg
@@ -23,6 +25,7 @@ from enginehouse.core.errors import Invalid
 from enginehouse.store.attempts import Attempt, Driver, GivenUp
 from enginehouse.store.clock import StoreClock
 from enginehouse.store.limits import KEEPALIVE_IDLE_SECONDS, StoreLimits
+from enginehouse.store.read_gate import KEPT_LOG_BYTES, ReadGate
 
 _WAL_TRIES = 50
 
@@ -99,6 +102,13 @@ def make_engines(url: str, limits: StoreLimits, holding: Holding, clock: StoreCl
         ) from error
 
 
+def make_gate(reading: Engine) -> AbstractContextManager[None]:
+    """What every read passes; on PostgreSQL nothing."""
+    if reading.dialect.name != "sqlite":
+        return nullcontext()
+    return ReadGate(Path(f"{reading.url.database}-wal"))
+
+
 def _sqlite(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock, *, reads: bool = False) -> Engine:
     engine = sqlalchemy.create_engine(url)
     engine.dialect.statement_compiler = _WithoutLocks if reads else _WithHints
@@ -117,6 +127,7 @@ def _sqlite(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock, 
         # FULL: an acknowledged commit survives a power cut.
         cursor.execute("pragma synchronous=full")
         cursor.execute("pragma foreign_keys=on")
+        cursor.execute(f"pragma journal_size_limit={KEPT_LOG_BYTES}")
         if reads:
             cursor.execute("pragma query_only=on")
         cursor.close()
