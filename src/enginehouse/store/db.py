@@ -5,8 +5,9 @@ A transaction therefore cannot contain an await. SQLite and PostgreSQL are equal
 Each of the three methods has threads and connections of its own, so that a long list delays no lease. Every database
 failure leaves here as `Unavailable` (`store_unavailable`) within a limit. A request is accepted only after its commit,
 and a refused one is never committed later. The log has one line when the database becomes unavailable and one when it
-is back, for any number of failed transactions. Only transactions decide that: a read may be slow by itself, and on
-SQLite it works while another program keeps us from writing.
+is back, for any number of failed transactions. A failed read does not make it unavailable, because a read may be slow
+by itself; and a read that works proves only of a server that it is back: it may read a file that another program keeps
+us from writing.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Store:
         self._engine = engines.steering
         self._limits = limits or StoreLimits()
         self._holding = holding or Holding()
-        threads = SQLITE_THREADS if self._engine.dialect.name == "sqlite" else POSTGRES_THREADS
+        self._is_server = self._engine.dialect.name != "sqlite"
+        threads = POSTGRES_THREADS if self._is_server else SQLITE_THREADS
         self._steering = self._looking = self._reading = StorePool("steering", self._engine, threads.steering, _PROBES)
         if engines.reading is not None:
             gate = make_gate(engines.reading)
@@ -141,10 +143,7 @@ class Store:
 
         `work` is retried after a collision with another transaction: it must have no effects outside of it.
         """
-        result = await self._answer(self._steering, work)
-        if self._away_since is not None:
-            self._note_back(self._away_since)
-        return result
+        return await self._answer(self._steering, work)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which must only read, apart from all transactions: for whatever is shown to somebody, however
@@ -166,7 +165,7 @@ class Store:
     async def _answer(self, pool: StorePool, work: Callable[[Connection], T]) -> T:
         try:
             attempt = self._attempt if self._away_since is None else self._probe
-            return await attempt(pool, lambda attempt: self._run(pool, work, attempt), self._limits.answer_seconds)
+            result = await attempt(pool, lambda attempt: self._run(pool, work, attempt), self._limits.answer_seconds)
         except DataError as error:
             # A retry cannot help: the earlier validation accepted a value that does not fit its column.
             log.warning("store.refused error=%s", _first_line(error))
@@ -181,6 +180,9 @@ class Store:
             )
             unavailable.retry_after_seconds = 2.0
             raise unavailable from error
+        if self._away_since is not None and (pool is self._steering or self._is_server):
+            self._note_back(self._away_since)
+        return result
 
     async def _probe(self, pool: StorePool, work: Callable[[Attempt], T], limit_seconds: float) -> T:
         """An attempt while the database is away. Few at once: each is a connection that a frozen server has to answer

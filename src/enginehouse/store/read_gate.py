@@ -2,7 +2,7 @@
 
 SQLite begins the log anew only at a moment at which nobody reads from it, so reads that always overlap would let it
 grow without end. When it is long, a read waits until no other is under way, and a moment more, in which transactions
-find nobody reading. Transactions never wait here.
+find nobody reading and cut it. Transactions never wait here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 LONG_LOG_BYTES = 32 * 1024 * 1024  # eight times what SQLite itself aims at
 KEPT_LOG_BYTES = LONG_LOG_BYTES // 2  # the size to which a log is cut that was longer
 _PATIENCE_SECONDS = 1.0  # for the reads under way
-_PAUSE_SECONDS = 0.05  # two short transactions: one moves the log into the file, the next one begins it anew
-_REST_SECONDS = 0.5  # between two pauses, in case nobody writes
+# At most: within two transactions it is over, because one moves the log into the file and the next one begins it anew.
+_PAUSE_SECONDS = 0.3
+_LOOK_SECONDS = 0.005
+_REST_SECONDS = 1.0  # between two pauses, in case nobody writes
 
 
 class ReadGate:
@@ -29,8 +31,9 @@ class ReadGate:
         with self._changed:
             if self._is_long() and time.monotonic() - self._paused_at > _REST_SECONDS:
                 self._changed.wait_for(lambda: self._under_way == 0, _PATIENCE_SECONDS)
-                # Others wait for the lock meanwhile. In a thread of the store, not on the event loop.
-                time.sleep(_PAUSE_SECONDS)
+                end = time.monotonic() + _PAUSE_SECONDS
+                while self._is_long() and time.monotonic() < end:
+                    time.sleep(_LOOK_SECONDS)  # in a thread of the store; others wait for the lock meanwhile
                 self._paused_at = time.monotonic()
             self._under_way += 1
 

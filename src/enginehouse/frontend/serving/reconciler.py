@@ -246,7 +246,7 @@ def _names(fleet: Fleet) -> set[str]:
 def _has_work(connection: Connection) -> bool:
     """Whether there is anything to reconcile: something that runs, is wanted or was wanted, or a drain."""
     return bool(
-        replicas.every(connection)
+        replicas.is_any(connection)
         or schedules.every(connection)
         or load_infos.every(connection)
         or operations.steered(connection, kind="drain")
