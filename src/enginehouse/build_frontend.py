@@ -64,6 +64,7 @@ from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.heartbeats import Heartbeats
 from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.node_http import NodeDoors
+from enginehouse.frontend.fleet.node_views import NodeViews
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.fleet.rate_limits import SHARE_SECONDS, RateLimits
 from enginehouse.frontend.fleet.token_files import take_tokens
@@ -103,6 +104,7 @@ from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.statistics import Statistics
+from enginehouse.frontend.watching.summaries import Summaries
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
@@ -446,7 +448,8 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
 def make_entries(
     settings: FrontendSettings, frontend: Frontend, engine: Engine, bus: Bus, wakes: Wakes
 ) -> list[ApiRoute]:
-    unready = partial(unready_reasons, frontend.store, bus, frontend.nodes, wakes)
+    store, board, requests, cancellation = frontend.store, frontend.board, frontend.operations, frontend.cancellation
+    unready = partial(unready_reasons, store, bus, frontend.nodes, wakes)
     objects = RouteObjects(
         system=SystemRoutes(frontend.metrics, unready),
         workers=WorkerRoutes(
@@ -457,20 +460,16 @@ def make_entries(
             frontend.worker_tokens,
             heartbeat_seconds=settings.heartbeat_seconds,
         ),
-        nodes=NodeRoutes(frontend.nodes, frontend.operations, frontend.cancellation, frontend.board, frontend.labels),
+        nodes=NodeRoutes(frontend.nodes, NodeViews(store), requests, cancellation, board, frontend.labels),
         operations=OperationRoutes(
-            frontend.operations, frontend.cancellation, frontend.planner, frontend.board, frontend.canaries
+            requests, cancellation, frontend.planner, board, frontend.canaries, Summaries(store)
         ),
         events=EventRoutes(frontend.board, frontend.models, frontend.events),
         backends=BackendRoutes(frontend.nodes, frontend.galleries, frontend.upgrades),
         jobs=BackendJobRoutes(frontend.operations, frontend.galleries, frontend.board),
         models=ModelRoutes(frontend.models, frontend.loader, frontend.operations, frontend.board),
         definitions=DefinitionRoutes(
-            frontend.model_rows.definitions,
-            frontend.model_rows.installs,
-            frontend.models,
-            frontend.operations,
-            frontend.board,
+            frontend.model_rows.definitions, frontend.model_rows.installs, frontend.models, requests, board
         ),
         uploads=UploadRoutes(frontend.model_rows.uploads),
         schedules=ScheduleRoutes(frontend.schedules, frontend.loader),

@@ -225,8 +225,9 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
     deadline = time.monotonic() + READY_SECONDS
     while not stopping.is_set():
         try:
+            path = f"/api/nodes?name={settings.name}"
             nodes = await asyncio.to_thread(
-                client.request, "GET", "/api/nodes", None, list[dict[str, object]], timeout_seconds=LOOK_SECONDS
+                client.request, "GET", path, None, list[dict[str, object]], timeout_seconds=LOOK_SECONDS
             )
             missing = f"the worker is not connected yet (log: {settings.data / 'logs' / 'worker.log'})"
             if any(node.get("name") == settings.name and node.get("status") == "healthy" for node in nodes):

@@ -159,7 +159,8 @@ async def test_a_database_that_is_away_makes_no_token_unknown(here: Site, monkey
         raise Unavailable("cannot use the database now: try again in a moment", code="store_unavailable")
 
     with monkeypatch.context() as patched:
-        patched.setattr(here.store, "transaction", away)
+        for method in ("transaction", "look", "read"):
+            patched.setattr(here.store, method, away)
         for _ in range(3):
             assert (await here.ask("GET", "/version", token=token)).status == 503
     assert (await here.ask("GET", "/version", token=token)).status == 200
@@ -167,14 +168,14 @@ async def test_a_database_that_is_away_makes_no_token_unknown(here: Site, monkey
 
 async def test_many_wrong_tokens_at_once_cost_few_looks(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    really_look = here.store.transaction
+    really_look = here.store.look
 
     async def counted(work: Any) -> Any:
         nonlocal looks
         looks += 1
         return await really_look(work)
 
-    monkeypatch.setattr(here.store, "transaction", counted)
+    monkeypatch.setattr(here.store, "look", counted)
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(here.ask("GET", "/version", token=f"wrong-{number}")) for number in range(200)]
     assert {task.result().status for task in asked} == {401}

@@ -264,6 +264,31 @@ async def test_lists_come_in_pages(here: Site) -> None:
     assert (refused.status, refused.error["param"]) == (422, "before")
 
 
+async def test_a_list_without_rows_says_the_same_of_each_operation_and_counts_its_nodes(here: Site) -> None:
+    made = [await install(here, force=True) for _ in range(3)]
+    await reply(here, made[2], Outcome(code="disk_full", message="the disk is full", can_heal=False))
+    await admin(here, "POST", f"/api/operations/{made[0]['jobID']}/cancel")
+    for path in ("/api/operations?all=true&limit=2", "/api/operations?limit=10"):
+        whole = (await admin(here, "GET", path)).json
+        summed = (await admin(here, "GET", f"{path}&rows=false")).json
+        assert summed.get("next") == whole.get("next")
+        assert len(summed["operations"]) == len(whole["operations"]) > 0
+        for short, full in zip(summed["operations"], whole["operations"], strict=True):
+            own = {"counts", "error", "progress", "excluded_count"}
+            assert {key: value for key, value in short.items() if key not in own} == {
+                key: full[key] for key in short if key not in own
+            }
+            states = [row["state"] for row in full["nodes"]]
+            assert short["counts"] == {state: states.count(state) for state in states}
+            assert ("error" in short) == ("error" in full)
+            assert "nodes" not in short
+            assert short.keys() >= OPERATION_KEYS
+    refused = await admin(here, "GET", "/api/operations?rows=maybe")
+    assert (refused.status, refused.error["param"]) == (422, "rows")
+    unknown = await admin(here, "GET", "/api/operations?all=true&rows=false&before=x")
+    assert (unknown.status, unknown.error["param"]) == (404, "before")
+
+
 async def test_a_model_is_deleted(here: Site) -> None:
     missing = await admin(here, "DELETE", "/api/models/nobody")
     assert missing.status == 404

@@ -163,7 +163,7 @@ def test_a_bad_setting_is_refused_before_anything_starts(tmp_path: Path, argumen
 
 def test_a_reader_that_has_seen_enough_leaves_no_noise(tmp_path: Path) -> None:
     nodes = [{"id": str(number), "name": f"node-{number}", "platform": "x" * 500} for number in range(2000)]
-    with recorded({"GET /api/nodes": Answer(nodes)}) as world:
+    with recorded({"GET /api/nodes?limit=500": Answer(nodes)}) as world:
         reading, writing = os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-m", "enginehouse", "nodes", "list"],
@@ -187,7 +187,7 @@ def test_ctrl_c_while_waiting_for_an_answer_ends_with_130_and_no_traceback(tmp_p
         held.wait(WAIT_SECONDS)
         return Answer([])
 
-    with recorded({"GET /api/nodes": slow}) as world:
+    with recorded({"GET /api/nodes?limit=500": slow}) as world:
         process = subprocess.Popen(
             [sys.executable, "-m", "enginehouse", "nodes", "list"],
             env=environment(world, tmp_path),

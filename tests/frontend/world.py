@@ -108,12 +108,23 @@ class WatchedStore(Store):
     after: Callable[[Connection], None] | None = None
 
     async def transaction(self, work: Callable[[Connection], T]) -> T:
-        if self.is_away:
-            raise Unavailable("cannot use the database", code="store_unavailable")
+        self._check()
         result = await super().transaction(work)
         if self.after is not None:
             await super().transaction(self.after)
         return result
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        self._check()
+        return await super().read(work)
+
+    async def look(self, work: Callable[[Connection], T]) -> T:
+        self._check()
+        return await super().look(work)
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise Unavailable("cannot use the database", code="store_unavailable")
 
 
 class World:

@@ -23,7 +23,8 @@ from tests.sim.shortcut import Shortcut
 
 from enginehouse.store import db
 from enginehouse.store.attempts import Attempt
-from enginehouse.store.db import Connection, Store
+from enginehouse.store.db import Connection, Store, StorePool
+from enginehouse.store.engines import StoreEngines
 
 T = TypeVar("T")
 Committed = Callable[[str, list[Changed], bool], None]  # by whom, what, and whether it was confirmed
@@ -76,7 +77,7 @@ def database() -> Database:
 
 
 class SimStore(Store):
-    """The real `transaction`, with its rule for collisions; only the engine under it is this one."""
+    """The real methods, with the rule for collisions; only the engine under it is this one."""
 
     def __init__(
         self,
@@ -85,19 +86,35 @@ class SimStore(Store):
         chance: Random,
         committed: Callable[[str, list[Changed], bool], None],
     ) -> None:
-        super().__init__(source.engine)
-        self._engine = cast(Engine, _SimEngine(source, weather, chance))
+        super().__init__(StoreEngines(cast(Engine, _SimEngine(source, weather, chance)), None))
         self._source = source
         self._weather = weather
         self._chance = chance
         self._committed = committed
 
-    def _run(self, work: Callable[[Connection], T], attempt: Attempt) -> T:
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        return await super().read(self._reading_only(work))
+
+    async def look(self, work: Callable[[Connection], T]) -> T:
+        return await super().look(self._reading_only(work))
+
+    def _reading_only(self, work: Callable[[Connection], T]) -> Callable[[Connection], T]:
+        """Here reads have the connection of transactions, so that nothing else would refuse a write."""
+
+        def checked(connection: Connection) -> T:
+            before = self._source.connection.total_changes
+            result = work(connection)
+            assert self._source.connection.total_changes == before, "a read has written"
+            return result
+
+        return checked
+
+    def _run(self, pool: StorePool, work: Callable[[Connection], T], attempt: Attempt) -> T:
         weather = self._weather
         who = PROCESS.get().name
         if weather.away_for and ("" in weather.away_for or who in weather.away_for):
             raise _lost("the server is away")
-        result = super()._run(work, attempt)
+        result = super()._run(pool, work, attempt)
         changed = self._source.changes.take()
         is_unknown = weather.unknown_rate > 0.0 and self._chance.random() < weather.unknown_rate
         if changed:
@@ -113,6 +130,7 @@ class _SimEngine:
     """
 
     def __init__(self, source: Database, weather: StoreWeather, chance: Random) -> None:
+        self.dialect = source.engine.dialect
         self._source = source
         self._weather = weather
         self._chance = chance

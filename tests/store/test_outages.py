@@ -57,19 +57,19 @@ def names(connection: Connection) -> set[str]:
     return {model.name for model, _ in models.every(connection)}
 
 
-async def refused(store: Store, work: Callable[[Connection], object]) -> None:
+async def refused(store: Store, work: Callable[[Connection], object], method: str = "transaction") -> None:
     began = time.monotonic()
     with pytest.raises(Unavailable) as caught:
-        await store.transaction(work)
+        await getattr(store, method)(work)
     assert caught.value.code == "store_unavailable"
     assert time.monotonic() - began < ANSWER_SECONDS + LATE_SECONDS
 
 
-async def until_back(store: Store) -> None:
+async def until_back(store: Store, method: str = "transaction") -> None:
     async with asyncio.timeout(5):
         while True:
             with contextlib.suppress(Unavailable):
-                await store.transaction(names)
+                await getattr(store, method)(names)
                 return
 
 
@@ -89,6 +89,11 @@ async def test_a_frozen_server_is_away_within_the_limit_and_what_was_refused_is_
             was_away = store.is_away
             assert was_away
             await refused(store, names)
+            async with asyncio.TaskGroup() as group:
+                for method in ("read", "look") * 10:
+                    group.create_task(refused(store, names, method))
+        await until_back(store, "read")
+        await until_back(store, "look")
         await until_back(store)
         assert not store.is_away
         assert told == ["back"]
@@ -97,6 +102,71 @@ async def test_a_frozen_server_is_away_within_the_limit_and_what_was_refused_is_
         assert await store.transaction(names) == {"before", "after"}
         lines = [record.getMessage().split()[0] for record in caplog.records if record.name.endswith("store.db")]
         assert lines == ["store.lost", "store.recovered"], "a line per change"
+    finally:
+        store.close()
+
+
+async def test_reads_of_a_frozen_server_end_within_the_limit_and_leave_the_verdict_to_transactions(
+    server: Server,
+) -> None:
+    store = await Store.open(server.make_database(), LIMITS)
+    try:
+        await store.transaction(add("before"))
+        assert await store.read(names) == await store.look(names) == {"before"}
+        with frozen(server):
+            async with asyncio.TaskGroup() as group:
+                for method in ("read", "look") * 5:
+                    group.create_task(refused(store, names, method))
+            was_away = store.is_away
+            assert not was_away
+            await refused(store, names)
+            is_away = store.is_away
+            assert is_away
+        await until_back(store, "look")
+        was_away = store.is_away
+        assert not was_away, "whatever the server answers shows that it is back"
+        await until_back(store, "read")
+        await until_back(store)
+    finally:
+        store.close()
+
+
+async def test_reads_of_a_server_that_was_restarted_go_on(server: Server) -> None:
+    """Their connections are checked before they are used."""
+    store = await Store.open(server.make_database(), LIMITS)
+    try:
+        await store.transaction(add("before"))
+        assert await store.read(names) == await store.look(names) == {"before"}
+        server.stop()
+        async with asyncio.TaskGroup() as group:
+            for method in ("read", "look") * 5:
+                group.create_task(refused(store, names, method))
+        server.start()
+        await until_back(store, "read")
+        await until_back(store, "look")
+        assert await store.read(names) == await store.look(names) == {"before"}
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+async def test_a_read_that_was_given_up_frees_its_thread(server: Server, tmp_path: Path, dialect: str) -> None:
+    """Its statement is ended, wherever it hangs."""
+    url = server.make_database() if dialect == "postgresql" else f"sqlite:///{tmp_path / 'test.db'}"
+    store = await Store.open(url, LIMITS)
+    endless = (
+        "select pg_sleep(60)"
+        if dialect == "postgresql"
+        else "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(6):
+                group.create_task(refused(store, lambda connection: connection.exec_driver_sql(endless), "read"))
+        assert not store.is_away
+        await until_back(store, "read")
+        await store.transaction(add("after"))
+        assert await store.read(names) == {"after"}
     finally:
         store.close()
 
@@ -291,7 +361,9 @@ async def test_a_statement_that_waits_for_a_lock_ends_on_the_server_too(server: 
             holding = group.create_task(other.transaction(hold))
             await asyncio.to_thread(is_held.wait, 10)
             await refused(store, add("blocked"))
+            await refused(store, names, "read")
             assert await store.transaction(nodes.every) == [], "what needs no such lock goes on"
+            assert await store.read(nodes.every) == []
             go_on.set()
             await holding
         assert await store.transaction(names) == set()

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.operations import check_sha256
-from enginehouse.api.requests import accepted_response, caller_of, json_response, read_body, requester_of
-from enginehouse.core.errors import Invalid
+from enginehouse.api.requests import accepted_response, caller_of, json_response, limit_of, read_body, requester_of
+from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.ids import NodeId
+from enginehouse.core.name import check_name, shown
+from enginehouse.core.node import NodeQuery, Status
 from enginehouse.core.operation import BackendKind, BackendRequest
 from enginehouse.frontend.fleet.labels import NodeLabels
+from enginehouse.frontend.fleet.node_views import NodeViews
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.operations.cancel import Cancellation
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.views import render_node
+
+MAX_LISTED = 1000
+_MAX_ID = 64  # an id of a node is shorter
+_STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,21 +42,26 @@ class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
 
 class NodeRoutes:
     def __init__(
-        self, nodes: Nodes, operations: Requests, cancellation: Cancellation, board: Board, labels: NodeLabels
+        self,
+        nodes: Nodes,
+        views: NodeViews,
+        operations: Requests,
+        cancellation: Cancellation,
+        board: Board,
+        labels: NodeLabels,
     ) -> None:
+        self._views = views
         self._labels = labels
         self._nodes = nodes
         self._operations = operations
         self._cancellation = cancellation
         self._board = board
 
-    async def every(self, _request: Request) -> Response:
-        nodes, now = await self._nodes.every()
-        return json_response([render_node(node, now) for node in nodes])
+    async def every(self, request: Request) -> Response:
+        return json_response(await self._views.every(_asked(request)))
 
     async def one(self, request: Request) -> Response:
-        node, now = await self._nodes.get(_name(request))
-        return json_response(render_node(node, now))
+        return json_response(await self._views.one(_name(request)))
 
     async def approve(self, request: Request) -> Response:
         node, now = await self._nodes.approve(_name(request))
@@ -78,8 +93,7 @@ class NodeRoutes:
         return Response(status_code=204)
 
     async def backends(self, request: Request) -> Response:
-        node, _ = await self._nodes.get(_name(request))
-        return json_response(node.report.backends)
+        return json_response((await self._views.one(_name(request))).backends)
 
     async def install(self, request: Request) -> Response:
         return await self._request(request, "install")
@@ -122,6 +136,21 @@ class NodeRoutes:
             "message": f"{kind} of {wanted.name} was accepted",
         }
         return json_response(answer, 202)
+
+
+def _asked(request: Request) -> NodeQuery:
+    """The part of the list that is asked for; without parameters, all of it."""
+    given = request.query_params
+    status, name, after = given.get("status"), given.get("name", ""), given.get("after", "")
+    if status is not None and status not in _STATUSES:
+        raise Invalid(
+            f"cannot use {shown(status)} as `status`: use {', '.join(_STATUSES)}", code="invalid_name", param="status"
+        )
+    # PostgreSQL refuses a query with NUL.
+    if len(after) > _MAX_ID or not after.isprintable():
+        raise NotFound(f"cannot list nodes after {shown(after)}: there is no such node", param="after")
+    limit = limit_of(request, MAX_LISTED) if "limit" in given else None
+    return NodeQuery(limit=limit, after=NodeId(after), status=status, name=check_name(name, "node") if name else "")
 
 
 def _name(request: Request) -> str:

@@ -8,18 +8,27 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.requests import accepted_response, caller_of, json_response, read_body, requester_of, stored_view
+from enginehouse.api.requests import (
+    accepted_response,
+    caller_of,
+    json_response,
+    limit_of,
+    read_body,
+    requester_of,
+    stored_view,
+)
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.ids import OperationId
 from enginehouse.core.name import shown
 from enginehouse.core.operation import BackendRequest
 from enginehouse.core.reference import is_digest, parse_uri, shown_uri
-from enginehouse.core.views import OperationView
+from enginehouse.core.views import OperationSummary, OperationView
 from enginehouse.frontend.operations.canary import Canaries
 from enginehouse.frontend.operations.cancel import Cancellation
 from enginehouse.frontend.operations.plan import Planner
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.watching.board import Board
+from enginehouse.frontend.watching.summaries import Summaries
 
 MAX_LISTED = 500
 _MAX_ID = 64  # an id of an operation is shorter
@@ -58,8 +67,15 @@ _ALIKE = set(HistoryRecord.__struct_fields__) & set(OperationView.__struct_field
 
 class OperationRoutes:
     def __init__(
-        self, operations: Requests, cancellation: Cancellation, planner: Planner, board: Board, canaries: Canaries
+        self,
+        operations: Requests,
+        cancellation: Cancellation,
+        planner: Planner,
+        board: Board,
+        canaries: Canaries,
+        summaries: Summaries,
     ) -> None:
+        self._summaries = summaries
         self._canaries = canaries
         self._operations = operations
         self._cancellation = cancellation
@@ -75,9 +91,11 @@ class OperationRoutes:
         return json_response(await self._planner.plan(await _requested(request)))
 
     async def every(self, request: Request) -> Response:
-        limit, before = _limit(request), _before(request)
-        if _wants_all(request):
-            views = await self._board.page(limit, before)
+        limit, before = limit_of(request, MAX_LISTED), _before(request)
+        listed: Summaries | Board = self._board if _is_true(request, "rows", "true") else self._summaries
+        views: Sequence[OperationView | OperationSummary]
+        if _is_true(request, "all", "false"):
+            views = await listed.page(limit, before)
             return json_response({"operations": views, **_next(views, limit)})
         if before:
             raise Invalid(
@@ -87,14 +105,14 @@ class OperationRoutes:
             )
         # A load that failed on one node and succeeded on another counts as succeeded.
         shown_ones = ("queued", "running", "failed", "partial")
-        views = [view for view in await self._board.unfinished(limit) if view.status in shown_ones]
+        views = [view for view in await listed.unfinished(limit) if view.status in shown_ones]
         return json_response({"operations": views})
 
     async def one(self, request: Request) -> Response:
         return json_response(await self._board.view(_id(request)))
 
     async def history(self, request: Request) -> Response:
-        limit = _limit(request)
+        limit = limit_of(request, MAX_LISTED)
         views = await self._board.page(limit, _before(request), is_ended=True)
         return json_response({"operations": [_record(view) for view in views], **_next(views, limit)})
 
@@ -150,10 +168,12 @@ def _record(view: OperationView) -> HistoryRecord:
     )
 
 
-def _wants_all(request: Request) -> bool:
-    given = request.query_params.get("all", "false")
+def _is_true(request: Request, name: str, otherwise: str) -> bool:
+    given = request.query_params.get(name, otherwise)
     if given not in ("true", "1", "false", "0"):
-        raise Invalid(f"cannot use {shown(given)} as `all`: it must be true or false", code="invalid_name", param="all")
+        raise Invalid(
+            f"cannot use {shown(given)} as `{name}`: it must be true or false", code="invalid_name", param=name
+        )
     return given in ("true", "1")
 
 
@@ -165,18 +185,6 @@ def _before(request: Request) -> OperationId | None:
     return OperationId(given) if given else None
 
 
-def _next(views: Sequence[OperationView], limit: int) -> dict[str, str]:
+def _next(views: Sequence[OperationView | OperationSummary], limit: int) -> dict[str, str]:
     """Where the next page starts; empty on the last page."""
     return {"next": views[-1].jobID} if len(views) == limit else {}
-
-
-def _limit(request: Request) -> int:
-    given = request.query_params.get("limit", "50")
-    # At most nine digits: int() raises ValueError on thousands of digits.
-    if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= MAX_LISTED:
-        raise Invalid(
-            f"cannot use {shown(given)} as `limit`: it must be a number from 1 to {MAX_LISTED}",
-            code="invalid_name",
-            param="limit",
-        )
-    return int(given)

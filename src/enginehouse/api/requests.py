@@ -13,8 +13,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.core.errors import Malformed, TooLarge, Unavailable
+from enginehouse.core.errors import Invalid, Malformed, TooLarge, Unavailable
 from enginehouse.core.ids import OperationId
+from enginehouse.core.name import shown
 from enginehouse.core.reading import read_json
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.fleet.tokens import Caller
@@ -41,6 +42,19 @@ def caller_of(request: Request) -> Caller:
 def requester_of(request: Request) -> Requester:
     """The author of a request and its idempotency key."""
     return Requester(author=caller_of(request).name, key=request.headers.get("idempotency-key", ""))
+
+
+def limit_of(request: Request, most: int) -> int:
+    """How many elements of a list are asked for."""
+    given = request.query_params.get("limit", "50")
+    # At most nine digits: int() raises ValueError on thousands of digits.
+    if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= most:
+        raise Invalid(
+            f"cannot use {shown(given)} as `limit`: it must be a number from 1 to {most}",
+            code="invalid_name",
+            param="limit",
+        )
+    return int(given)
 
 
 async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_CONTROL_BYTES) -> T:

@@ -73,6 +73,15 @@ class Node(Struct, frozen=True, kw_only=True):
         return self.is_target and self.health == "healthy" and not self.drained
 
 
+class NodeQuery(Struct, frozen=True, kw_only=True):
+    """Which nodes a list shows, by name and age."""
+
+    limit: int | None = None
+    after: NodeId = NodeId("")  # the last node of the previous page
+    status: Status | None = None
+    name: str = ""
+
+
 def health_after(silence_seconds: float, stale_seconds: float) -> Health:
     """Unhealthy after `stale_seconds` without a heartbeat, offline after twice that."""
     if silence_seconds >= 2 * stale_seconds:

@@ -6,7 +6,7 @@ to a drain, so an operation whose steps are all done is not finished yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Literal
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from enginehouse.core.action import InstallBackend, RemoveModel, StopReplica
 from enginehouse.core.canary import Canary
 from enginehouse.core.errors import NotFound
 from enginehouse.core.ids import NodeId, OperationId
-from enginehouse.core.intent import NODE_AWAY, OPEN, Change, Intent, State
+from enginehouse.core.intent import NODE_AWAY, OPEN, Change, Intent
 from enginehouse.core.name import shown
 from enginehouse.core.progress import Progress
 
@@ -108,12 +108,11 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 def status_of(operation: Operation, intents: Iterable[Intent]) -> OperationStatus:
-    return status_by(operation, {intent.state for intent in intents})
+    return status_by_states(operation, {intent.state for intent in intents})
 
 
-def status_by(operation: Operation, states: Collection[State]) -> OperationStatus:
+def status_by_states(operation: Operation, states: Set[str]) -> OperationStatus:
     """The status of an operation whose intents have these states."""
-    states = frozenset(states)
     if operation.is_steered:
         return "running" if "running" in states or "succeeded" in states else "queued"
     is_open = bool(states & OPEN)

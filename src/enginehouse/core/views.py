@@ -131,6 +131,34 @@ class OperationView(Struct, kw_only=True, omit_defaults=True):
         return self.isParked or self.has_ended
 
 
+class OperationSummary(Struct, kw_only=True, omit_defaults=True):
+    """An operation without its nodes: how many there are in each state. The keys of `OperationView` mean the same."""
+
+    id: str
+    name: str
+    fullName: str
+    jobID: OperationId
+    progress: int  # how many of a hundred have succeeded
+    taskType: str
+    isDeletion: bool
+    isBackend: bool
+    isQueued: bool
+    cancellable: bool
+    message: str
+    error: str = ""  # that of the operation, or of one of its nodes
+    # Additional.
+    kind: str
+    status: str
+    author: str
+    createdAt: str
+    counts: dict[str, int]  # of its intents, by state
+    excluded_count: int = 0
+    retryOf: OperationId = OperationId("")
+    dismissed: bool
+    finishedAt: str = ""
+    errorCode: str = ""
+
+
 class NodeView(Capacity, frozen=True, omit_defaults=False, kw_only=True):
     id: NodeId
     name: str

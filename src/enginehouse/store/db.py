@@ -1,10 +1,13 @@
-"""The database, with one method, `transaction(work)`. `work` is a synchronous function of a connection and runs in a
-thread.
+"""The database: `transaction(work)`, and `look(work)` and `read(work)` for what only reads. `work` is a synchronous
+function of a connection and runs in a thread.
 
 A transaction therefore cannot contain an await. SQLite and PostgreSQL are equal; their differences are in `engines`.
-Every database failure leaves here as `Unavailable` (`store_unavailable`) within a limit. A request is accepted only
-after its commit, and a refused one is never committed later. The log has one line when the database becomes unavailable
-and one when it is back, for any number of failed transactions.
+Each of the three methods has threads and connections of its own, so that a long list delays no lease. Every database
+failure leaves here as `Unavailable` (`store_unavailable`) within a limit. A request is accepted only after its commit,
+and a refused one is never committed later. The log has one line when the database becomes unavailable and one when it
+is back, for any number of failed transactions. A failed read does not make it unavailable, because a read may be slow
+by itself; and a read that works proves only of a server that it is back: it may read a file that another program keeps
+us from writing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +33,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from enginehouse.core.errors import Hopeless, Unavailable
 from enginehouse.store.attempts import Attempt
 from enginehouse.store.clock import StoreClock
-from enginehouse.store.engines import POSTGRES_THREADS, SQLITE_THREADS, Holding, make_engine
+from enginehouse.store.engines import POSTGRES_THREADS, SQLITE_THREADS, Holding, StoreEngines, make_engines, make_gate
 from enginehouse.store.limits import COMMIT_SECONDS, MIGRATION_SECONDS, StoreLimits
 
 __all__ = ["Connection", "Store", "now"]  # the connection type belongs to SQLAlchemy, which only the store imports
@@ -38,11 +43,13 @@ log = logging.getLogger(__name__)
 
 _TRIES = 5  # of two colliding transactions one succeeds; the other may collide with it again before it ends
 _PROBES = 2  # attempts at once while the database is away
+_READ_PROBES = 1
 _USEFUL_PART = 0.25  # of the limit, that an attempt must have left
 _PAUSE_SECONDS = 0.02  # longer than a transaction takes
 # Serialization failure, deadlock, lock timeout.
 _COLLISIONS = frozenset({"40001", "40P01", "55P03"})
 _TOO_SLOW = "57014"  # the server cancelled a statement, so it is available
+_READ_ONLY = "25006"
 # SQLSTATE classes that mean the server is unavailable: connection errors, too many connections, operator intervention.
 # A full disk is not one of them, because reads still work.
 _AWAY_CLASSES = ("08", "57", "53300")
@@ -60,20 +67,41 @@ _FIRST_WAIT_SECONDS = 0.2  # between two attempts to reach the database at start
 _LONGEST_WAIT_SECONDS = 2.0
 
 
+_OPEN = nullcontext()
+
+
 def _nothing() -> None:
     pass
 
 
+class StorePool:
+    """The threads and connections for one kind of work. No other kind waits for them."""
+
+    def __init__(
+        self, name: str, engine: Engine, threads: int, probes: int, gate: AbstractContextManager[None] = _OPEN
+    ) -> None:
+        self.engine = engine
+        self.gate = gate
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix=f"store-{name}")
+        self.probes = asyncio.Semaphore(probes)
+
+
 class Store:
-    def __init__(self, engine: Engine, limits: StoreLimits | None = None, holding: Holding | None = None) -> None:
-        self._engine = engine
+    def __init__(
+        self, engines: StoreEngines, limits: StoreLimits | None = None, holding: Holding | None = None
+    ) -> None:
+        self._engine = engines.steering
         self._limits = limits or StoreLimits()
         self._holding = holding or Holding()
-        threads = SQLITE_THREADS if engine.dialect.name == "sqlite" else POSTGRES_THREADS
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="store")
+        self._is_server = self._engine.dialect.name != "sqlite"
+        threads = POSTGRES_THREADS if self._is_server else SQLITE_THREADS
+        self._steering = self._looking = self._reading = StorePool("steering", self._engine, threads.steering, _PROBES)
+        if engines.reading is not None:
+            gate = make_gate(engines.reading)
+            self._looking = StorePool("looking", engines.reading, threads.looking, _READ_PROBES, gate)
+            self._reading = StorePool("reading", engines.reading, threads.reading, _READ_PROBES, gate)
         self._under_way: set[Attempt] = set()
         self._away_since: float | None = None
-        self._probes = asyncio.Semaphore(_PROBES)
         self._logged_at: dict[str, float] = {}  # when each failure was last seen
         self.on_back: Callable[[], None] = _nothing  # called when the database is available again
 
@@ -84,12 +112,13 @@ class Store:
         `url` is a SQLAlchemy URL or a plain `postgresql://…`. A database that is away is waited for within the limits.
         """
         limits, holding, clock = limits or StoreLimits(), Holding(), StoreClock()
-        store = cls(make_engine(url, limits, holding, clock), limits, holding)
+        store = cls(make_engines(url, limits, holding, clock), limits, holding)
         running, pause = asyncio.get_running_loop(), _FIRST_WAIT_SECONDS
         deadline = running.time() + limits.start_seconds
         while True:
             try:
-                await store._attempt(lambda attempt: store._prepare(clock, attempt), 2 * MIGRATION_SECONDS)
+                prepare = partial(store._prepare, clock)
+                await store._attempt(store._steering, prepare, 2 * MIGRATION_SECONDS)
                 return store
             except (SQLAlchemyError, OSError) as error:
                 reason = _first_line(error)
@@ -114,47 +143,70 @@ class Store:
 
         `work` is retried after a collision with another transaction: it must have no effects outside of it.
         """
+        return await self._answer(self._steering, work)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work`, which must only read, apart from all transactions: for whatever is shown to somebody, however
+        long it is.
+
+        It sees one moment of the database: everything that was committed when it began, so also what its caller has
+        stored before. That moment is over when it returns, so nothing may be written because of it. What decides and
+        then writes is one `transaction`, which reads again what it decides by. Reads wait for each other; a loop uses
+        `look`.
+        """
+        return await self._answer(self._reading, work)
+
+    async def look(self, work: Callable[[Connection], T]) -> T:
+        """`read` for the loops of this frontend: short, one after another, and not behind the reads of callers, of
+        whom there may be any number.
+        """
+        return await self._answer(self._looking, work)
+
+    async def _answer(self, pool: StorePool, work: Callable[[Connection], T]) -> T:
         try:
             attempt = self._attempt if self._away_since is None else self._probe
-            result = await attempt(lambda attempt: self._run(work, attempt), self._limits.answer_seconds)
+            result = await attempt(pool, lambda attempt: self._run(pool, work, attempt), self._limits.answer_seconds)
         except DataError as error:
             # A retry cannot help: the earlier validation accepted a value that does not fit its column.
             log.warning("store.refused error=%s", _first_line(error))
             raise Hopeless("cannot store this: a value does not fit its column. See the frontend's log") from error
         except (DBAPIError, PoolTimeout, TimeoutError) as error:
-            self._note_failure(error)
+            is_read = pool is not self._steering
+            if is_read and _is_write(error):
+                raise Hopeless("cannot write to the database here: this was to be a read") from error
+            (self._note_failed_read if is_read else self._note_failure)(error)
             unavailable = Unavailable(
                 "cannot use the database: it is unavailable. Try again in a moment", code="store_unavailable"
             )
             unavailable.retry_after_seconds = 2.0
             raise unavailable from error
-        if self._away_since is not None:
+        if self._away_since is not None and (pool is self._steering or self._is_server):
             self._note_back(self._away_since)
         return result
 
-    async def _probe(self, work: Callable[[Attempt], T], limit_seconds: float) -> T:
+    async def _probe(self, pool: StorePool, work: Callable[[Attempt], T], limit_seconds: float) -> T:
         """An attempt while the database is away. Few at once: each is a connection that a frozen server has to answer
         when it goes on, and it takes only so many.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
         async with asyncio.timeout(limit_seconds):
-            await self._probes.acquire()
+            await pool.probes.acquire()
         try:
             left = limit_seconds - (clock() - began)
             if left < limit_seconds * _USEFUL_PART and self._away_since is not None:
                 raise TimeoutError(f"no answer within {limit_seconds:g} s")
-            return await self._attempt(work, limit_seconds if self._away_since is None else left)
+            return await self._attempt(pool, work, limit_seconds if self._away_since is None else left)
         finally:
-            self._probes.release()
+            pool.probes.release()
 
-    async def _attempt(self, work: Callable[[Attempt], T], limit_seconds: float) -> T:
+    async def _attempt(self, pool: StorePool, work: Callable[[Attempt], T], limit_seconds: float) -> T:
         """Raise `TimeoutError` after the limit; the work is then never committed."""
         attempt = Attempt()
         running = asyncio.get_running_loop()
         # `wait` does not cancel the future: after a freeze of the process, the outcome and the timeout arrive at the
         # same moment, and the outcome must win.
-        outcome = running.run_in_executor(self._threads, self._perform, work, attempt)
+        outcome = running.run_in_executor(pool.threads, self._perform, work, attempt)
         try:
             done, _ = await asyncio.wait((outcome,), timeout=limit_seconds)
             if not done and not attempt.give_up():
@@ -178,10 +230,10 @@ class Store:
             self._under_way.discard(attempt)
             attempt.end()
 
-    def _run(self, work: Callable[[Connection], T], attempt: Attempt) -> T:
+    def _run(self, pool: StorePool, work: Callable[[Connection], T], attempt: Attempt) -> T:
         for left in reversed(range(_TRIES)):
             try:
-                with self._engine.begin() as connection:
+                with pool.gate, pool.engine.begin() as connection:
                     result = work(connection)
                     attempt.begin_commit()
                 return result
@@ -194,16 +246,24 @@ class Store:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _note_failure(self, error: Exception) -> None:
+        if not _is_away(error):
+            self._log_seldom("store.failed", error)
+        elif self._away_since is None:
+            self._away_since = asyncio.get_running_loop().time()
+            log.warning("store.lost error=%s", _first_line(error))
+
+    def _note_failed_read(self, error: Exception) -> None:
+        """If the database is away, the next transaction finds that out."""
+        if self._away_since is None:
+            self._log_seldom("store.slow" if isinstance(error, TimeoutError) else "store.failed", error)
+
+    def _log_seldom(self, what: str, error: Exception) -> None:
         # The database's message names tables and hosts, so it goes to the log only.
         reason, now = _first_line(error), asyncio.get_running_loop().time()
-        if not _is_away(error):
-            last = self._logged_at.pop(reason, -_QUIET_SECONDS)
-            self._logged_at = {**dict(list(self._logged_at.items())[-_MOST_LOGGED:]), reason: now}
-            if now - last >= _QUIET_SECONDS:
-                log.warning("store.failed error=%s", reason)
-        elif self._away_since is None:
-            self._away_since = now
-            log.warning("store.lost error=%s", reason)
+        last = self._logged_at.pop(reason, -_QUIET_SECONDS)
+        self._logged_at = {**dict(list(self._logged_at.items())[-_MOST_LOGGED:]), reason: now}
+        if now - last >= _QUIET_SECONDS:
+            log.warning("%s error=%s", what, reason)
 
     def _note_back(self, since: float) -> None:
         self._away_since = None
@@ -217,8 +277,9 @@ class Store:
             time.sleep(0.01)  # the program is ending, so blocking is fine
         for attempt in tuple(self._under_way):
             attempt.cut()
-        self._threads.shutdown(cancel_futures=True)
-        self._engine.dispose()
+        for pool in (self._reading, self._looking, self._steering):
+            pool.threads.shutdown(cancel_futures=True)
+            pool.engine.dispose()
 
     def _prepare(self, clock: StoreClock, attempt: Attempt) -> None:
         is_postgres = self._engine.dialect.name == "postgresql"
@@ -285,6 +346,11 @@ def _is_away(error: Exception) -> bool:
         words = _first_line(error).lower()
         return isinstance(error, OperationalError) and not any(word in words for word in _READABLE_WORDS)
     return state.startswith(_AWAY_CLASSES) and state != _TOO_SLOW
+
+
+def _is_write(error: Exception) -> bool:
+    """Whether a connection for reads refused to write."""
+    return _sqlstate(error) == _READ_ONLY or "readonly database" in _first_line(error)
 
 
 def _may_heal(error: Exception) -> bool:

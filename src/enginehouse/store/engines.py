@@ -1,7 +1,8 @@
 """Connections to SQLite and PostgreSQL. Every driver default is set explicitly.
 
 All differences between the two databases are here. Each connection is registered with the attempt of its thread before
-the first statement, so that it can be shut down while it hangs.
+the first statement, so that it can be shut down while it hangs. Connections for reads cannot write: the database
+refuses it. On both databases their transactions see one moment, wait for no writer and delay none.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
 
 import psycopg
 import sqlalchemy
+from msgspec import Struct
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError
@@ -21,11 +25,27 @@ from enginehouse.core.errors import Invalid
 from enginehouse.store.attempts import Attempt, Driver, GivenUp
 from enginehouse.store.clock import StoreClock
 from enginehouse.store.limits import KEEPALIVE_IDLE_SECONDS, StoreLimits
+from enginehouse.store.read_gate import KEPT_LOG_BYTES, ReadGate
 
-# SQLite has one writer, so with one thread our own transactions queue instead of colliding.
-SQLITE_THREADS = 1
-POSTGRES_THREADS = 8
 _WAL_TRIES = 50
+
+
+class StoreThreads(Struct, frozen=True):
+    """Threads per kind of work. On PostgreSQL each has a connection, so a frontend has at most their sum."""
+
+    steering: int
+    looking: int  # one: the looks of loops are short, and in order none is older than the one before
+    reading: int
+
+    @property
+    def all_that_read(self) -> int:
+        return self.looking + self.reading
+
+
+# SQLite has one writer, so with one thread our own transactions queue instead of colliding. More threads for reads
+# would not read faster: decoding rows takes most of the time, and the interpreter runs one thread at a time.
+SQLITE_THREADS = StoreThreads(steering=1, looking=1, reading=2)
+POSTGRES_THREADS = StoreThreads(steering=8, looking=1, reading=2)
 
 
 class Holding(threading.local):
@@ -45,12 +65,33 @@ class _WithHints(SQLiteCompiler):
         return text
 
 
-def make_engine(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock) -> Engine:
+class _WithoutLocks(_WithHints):
+    """Refuses row locks, which SQLite ignores: PostgreSQL refuses them in a read, and both must do the same."""
+
+    def for_update_clause(self, select: object, **options: object) -> NoReturn:
+        raise sqlalchemy.exc.CompileError("a read cannot lock rows")
+
+
+class StoreEngines(Struct, frozen=True):
+    """`reading` is None for a database in memory, which only its one connection can see."""
+
+    steering: Engine
+    reading: Engine | None
+
+
+def make_engines(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock) -> StoreEngines:
     for plain in ("postgresql://", "postgres://"):
         if url.startswith(plain):
             url = "postgresql+psycopg://" + url.removeprefix(plain)
     try:
-        return (_sqlite if url.startswith("sqlite") else _postgres)(url, limits, holding, clock)
+        if not url.startswith("sqlite"):
+            return StoreEngines(
+                _postgres(url, limits, holding, POSTGRES_THREADS.steering),
+                _postgres(url, limits, holding, POSTGRES_THREADS.all_that_read, reads=True),
+            )
+        steering = _sqlite(url, limits, holding, clock)
+        is_in_memory = steering.url.database in (None, "", ":memory:")
+        return StoreEngines(steering, None if is_in_memory else _sqlite(url, limits, holding, clock, reads=True))
     except (ArgumentError, ValueError) as error:
         # The library's message is not shown: it contains the URL, and with it the password.
         raise Invalid(
@@ -61,13 +102,22 @@ def make_engine(url: str, limits: StoreLimits, holding: Holding, clock: StoreClo
         ) from error
 
 
-def _sqlite(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock) -> Engine:
+def make_gate(reading: Engine) -> AbstractContextManager[None]:
+    """What every read passes; on PostgreSQL nothing."""
+    if reading.dialect.name != "sqlite":
+        return nullcontext()
+    return ReadGate(Path(f"{reading.url.database}-wal"))
+
+
+def _sqlite(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock, *, reads: bool = False) -> Engine:
     engine = sqlalchemy.create_engine(url)
-    engine.dialect.statement_compiler = _WithHints
+    engine.dialect.statement_compiler = _WithoutLocks if reads else _WithHints
+    # A transaction that reads first and then writes must not fail half-way, so it takes the file's one lock at once. A
+    # read takes none: it sees the last commit before its first statement, while others write.
+    beginning = "begin" if reads else "begin immediate"
 
     def prepare(connection: sqlite3.Connection, _record: object) -> None:
-        # The driver must not open transactions itself. `begin_immediate` does, so that a transaction which reads first
-        # and then writes cannot fail half-way.
+        # The driver must not open transactions itself; `begin` does.
         connection.isolation_level = None
         connection.create_function("store_now", 0, clock.now)
         cursor = connection.cursor()
@@ -77,16 +127,19 @@ def _sqlite(url: str, limits: StoreLimits, holding: Holding, clock: StoreClock) 
         # FULL: an acknowledged commit survives a power cut.
         cursor.execute("pragma synchronous=full")
         cursor.execute("pragma foreign_keys=on")
+        cursor.execute(f"pragma journal_size_limit={KEPT_LOG_BYTES}")
+        if reads:
+            cursor.execute("pragma query_only=on")
         cursor.close()
 
-    def begin_immediate(connection: Connection) -> None:
+    def begin(connection: Connection) -> None:
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
         holding.note(driver)
-        connection.exec_driver_sql("begin immediate")
+        connection.exec_driver_sql(beginning)
 
     event.listen(engine, "connect", prepare)
-    event.listen(engine, "begin", begin_immediate)
+    event.listen(engine, "begin", begin)
     return engine
 
 
@@ -102,10 +155,10 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
             time.sleep(0.02)  # in a thread of the store, not on the event loop
 
 
-def _postgres(url: str, limits: StoreLimits, holding: Holding, _clock: StoreClock) -> Engine:
+def _postgres(url: str, limits: StoreLimits, holding: Holding, threads: int, *, reads: bool = False) -> Engine:
     engine = sqlalchemy.create_engine(
         url,
-        pool_size=POSTGRES_THREADS,
+        pool_size=threads,
         max_overflow=0,
         pool_timeout=limits.answer_seconds,  # never reached: there are as many connections as threads
         pool_pre_ping=True,  # a restarted server costs one extra round trip instead of a failed request
@@ -133,6 +186,10 @@ def _postgres(url: str, limits: StoreLimits, holding: Holding, _clock: StoreCloc
                 query = f"select set_config('{name}', '{value}', false) where current_setting('{name}') = '0'"
                 connection.execute(query.encode())
             connection.commit()
+            if reads:
+                # Part of every `begin`, so that it holds behind poolers too, which forget what a session was told.
+                connection.read_only = True
+                connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         except (psycopg.Error, GivenUp):
             connection.close()
             raise

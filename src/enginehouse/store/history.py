@@ -6,7 +6,7 @@ operations that ended long ago; an open operation is kept for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 from sqlalchemy import Select, bindparam, case, delete, func, not_, or_, select
@@ -126,6 +126,40 @@ def count_operations(connection: Connection) -> dict[tuple[str, str], int]:
         operations.c.kind, operations.c.ended_as
     )
     return {(kind, ended_as): count for kind, ended_as, count in connection.execute(query)}
+
+
+class StateCounts(Struct):
+    """How many intents of an operation are in each state. One that the operation has detached from is cancelled."""
+
+    states: dict[str, int] = {}
+    changed_at: float = 0.0  # the last change of any of them
+    error: str = ""  # of one that failed
+
+
+_SHOWN_STATE = case((operation_intents.c.detached, "cancelled"), else_=intents.c.state)
+_COUNTS_OF = (
+    select(
+        operation_intents.c.operation_id,
+        _SHOWN_STATE.label("shown_state"),
+        func.count().label("number"),
+        func.max(intents.c.updated_at).label("changed_at"),
+        func.max(case((_SHOWN_STATE == "failed", intents.c.message), else_="")).label("error"),
+    )
+    .join(intents, intents.c.id == operation_intents.c.intent_id)
+    .where(operation_intents.c.operation_id.in_(bindparam("ids", expanding=True)))
+    .group_by(operation_intents.c.operation_id, _SHOWN_STATE)
+)
+
+
+def counts_of(connection: Connection, operation_ids: Collection[OperationId]) -> dict[OperationId, StateCounts]:
+    """Counted by the database: an operation may have a thousand intents, and a list many such operations."""
+    found = {operation_id: StateCounts() for operation_id in operation_ids}
+    for row in select_among(connection, _COUNTS_OF, operation_ids):
+        counts = found[row.operation_id]
+        counts.states[row.shown_state] = row.number
+        counts.changed_at = max(counts.changed_at, row.changed_at)
+        counts.error = counts.error or row.error
+    return found
 
 
 def prune(connection: Connection, before: float, keep: int, limit: int) -> int:

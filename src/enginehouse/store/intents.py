@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
-from sqlalchemy import and_, bindparam, func, or_, select, update
+from sqlalchemy import Select, and_, bindparam, func, not_, or_, select, update
 
 from enginehouse.core.ids import IntentId, NodeId
 from enginehouse.core.intent import OPEN, Intent
@@ -20,13 +21,16 @@ from enginehouse.store.schema import intents
 from enginehouse.store.schema import nodes as node_rows
 
 _OPEN = select(intents).where(intents.c.state.in_(sorted(OPEN)))
-_OPEN_ON_OTHERS = _OPEN.where(intents.c.node_id.not_in(bindparam("node_ids", expanding=True)))
+_THERE = select(node_rows.c.id).where(node_rows.c.id == intents.c.node_id)
+_OPEN_WITHOUT_NODE: Select[Any] = select(*intents.c, _THERE.exists().label("is_there")).where(
+    intents.c.state.in_(sorted(OPEN)), not_(_THERE.where(node_rows.c.node_type == "backend").exists())
+)
 _NAMELESS = _OPEN.where(intents.c.subject == "backend:")
 
 
-def open_on_others(connection: Connection, node_ids: Iterable[NodeId]) -> list[Intent]:
-    """Open intents of all nodes except these."""
-    return [intent_of(row) for row in connection.execute(_OPEN_ON_OTHERS, {"node_ids": list(node_ids)})]
+def open_without_node(connection: Connection) -> list[tuple[Intent, bool]]:
+    """Open intents for no node that takes backends, and whether there is such a node at all."""
+    return [(intent_of(row), bool(row.is_there)) for row in connection.execute(_OPEN_WITHOUT_NODE)]
 
 
 def nameless(connection: Connection) -> list[Intent]:

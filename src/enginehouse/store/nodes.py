@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import BindParameter, Row, bindparam, delete, func, or_, select, update
+from sqlalchemy import BindParameter, Row, and_, bindparam, delete, func, or_, select, tuple_, update
 
+from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
-from enginehouse.core.node import Health, Node
+from enginehouse.core.node import Health, Node, NodeQuery, Status
 from enginehouse.core.operation import absence_of
+from enginehouse.core.replica import FailedReplica, RunningReplica
 from enginehouse.core.report import Report
 from enginehouse.store import liveness
 from enginehouse.store.db import Connection
@@ -36,7 +38,24 @@ _PLAIN = tuple(field for field in Node.__struct_fields__ if field not in (*_STRU
 _plain_of = attrgetter(*_PLAIN)
 
 
+class _ListedReport(Struct, frozen=True):
+    """What lists show of a report. The rest of the text is skipped: results and files are most of it."""
+
+    version: str = ""
+    confinement: str = ""
+    backends: tuple[InstalledBackend, ...] = ()
+    replicas: tuple[RunningReplica, ...] = ()
+    failed: tuple[FailedReplica, ...] = ()
+
+
+_LISTED_REPORT = msgspec.json.Decoder(_ListedReport)
+
+
 def _node(row: Row[Any]) -> Node:
+    return _node_with(row, _REPORT.decode(row.report))
+
+
+def _node_with(row: Row[Any], report: Report) -> Node:
     # Frontends of the previous version know the older columns only.
     is_here = row.heard_at is not None and row.heard_at >= row.last_heartbeat
     return Node(
@@ -44,7 +63,7 @@ def _node(row: Row[Any]) -> Node:
         last_heartbeat=row.heard_at if is_here else row.last_heartbeat,
         labels=_LABELS.decode(row.labels),
         capacity=_CAPACITY.decode(row.heard_capacity if is_here else row.capacity),
-        report=liveness.as_confirmed(_REPORT.decode(row.report), row.boot_id, row.sequence, row.mark),
+        report=liveness.as_confirmed(report, row.boot_id, row.sequence, row.mark),
         report_digest=row.report_digest or "",
     )
 
@@ -169,7 +188,6 @@ def set_report(
 
 _ADD = nodes.insert()
 _UPDATES = select(nodes.c.id, nodes.c.updated_at)
-_TYPES = select(nodes.c.id, nodes.c.node_type)
 _JOINED = nodes.outerjoin(node_liveness, node_liveness.c.node_id == nodes.c.id)
 _ALL = select(
     nodes,
@@ -195,13 +213,13 @@ _HASHES: BindParameter[Any] = bindparam("ids", expanding=True)
 _TOKENS_AMONG = _TOKENS.where(or_(nodes.c.token_hash.in_(_HASHES), nodes.c.previous_token_hash.in_(_HASHES)))
 _SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
 _SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"))
-_HEALTH = select(nodes.c.id, nodes.c.name, nodes.c.health)
 _WITHOUT_KEY = (
     select(nodes.c.id, nodes.c.name, nodes.c.health)
     .where(nodes.c.public_key == "", nodes.c.approved.is_(True), nodes.c.node_type == "backend")
     .order_by(nodes.c.name)
 )
 _SERVING = select(nodes.c.id, nodes.c.name).where(nodes.c.health != "offline", nodes.c.approved.is_(True))
+_SERVING_AMONG = _SERVING.where(nodes.c.id.in_(bindparam("ids", expanding=True)))
 _SET_BUS_AWAY = _OF_ONE.where(nodes.c.bus_away != bindparam("now_is")).values(
     bus_away=bindparam("now_is"), updated_at=bindparam("at")
 )
@@ -223,6 +241,37 @@ def every(connection: Connection) -> list[Node]:
     return [_node(row) for row in connection.execute(_EVERY)]
 
 
+def listed(connection: Connection, asked: NodeQuery) -> list[Node] | None:
+    """The nodes that a list shows; None if the one that it begins after does not exist. Their reports have only what
+    lists show, so nothing may be decided by them.
+    """
+    query = _LISTED if asked.status is None else _LISTED.where(*_WITH_STATUS[asked.status])
+    if asked.name:
+        query = query.where(nodes.c.name == asked.name)
+    if asked.after:
+        last = connection.execute(_PLACE_OF, {"node_id": asked.after}).one_or_none()
+        if last is None:
+            return None
+        is_younger = tuple_(nodes.c.created_at, nodes.c.id) > tuple_(last.created_at, last.id)
+        query = query.where(or_(nodes.c.name > last.name, and_(nodes.c.name == last.name, is_younger)))
+    return [
+        _node_with(row, Report(**msgspec.structs.asdict(_LISTED_REPORT.decode(row.report))))
+        for row in connection.execute(query.limit(asked.limit))
+    ]
+
+
+_PLACE_OF = select(nodes.c.name, nodes.c.created_at, nodes.c.id).where(nodes.c.id == bindparam("node_id"))
+_LISTED = _ALL.order_by(nodes.c.name, nodes.c.created_at, nodes.c.id)
+_WITH_STATUS: dict[Status, tuple[Any, ...]] = {
+    "pending": (nodes.c.approved.is_(False),),
+    "draining": (nodes.c.approved.is_(True), nodes.c.drained.is_(True)),
+    **{
+        health: (nodes.c.approved.is_(True), nodes.c.drained.is_(False), nodes.c.health == health)
+        for health in get_args(Health)
+    },
+}
+
+
 def named(
     connection: Connection, node_ids: Iterable[NodeId]
 ) -> tuple[dict[NodeId, str], dict[NodeId, str], set[NodeId]]:
@@ -230,11 +279,6 @@ def named(
     rows = list(select_among(connection, _NAMED, node_ids))
     away = {row.id: absence_of(row.health, bus_away=row.bus_away) for row in rows if row.health != "healthy"}
     return {row.id: row.name for row in rows}, away, {row.id for row in rows if row.drained}
-
-
-def health_of_every(connection: Connection) -> dict[NodeId, tuple[str, Health]]:
-    """(name, health) by id, for frequent callers that need no reports."""
-    return {row.id: (row.name, row.health) for row in connection.execute(_HEALTH)}
 
 
 class WithoutKey(Struct, frozen=True):
@@ -257,13 +301,14 @@ def serving(connection: Connection) -> dict[NodeId, str]:
     return {row.id: row.name for row in connection.execute(_SERVING)}
 
 
+def serving_among(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, str]:
+    """`serving`, of these nodes only."""
+    return {row.id: row.name for row in select_among(connection, _SERVING_AMONG, dict.fromkeys(node_ids))}
+
+
 def updates(connection: Connection) -> dict[NodeId, float]:
     """When each node last changed."""
     return {row.id: row.updated_at for row in connection.execute(_UPDATES)}
-
-
-def types(connection: Connection) -> dict[NodeId, str]:
-    return {row.id: row.node_type for row in connection.execute(_TYPES)}
 
 
 def changed_since(connection: Connection, since: float) -> dict[NodeId, float]:

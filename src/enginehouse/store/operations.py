@@ -18,7 +18,7 @@ from enginehouse.core.action import UnknownAction
 from enginehouse.core.errors import Conflict
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Change, Intent
-from enginehouse.core.operation import ENDED, Operation, OperationKind, status_by
+from enginehouse.core.operation import ENDED, Operation, OperationKind, status_by_states
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import (
     STRUCTURED,
@@ -94,6 +94,10 @@ _OPEN_ON = (
     select(intents)
     .where(intents.c.node_id == bindparam("node_id"), intents.c.state.in_(sorted(OPEN)))
     .order_by(intents.c.created_at)
+)
+
+_OPEN_AMONG = (
+    select(intents).where(intents.c.node_id.in_(_IDS), intents.c.state.in_(sorted(OPEN))).order_by(intents.c.created_at)
 )
 
 # Operations --------------------------------------------------------------------------------------
@@ -236,6 +240,14 @@ def open_on(connection: Connection, node_id: NodeId) -> list[Intent]:
     return [intent_of(row) for row in connection.execute(_OPEN_ON, {"node_id": node_id})]
 
 
+def open_among(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, list[Intent]]:
+    """`open_on`, for several nodes at once; nodes without open intents are left out."""
+    found: dict[NodeId, list[Intent]] = {}
+    for row in select_among(connection, _OPEN_AMONG, node_ids):
+        found.setdefault(row.node_id, []).append(intent_of(row))
+    return found
+
+
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     """Apply a change by the table and write it; raise `Conflict` if the row changed since `before` was read."""
     after = intents_core.apply(before, change)
@@ -296,7 +308,7 @@ def end_of(connection: Connection, operation_id: OperationId) -> None:
     operation = get(connection, operation_id)
     if operation is not None:
         rows = connection.execute(_STATES, {"of": operation_id})
-        status = status_by(operation, {"cancelled" if row.detached else row.state for row in rows})
+        status = status_by_states(operation, {"cancelled" if row.detached else row.state for row in rows})
         if status in ENDED:
             connection.execute(_SET_END, {"row_id": operation.id, "status": status})
 

@@ -81,7 +81,7 @@ MODELS = [
     }
 ]
 ANSWERS = {
-    "GET /api/nodes": Answer([NODE]),
+    "GET /api/nodes?limit=500": Answer([NODE]),
     "GET /api/nodes/main": Answer(NODE),
     "POST /api/nodes/second/approve": Answer({**NODE, "name": "second", "message": "node approved"}),
     "GET /backends": Answer(BACKENDS),
@@ -149,7 +149,7 @@ def test_tokens_are_listed_without_themselves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "path"),
     [
-        (("nodes", "list"), "GET /api/nodes"),
+        (("nodes", "list"), "GET /api/nodes?limit=500"),
         (("nodes", "show", "main"), "GET /api/nodes/main"),
         (("nodes", "approve", "second"), "POST /api/nodes/second/approve"),
         (("backends", "list"), "GET /backends"),
@@ -168,6 +168,22 @@ def test_json_is_one_document_with_everything_the_frontend_said(
         before = run(world, tmp_path, "--json", *arguments)
     assert json.loads(result.stdout) == ANSWERS[path].body
     assert before.stdout == result.stdout
+
+
+def test_nodes_are_listed_page_by_page_and_a_frontend_without_pages_is_understood(tmp_path: Path) -> None:
+    many = [{**NODE, "name": f"n{number:04}", "id": f"id-{number}"} for number in range(1100)]
+    first = "GET /api/nodes?limit=500"
+    pages = {
+        first: Answer(many[:500]),
+        f"{first}&after=id-499": Answer(many[500:1000]),
+        f"{first}&after=id-999": Answer(many[1000:]),
+    }
+    last_was_removed = {first: Answer(many[:500]), "GET /api/nodes": Answer(many)}
+    older = {first: Answer(many)}
+    just_as_many = {first: Answer(many[:500]), f"{first}&after=id-499": Answer(many[:500])}
+    for answers, expected in ((pages, many), (last_was_removed, many), (older, many), (just_as_many, many[:500])):
+        with recorded(answers) as world:
+            assert json.loads(run(world, tmp_path, "nodes", "list", "--json").stdout) == expected
 
 
 def test_a_node_is_shown_with_what_it_has(tmp_path: Path) -> None:
@@ -212,7 +228,11 @@ def test_an_approval_waits_until_the_node_has_joined_or_says_that_it_has_not(
 def test_the_beginning_of_an_id_is_enough_when_only_one_begins_so(tmp_path: Path) -> None:
     other = JOB.replace("3f2a9c1d", "3f2b0000")
     listed = {"operations": [operation("succeeded"), operation("failed", jobID=other)]}
-    with recorded({"GET /api/operations?all=true&limit=500": Answer(listed)}) as world:
+    answers = {
+        "GET /api/operations?all=true&limit=500&rows=false": Answer(listed),
+        f"GET /api/operations/{JOB}": Answer(operation("succeeded")),
+    }
+    with recorded(answers) as world:
         found = run(world, tmp_path, "ops", "show", "3F2A")
         several = run(world, tmp_path, "ops", "show", "3f2")
         none = run(world, tmp_path, "ops", "show", "9")

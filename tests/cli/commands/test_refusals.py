@@ -58,7 +58,7 @@ def test_a_bad_name_is_refused_before_anything_is_sent(tmp_path: Path, command: 
 def test_a_refusal_of_the_frontend_is_its_sentence_and_the_exit_code_of_its_class(
     tmp_path: Path, status: int, code: int
 ) -> None:
-    with recorded({"GET /api/nodes": refused(status, "cannot do this: because", "x")}) as world:
+    with recorded({"GET /api/nodes?limit=500": refused(status, "cannot do this: because", "x")}) as world:
         result = run(world, tmp_path, "nodes", "list")
     assert result.exit_code == code
     hint = "; give one with --token @FILE, --token - or ENGINEHOUSE_TOKEN" if status == 401 else ""
@@ -76,7 +76,7 @@ def test_a_frontend_that_is_not_there_is_one_sentence_and_exit_code_four(tmp_pat
 
 @pytest.mark.parametrize("answer", [Answer(b"<html>"), Answer({"not": "a list"}), Answer([{"no": "name"}])])
 def test_an_answer_that_cannot_be_read_is_one_sentence(tmp_path: Path, answer: Answer) -> None:
-    with recorded({"GET /api/nodes": answer}) as world:
+    with recorded({"GET /api/nodes?limit=500": answer}) as world:
         result = run(world, tmp_path, "nodes", "list")
     assert result.exit_code == 4
     assert result.stderr.startswith("enginehouse: cannot read the answer")
@@ -84,7 +84,7 @@ def test_an_answer_that_cannot_be_read_is_one_sentence(tmp_path: Path, answer: A
 
 def test_what_a_node_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
     evil = {"id": "1", "name": "main", "platform": "\x1b[2Jlinux\r\n\tx\u202e\x9b"}
-    with recorded({"GET /api/nodes": Answer([evil])}) as world:
+    with recorded({"GET /api/nodes?limit=500": Answer([evil])}) as world:
         result = run(world, tmp_path, "nodes", "list")
     assert "\x1b" not in result.stdout
     assert len(result.stdout.splitlines()) == 1

@@ -67,7 +67,7 @@ def test_a_frontend_that_takes_its_time_is_shown_to_be_waited_for(tmp_path: Path
         held.wait(WAIT_SECONDS)
         return Answer([])
 
-    with recorded({"GET /api/nodes": slow}) as world, Terminal(world, tmp_path, "nodes", "list") as terminal:
+    with recorded({"GET /api/nodes?limit=500": slow}) as world, Terminal(world, tmp_path, "nodes", "list") as terminal:
         terminal.wait_for(f"waiting for {world.url} …")
         terminal.wait_for("… 1 s")
         held.set()
@@ -77,7 +77,10 @@ def test_a_frontend_that_takes_its_time_is_shown_to_be_waited_for(tmp_path: Path
 
 def test_a_list_is_a_table_with_a_head(tmp_path: Path) -> None:
     nodes = [{"id": "1", "name": "[red]odd", "status": "healthy", "heartbeat_age_seconds": 61.0}]
-    with recorded({"GET /api/nodes": Answer(nodes)}) as world, Terminal(world, tmp_path, "nodes", "list") as terminal:
+    with (
+        recorded({"GET /api/nodes?limit=500": Answer(nodes)}) as world,
+        Terminal(world, tmp_path, "nodes", "list") as terminal,
+    ):
         assert terminal.exit_code() == 0
     head, line = terminal.seen.strip().splitlines()
     assert head.split()[:3] == ["NAME", "STATUS", "HEARD"]
@@ -139,7 +142,7 @@ def test_a_terminal_that_cannot_show_bars_gets_lines_and_answers_in_what_it_can_
     answers = {
         "POST /api/operations": Answer(moving, 202),
         EVENTS: Stream([("operation", moving), ("operation", done)]),
-        "GET /api/nodes": Answer(nodes),
+        "GET /api/nodes?limit=500": Answer(nodes),
     }
     with recorded(answers) as world:  # type: ignore[arg-type]
         with Terminal(world, tmp_path, "backends", "install", "llama-cpp", PYTHONIOENCODING="ascii") as terminal:

@@ -165,11 +165,11 @@ def find(frontend: FrontendApi, beginning: str) -> object:
         return frontend.get(f"/api/operations/{segment(beginning)}")
     except NotFound:
         pass
-    answer = frontend.get(f"/api/operations?all=true&limit={SEARCHED}")
+    answer = frontend.get(f"/api/operations?all=true&limit={SEARCHED}&rows=false")
     listed = answer.get("operations", []) if isinstance(answer, dict) else []
     found = [one for one in listed if str(one.get("jobID", "")).lower().startswith(beginning.lower())]
     if len(found) == 1:
-        return found[0]
+        return frontend.get(f"/api/operations/{segment(str(found[0]['jobID']))}")
     if found:
         ids = ", ".join(str(one["jobID"]) for one in found[:5])
         raise Invalid(

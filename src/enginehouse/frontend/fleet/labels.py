@@ -22,7 +22,7 @@ class NodeLabels:
         self._wake = wake
 
     async def get(self, node: str) -> dict[str, str]:
-        return await self._store.transaction(lambda connection: find_node(connection, node).labels)
+        return await self._store.read(lambda connection: find_node(connection, node).labels)
 
     async def merge(self, node: str, labels: Mapping[str, str]) -> dict[str, str]:
         """Add or change labels."""

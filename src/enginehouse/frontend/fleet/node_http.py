@@ -37,11 +37,11 @@ class NodeDoors:
             why = refusal_of(node, self._addresses)
             if why:
                 raise Unavailable(f"cannot read logs of {node.name}: {why}", code="node_unreachable")
-            known = next(one for one in nodes.tokens(connection) if one.node_id == node.id)
-            keys = [key for key in (known.hash, known.previous) if key]
+            known = nodes.token_of(connection, node.id)
+            keys = [key for key in (known.hash, known.previous) if key] if known is not None else []
             return NodeDoor(node.name, node.http_address, tuple(make_ticket(key, LOGS, now) for key in keys))
 
-        return await self._store.transaction(work)
+        return await self._store.read(work)
 
 
 def refusal_of(node: Node, addresses: AddressRules) -> str:

@@ -337,7 +337,7 @@ class Nodes:
             self._wake()
 
     async def every(self) -> tuple[list[Node], float]:
-        return await self._store.transaction(lambda connection: (nodes.every(connection), db.now(connection)))
+        return await self._store.read(lambda connection: (nodes.every(connection), db.now(connection)))
 
     async def get(self, name_or_id: str) -> tuple[Node, float]:
         return await self._store.transaction(lambda connection: (find_node(connection, name_or_id), db.now(connection)))

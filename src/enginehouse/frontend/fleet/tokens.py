@@ -240,7 +240,7 @@ class Keys:
 
     async def every(self) -> list[TokenRow]:
         """Return all tokens that are not revoked. Expired ones are among them: they explain why a client is refused."""
-        rows = await self._store.transaction(keys.every)
+        rows = await self._store.read(keys.every)
         return [row for row in rows if not row.revoked_at]
 
     async def step(self) -> None:
@@ -253,7 +253,7 @@ class Keys:
 
         running = asyncio.get_running_loop()
         began_at = running.time()
-        self._callers, of_nodes, self._changes, now = await self._store.transaction(work)
+        self._callers, of_nodes, self._changes, now = await self._store.look(work)
         self._of_nodes = {}
         for node in of_nodes:
             self._put(node)
@@ -263,7 +263,7 @@ class Keys:
 
     async def watch_step(self) -> None:
         """Read all tokens again if one was created or revoked on any frontend."""
-        if await self._store.transaction(keys.changes) != self._changes:
+        if await self._store.look(keys.changes) != self._changes:
             await self.step()
 
 

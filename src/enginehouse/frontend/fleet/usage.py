@@ -75,7 +75,7 @@ class UsageLedger:
 
     async def summed(self, asked: UsageQuery) -> list[UsageCount]:
         """The sums of what is written; the last seconds are not in them yet."""
-        return await self._store.transaction(lambda connection: usage.summed(connection, asked))
+        return await self._store.read(lambda connection: usage.summed(connection, asked))
 
     async def now(self) -> float:
-        return await self._store.transaction(db.now)
+        return await self._store.read(db.now)

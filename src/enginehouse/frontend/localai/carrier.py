@@ -130,7 +130,7 @@ class Carrier:
         if self._parts.store.is_away:
             return  # other loops look whether it is back
         owner = self._parts.owner
-        wanted = await self._parts.store.transaction(lambda c: intents.carried_by(c, owner, KINDS))
+        wanted = await self._parts.store.look(lambda c: intents.carried_by(c, owner, KINDS))
         by_id = {intent.id: intent for intent in wanted}
         for intent_id, one in list(self._carried.items()):
             now = by_id.get(intent_id)
@@ -157,7 +157,7 @@ class Carrier:
 
     async def _do(self, intent: Intent) -> Outcome:
         action, parts = intent.action, self._parts
-        node, place = await parts.store.transaction(lambda connection: self._place_of(connection, intent))
+        node, place = await parts.store.look(lambda connection: self._place_of(connection, intent))
         report = _Reporter(parts.bus, intent).report
         match action:
             case PullModel():

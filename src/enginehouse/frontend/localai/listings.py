@@ -109,7 +109,7 @@ class Listings:
         Returns the nodes that did not answer in time: their state is unknown. Only healthy nodes are polled; for the
         others the last listing counts.
         """
-        present, now = await self._store.transaction(lambda connection: _present(connection, named))
+        present, now = await self._store.look(lambda connection: _present(connection, named))
         if not present or not self.is_connected:
             return frozenset(present)
         questions = await self.ask(present, now)
@@ -131,13 +131,13 @@ class Listings:
         listed, running = question.backends or (), question.replicas or ()
         if question.is_mute:
             # Silence is no proof that a process ended: what is stored stays.
-            stored = await self._store.transaction(lambda connection: _stored_on(connection, question.node_id))
+            stored = await self._store.look(lambda connection: _stored_on(connection, question.node_id))
             await self._reports.report(
                 question.node_id, Report(mark=question.asked_at, backends=listed, replicas=stored)
             )
             return
         names = {backend.name for backend in listed}
-        uses = await self._store.transaction(lambda connection: _uses_of(connection, question.node_id, running))
+        uses = await self._store.look(lambda connection: _uses_of(connection, question.node_id, running))
         idle = [
             one
             for one in running

@@ -101,6 +101,9 @@ class Poller:
         if not self._listings.is_connected:
             return
         self._round += 1
+        if not await self._store.look(nodes.without_key):
+            self._polled, self._busy = set(), set()
+            return  # most clusters have no such nodes
         planned = await self._store.transaction(self._plan_round)
         self._busy = planned.busy
         if planned.changed:
@@ -122,7 +125,7 @@ class Poller:
                 await self._note_unreachable(question.node_id)
         if self._soon and self._listings.is_connected:
             soon, self._soon = sorted(self._soon), set()
-            await self._ask(soon, await self._store.transaction(db.now))
+            await self._ask(soon, await self._store.look(db.now))
 
     async def _ask(self, node_ids: Iterable[NodeId], at: float) -> None:
         for question in await self._listings.ask(node_ids, at):
@@ -158,10 +161,11 @@ class Poller:
             return planned
         planned.changed += self._given_up(connection, now)
         held = {one.node_id for one in lingering.every(connection)}
+        opened = operations.open_among(connection, [one.id for one in found if one.health == "healthy"])
         for node in found:
             if node.health != "healthy":
                 continue
-            open_ones = operations.open_on(connection, node.id)
+            open_ones = opened.get(node.id, [])
             if open_ones or node.id in held:
                 planned.busy.add(node.id)
             # Also once after its last intent ended: the reply does not say what is installed now.

@@ -70,6 +70,8 @@ class Canaries:
         """Look at the canaries of every upgrade in its canary phase."""
         if self._store.is_away:
             return  # woken when it is back
+        if not await self._store.look(operations.watching):
+            return
         changed = await self._store.transaction(self._look)
         if changed:
             self._wake()

@@ -111,7 +111,7 @@ class Cancellation:
 
     async def retry(self, operation_id: OperationId, node: str | None, requester: Requester) -> OperationId:
         """Create an operation of another one's failed and cancelled actions, at attempt 1, with tags resolved anew."""
-        first = await self._store.transaction(lambda connection: _retried(connection, operation_id, node))
+        first = await self._store.read(lambda connection: _retried(connection, operation_id, node))
         builds = [one.action.resolved for one in first[1] if isinstance(one.action, InstallBackend)]
         await self._versions.resolve([without_pin(build) for build in builds])
 
@@ -191,12 +191,10 @@ class Cancellation:
             now = db.now(connection)
             if not leases.acquire(connection, "hopeless", self._owner, now, now + self._lease_seconds):
                 return []
-            types = nodes.types(connection)
             ended: list[Intent] = []
-            for intent in intents.open_on_others(connection, [one for one, kind in types.items() if kind == "backend"]):
-                gone = intent.node_id not in types
-                why = "its node was removed" if gone else "its node takes no backends"
-                ended += cancel_all(connection, [intent], NODE_REMOVED if gone else "unsupported", why)
+            for intent, is_there in intents.open_without_node(connection):
+                why = "its node takes no backends" if is_there else "its node was removed"
+                ended += cancel_all(connection, [intent], "unsupported" if is_there else NODE_REMOVED, why)
             nameless = [one for one in intents.nameless(connection) if _names_nothing(one)]
             return ended + cancel_all(connection, nameless, "invalid_name", "it names no backend")
 

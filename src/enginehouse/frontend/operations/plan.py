@@ -39,7 +39,7 @@ class Planner:
             actions = [(node.id, action) for node, action in found.actions]
             return found, begin_canary(connection, actions, self._targets.canary_rules, is_wanted=request.canary)
 
-        chosen, canary = await self._store.transaction(work)
+        chosen, canary = await self._store.read(work)
         rows = [self._row(request, node, action) for node, action in chosen.actions]
         rows.sort(key=lambda row: row.node_name)
         return FleetPlan(

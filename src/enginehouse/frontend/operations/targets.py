@@ -141,7 +141,7 @@ class Targets:
         """
         unknown = await freshen(request.nodes)
         if request.kind in ("install", "upgrade"):
-            builds = await store.transaction(lambda connection: self._builds_in_question(connection, request))
+            builds = await store.read(lambda connection: self._builds_in_question(connection, request))
             await self._versions.resolve(builds, insist=request.insists)
         return unknown
 

@@ -55,7 +55,7 @@ class Upgrades:
         return self._upgrades(await self._installed())
 
     async def _installed(self) -> list[_Installed]:
-        every = await self._store.transaction(nodes.every)
+        every = await self._store.read(nodes.every)
         return [
             _Installed(node, backend, self._build(node, backend))
             for node in every

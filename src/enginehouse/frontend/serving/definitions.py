@@ -106,11 +106,11 @@ class Definitions:
                 return defined(Draft(model=offered), is_stored=False)
             return _shown(connection, model, self._doubts(connection, model))
 
-        return await self._store.transaction(work)
+        return await self._store.read(work)
 
     async def change(self, name: str, asked: ReplaceModel, *, is_patch: bool) -> DefinedModel:
         """Replace the configuration of a model, or with `is_patch` change the given keys of it."""
-        known = await self._store.transaction(lambda connection: models.get(connection, name))
+        known = await self._store.read(lambda connection: models.get(connection, name))
         if known is None:
             raise model_not_found(name)
         if known.endpoint:
@@ -175,7 +175,7 @@ class Definitions:
 
     async def export(self, name: str) -> dict[str, Any]:
         """Return the configuration of a model, to be written as YAML."""
-        model = await self._store.transaction(lambda connection: models.get(connection, name))
+        model = await self._store.read(lambda connection: models.get(connection, name))
         model = model or self._galleries.model(name)
         if model is None:
             raise model_not_found(name)
@@ -259,14 +259,15 @@ def defined(draft: Draft, *, is_stored: bool = True) -> DefinedModel:
 
 
 def _shown(connection: Connection, model: Model, warnings: Sequence[str]) -> DefinedModel:
-    names = {node_id: name for node_id, (name, _) in nodes.health_of_every(connection).items()}
+    found = replicas.of_model(connection, model.name)
+    names, _, _ = nodes.named(connection, {one.node_id for one in found})
     running = tuple(
         DefinedReplica(
             node_name=names.get(one.node_id, one.node_id),
             slot=one.slot,
             is_current=one.revision in ("", model.revision),
         )
-        for one in replicas.of_model(connection, model.name)
+        for one in found
     )
     view = defined(Draft(model=model, warnings=tuple(warnings)))
     return replace(view, running=running, created_at=models.created_at(connection, model.name))

@@ -107,7 +107,7 @@ class Drafts:
     async def of_needs(self, config: dict[str, Any], kept: Kept) -> Draft:
         """Find the files of a configuration and make the model of it."""
         name = str(config["name"])
-        fleet = await self._store.transaction(nodes.every)
+        fleet = await self._store.read(nodes.every)
         found = [await self._found(name, need, fleet) for need in kept.needs]
         before = kept.before
         for one in found:

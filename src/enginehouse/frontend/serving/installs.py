@@ -115,7 +115,7 @@ class ModelInstalls:
                 ) from None
             name = check_model_name(wanted.changes.name or own.name)
             return Draft(model=replace(own, name=name))
-        fleet = await self._store.transaction(nodes.every)
+        fleet = await self._store.read(nodes.every)
         memory = [free_memory(node.capacity) for node in fleet if node.is_schedulable]
         config, reason = await self._catalogue.configuration(wanted.id, wanted.changes, wanted.variant, memory)
         draft = await self._drafts.of_config(config)

@@ -359,7 +359,7 @@ class Loader:
 
     async def load_status(self, model: str) -> dict[str, object] | None:
         """Return the same for the open load of a model; None if there is none."""
-        found = await self._store.transaction(lambda connection: operations.steered(connection, model))
+        found = await self._store.read(lambda connection: operations.steered(connection, model))
         return await self.loading(found[0].id) if found else None
 
     async def loading(self, operation_id: OperationId) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model
 from enginehouse.core.replica import Replica
 from enginehouse.core.views import ModelView, ReplicaView
@@ -19,9 +20,14 @@ from enginehouse.store.db import Connection, Store
 
 def reachable(connection: Connection, model: str | None = None) -> list[Replica]:
     """Return the replicas, of one model or all, on nodes that are neither offline nor drained."""
-    serving = nodes.serving(connection)
-    found = replicas.serving(connection)
-    return [one for one in found if one.node_id in serving and model in (None, one.model)]
+    return list(_reachable(connection, model)[0])
+
+
+def _reachable(connection: Connection, model: str | None) -> tuple[list[Replica], dict[NodeId, str]]:
+    """With the names of their nodes."""
+    found = [one for one in replicas.serving(connection) if model in (None, one.model)]
+    names = nodes.serving_among(connection, (one.node_id for one in found))
+    return [one for one in found if one.node_id in names], names
 
 
 class ModelViews:
@@ -33,13 +39,13 @@ class ModelViews:
 
     async def every(self) -> list[ModelView]:
         """Return every model that is served or offered, by name."""
-        return await self._store.transaction(self._read)
+        return await self._store.read(self._read)
 
     def _read(self, connection: Connection) -> list[ModelView]:
-        names = {node_id: name for node_id, (name, _) in nodes.health_of_every(connection).items()}
         running: dict[str, list[ReplicaView]] = {}
-        for replica in reachable(connection):
-            view = ReplicaView(replica.node_id, names.get(replica.node_id, replica.node_id), replica.slot)
+        found, names = _reachable(connection, None)
+        for replica in found:
+            view = ReplicaView(replica.node_id, names[replica.node_id], replica.slot)
             running.setdefault(replica.model, []).append(view)
         loading = {operation.name for operation in operations.steered(connection)}
         rows = {model.name: (model, at) for model, at in models.every(connection)}

@@ -34,7 +34,7 @@ from enginehouse.frontend.serving.drains import steer_drains
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.rooms import Fleet, needs_of, read_fleet, rooms_for
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import cluster_values, db, leases, load_infos, models, nodes, operations, replicas
+from enginehouse.store import cluster_values, db, leases, load_infos, models, nodes, operations, replicas, schedules
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.replicas import UsedReplica
 
@@ -93,6 +93,8 @@ class Reconciler:
         """One pass over the models that somebody wants, or that have more than one replica."""
         if self._parts.store.is_away:
             return  # woken when it is back
+        if not await self._parts.store.look(_has_work):
+            return  # a pass reads every node
         changed = await self._parts.store.transaction(self._pass)
         if changed:
             self._parts.wake()
@@ -239,6 +241,16 @@ def _names(fleet: Fleet) -> set[str]:
     """The models to look at: those that are loaded or wanted."""
     loaded = {used.replica.model for used in fleet.replicas}
     return {*fleet.schedules, *(name for name, info in fleet.infos.items() if info.kept), *loaded}
+
+
+def _has_work(connection: Connection) -> bool:
+    """Whether there is anything to reconcile: something that runs, is wanted or was wanted, or a drain."""
+    return bool(
+        replicas.is_any(connection)
+        or schedules.every(connection)
+        or load_infos.every(connection)
+        or operations.steered(connection, kind="drain")
+    )
 
 
 def _take_back(connection: Connection) -> None:

@@ -30,7 +30,7 @@ class ReplicaViews:
 
     async def every(self) -> list[ListedReplica]:
         """Return every replica, by model, node and slot."""
-        return await self._store.transaction(self._read)
+        return await self._store.read(self._read)
 
     def _read(self, connection: Connection) -> list[ListedReplica]:
         every = nodes.every(connection)

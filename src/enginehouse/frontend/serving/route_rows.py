@@ -53,8 +53,9 @@ class RouteRows:
 
     def read(self, connection: Connection, dropped: Mapping[str, float | None]) -> FoundRoutes:
         """`dropped` has the time at which each dropped route was dropped, by its id; None if that is not known yet."""
-        by_id = nodes.serving(connection)
-        rows = [one for one in replicas.serving(connection) if one.node_id in by_id]
+        found_rows = replicas.serving(connection)
+        by_id = nodes.serving_among(connection, (one.node_id for one in found_rows))
+        rows = [one for one in found_rows if one.node_id in by_id]
         keys = self._keys_of(connection, rows)
         found = [
             Route(

@@ -300,7 +300,7 @@ class Router:
         def work(connection: Connection) -> FoundRoutes:
             return self._rows.read(connection, dropped)
 
-        found = await self._store.transaction(work)
+        found = await self._store.look(work)
         # A dropped route is kept only as long as its row exists.
         standing = {route.id for route in found.routes} - found.shown
         self._dropped = {

@@ -72,7 +72,7 @@ class Schedules:
                 ScheduleState(one, load_infos.get(connection, one.model_name)) for one in schedules.every(connection)
             ]
 
-        return await self._store.transaction(work)
+        return await self._store.read(work)
 
     async def get(self, model: str) -> ScheduleState:
         def work(connection: Connection) -> ScheduleState:
@@ -81,7 +81,7 @@ class Schedules:
                 raise NotFound(f"cannot find a schedule for {model}: it has none", code="not_found", param="model")
             return ScheduleState(found, load_infos.get(connection, model))
 
-        return await self._store.transaction(work)
+        return await self._store.read(work)
 
     async def put(self, request: ScheduleRequest) -> ScheduleState:
         def work(connection: Connection) -> ScheduleState:
@@ -134,7 +134,7 @@ class Schedules:
                 raise model_not_found(name)
             return self._explain(connection, model)
 
-        return await self._store.transaction(work)
+        return await self._store.read(work)
 
     def _row(self, connection: Connection, name: str) -> None:
         """The model must be there; one of a gallery becomes a row."""

@@ -175,7 +175,7 @@ class Uploads:
 
     async def step(self) -> None:
         """Remove old uploads that no model refers to."""
-        rows = await self._store.transaction(models.every)
+        rows = await self._store.look(models.every)
         used = {file.uri.removeprefix("upload:") for model, _ in rows for file in model.files}
         await asyncio.to_thread(self._prune, used)
 

@@ -88,7 +88,7 @@ class Board:
     # Views ----------------------------------------------------------------------------------------
 
     async def view(self, operation_id: OperationId) -> OperationView:
-        snapshots = await self._store.transaction(lambda connection: self._read(connection, [operation_id]))
+        snapshots = await self._store.read(lambda connection: self._read(connection, [operation_id]))
         if not snapshots:
             raise unknown_operation(operation_id)
         return self._render(snapshots[0])
@@ -99,7 +99,7 @@ class Board:
         def work(connection: Connection) -> list[Snapshot]:
             return self._read(connection, [one.id for one in history.unfinished(connection, limit)])
 
-        return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
+        return [self._render(snapshot) for snapshot in await self._store.read(work)]
 
     async def page(
         self, limit: int, before: OperationId | None = None, *, is_ended: bool = False
@@ -113,7 +113,7 @@ class Board:
             found = operations.recent(connection, limit, after, is_ended=is_ended)
             return self._read(connection, [operation.id for operation in found])
 
-        return [self._render(snapshot) for snapshot in await self._store.transaction(work)]
+        return [self._render(snapshot) for snapshot in await self._store.read(work)]
 
     def known(self, operation_id: OperationId) -> OperationView | None:
         """Return all of an open operation as watchers see it: the events that follow are changes of this."""
@@ -145,7 +145,7 @@ class Board:
     async def _tell(self, read: Callable[[Connection], list[Snapshot]]) -> None:
         """Read and publish. Without the store `catch_up_step` does it later: the change is stored."""
         with suppress(Unavailable):
-            self._keep(await self._store.transaction(read))
+            self._keep(await self._store.look(read))
 
     async def intents_changed(self, intents: Iterable[Intent]) -> None:
         """Publish every operation that these intents serve. Those that are known here are not read again."""
@@ -158,7 +158,7 @@ class Board:
                 return self._read(connection, [one.id for one in operations.of_intents(connection, unknown)])
 
             try:
-                read = await self._store.transaction(work)
+                read = await self._store.look(work)
             except Unavailable:
                 return  # `catch_up_step` publishes all of it
         touched = self._note(one for one in changed.values() if self._is_followed(one.id))
@@ -325,7 +325,7 @@ class Board:
         if not node_ids:
             return
         try:
-            found, now = await self._store.transaction(lambda c: (nodes.many(c, node_ids), db.now(c)))
+            found, now = await self._store.look(lambda c: (nodes.many(c, node_ids), db.now(c)))
         except Unavailable:
             return  # `catch_up_step` publishes them
         for count, node in enumerate(found, start=1):
@@ -363,7 +363,7 @@ class Board:
             changed = nodes.many(connection, nodes.changed_since(connection, since))
             return snapshots, changed, nodes.ids(connection), db.now(connection), len(found) <= MAX_MISSED
 
-        snapshots, changed, present, now, is_all = await self._store.transaction(work)
+        snapshots, changed, present, now, is_all = await self._store.read(work)
         snapshots.sort(key=lambda snapshot: snapshot.operation.created_at)
         return Missed(
             operations=[self._render(snapshot) for snapshot in snapshots],
@@ -382,7 +382,7 @@ class Board:
             now = db.now(connection)
             return self._read(connection, history.open_ids(connection)), nodes.updates(connection), now
 
-        snapshots, self._told_nodes, self._caught_up_to = await self._store.transaction(work)
+        snapshots, self._told_nodes, self._caught_up_to = await self._store.look(work)
         self._keep(snapshots)
         self._events.position = self._caught_up_to
 
@@ -405,7 +405,7 @@ class Board:
             news = read_news(connection, since, known)
             return news, self._read(connection, news.operations)
 
-        news, snapshots = await self._store.transaction(work)
+        news, snapshots = await self._store.look(work)
         self._keep(snapshots)
         touched = self._note(one for one in news.intents if self._is_followed(one.id))
         self._publish_soon(touched & self._open.keys())

@@ -52,14 +52,15 @@ class Statistics:
                 history.count_operations(connection),
             )
 
-        return await self._store.transaction(work)
+        return await self._store.read(work)
 
 
 def _replicas(connection: Connection) -> dict[tuple[str, str], int]:
     """Replicas by model and state. One that is loading is a load under way; one on an offline node is unreachable."""
-    serving = nodes.serving(connection)
+    found = replicas.every_with_use(connection)
+    serving = nodes.serving_among(connection, (one.replica.node_id for one in found))
     counts: Counter[tuple[str, str]] = Counter()
-    for one in replicas.every_with_use(connection):
+    for one in found:
         state = "unreachable" if one.replica.node_id not in serving else "leaving" if one.leaving else "ready"
         counts[one.replica.model, state] += 1
     for operation in operations.steered(connection):

@@ -24,7 +24,7 @@ from enginehouse.core.progress import Progress, format_bytes, is_newer
 from enginehouse.core.views import CanaryRow, CanaryView, NodeRow, NodeView, OperationView
 
 # LocalAI's words; other kinds use their own name.
-_TASK_TYPES = {"install": "Installation", "upgrade": "Upgrade", "delete": "deletion", "load": "staging"}
+TASK_TYPES = {"install": "Installation", "upgrade": "Upgrade", "delete": "deletion", "load": "staging"}
 # Fields of a node that are shown as they are.
 _SHOWN_OF_NODES = (set(Node.__struct_fields__) & set(NodeView.__struct_fields__)) - {
     *("last_heartbeat", "created_at", "updated_at")
@@ -84,7 +84,7 @@ def summarize(
         fullName=operation.name,
         jobID=operation.id,
         progress=int(sum(row.percentage for row in rows) / len(rows)) if rows else 0,
-        taskType=_TASK_TYPES.get(operation.kind, operation.kind),
+        taskType=TASK_TYPES.get(operation.kind, operation.kind),
         isDeletion=operation.kind in ("delete", "delete_model"),
         isBackend=operation.is_about_backend,
         isQueued=status == "queued",

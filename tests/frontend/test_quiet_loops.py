@@ -1,0 +1,73 @@
+"""What the loops of a frontend cost the store while nothing happens: no transaction, and no row of nodes that nobody
+asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from sqlalchemy import event
+from tests.frontend.world import World
+
+from enginehouse.store.db import Connection
+
+T = Callable[[Connection], object]
+
+
+@pytest.fixture
+async def transactions(world: World, monkeypatch: pytest.MonkeyPatch) -> list[T]:
+    """The transactions from now on."""
+    await world.join_many("a", "b", "c")
+    await world.router.step()
+    await world.keys.step()
+    seen: list[T] = []
+    really = world.store.transaction
+
+    async def noted(work: T) -> object:
+        seen.append(work)
+        return await really(work)
+
+    monkeypatch.setattr(world.store, "transaction", noted)
+    return seen
+
+
+async def test_loops_that_find_nothing_to_do_only_look(world: World, transactions: list[T]) -> None:
+    steps: list[Callable[[], Awaitable[None]]] = [
+        world.router.step,
+        world.reconciler.step,
+        world.canaries.step,
+        world.keys.step,
+        world.keys.watch_step,
+        world.poller.step,
+        world.models.step,
+    ]
+    for step in steps:
+        await step()
+        assert not transactions, step
+
+
+async def test_routes_models_and_passes_read_no_node_without_replicas(world: World, transactions: list[T]) -> None:
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(" ".join(statement.split()))
+
+    engine = world.store._reading.engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        await world.router.step()
+        await world.reconciler.step()
+        await world.canaries.step()
+        await world.models.every()
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    assert statements
+    assert not [one for one in statements if "FROM nodes" in one]
+
+
+async def test_a_node_of_localais_is_planned_for_in_one_transaction(world: World, transactions: list[T]) -> None:
+    await world.join("old", is_localai=True)
+    transactions.clear()
+    await world.poller.step()
+    assert len(transactions) == 1
