@@ -6,7 +6,8 @@ to a drain, so an operation whose steps are all done is not finished yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Literal
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from enginehouse.core.action import InstallBackend, RemoveModel, StopReplica
 from enginehouse.core.canary import Canary
 from enginehouse.core.errors import NotFound
 from enginehouse.core.ids import NodeId, OperationId
-from enginehouse.core.intent import NODE_AWAY, OPEN, Change, Intent
+from enginehouse.core.intent import NODE_AWAY, OPEN, Change, Intent, State
 from enginehouse.core.name import shown
 from enginehouse.core.progress import Progress
 
@@ -190,21 +191,29 @@ def is_parked(
     )
 
 
+_WORDS: dict[State, NodeWord] = {
+    "accepted": "queued",
+    "waiting": "queued",
+    "running": "downloading",
+    "succeeded": "success",
+    "failed": "error",
+    "cancelled": "cancelled",
+    "superseded": "superseded",
+}
+
+
 def node_word(intent: Intent, silent_seconds: float, patience_seconds: float) -> NodeWord:
     """LocalAI's word for one node of an operation. Silence only changes what is shown (amber), never the state."""
-    match intent.state:
-        case "accepted" | "waiting":
-            return "queued"
-        case "running":
-            return "running_on_worker" if silent_seconds >= patience_seconds else "downloading"
-        case "succeeded":
-            return "success"
-        case "failed":
-            return "error"
-        case "cancelled":
-            return "cancelled"
-        case "superseded":
-            return "superseded"
+    is_silent = intent.state == "running" and silent_seconds >= patience_seconds
+    return "running_on_worker" if is_silent else _WORDS[intent.state]
+
+
+def counts_by_word(states: Mapping[State, int]) -> dict[str, int]:
+    """How many nodes there are by their word, without regard to silence."""
+    counts: Counter[str] = Counter()
+    for state, number in states.items():
+        counts[_WORDS[state]] += number
+    return dict(counts)
 
 
 def percentage_of(intent: Intent, live: Progress | None) -> float:

@@ -151,7 +151,7 @@ class OperationSummary(Struct, kw_only=True, omit_defaults=True):
     status: str
     author: str
     createdAt: str
-    counts: dict[str, int]  # of its intents, by state
+    counts: dict[str, int]  # of its nodes, by status; silence is not known here
     excluded_count: int = 0
     retryOf: OperationId = OperationId("")
     dismissed: bool

@@ -12,7 +12,7 @@ from msgspec import Struct
 from sqlalchemy import Select, bindparam, case, delete, func, not_, or_, select
 
 from enginehouse.core.ids import IntentId, OperationId
-from enginehouse.core.intent import OPEN
+from enginehouse.core.intent import OPEN, State
 from enginehouse.core.operation import Operation
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import end_of, select_operations
@@ -131,7 +131,7 @@ def count_operations(connection: Connection) -> dict[tuple[str, str], int]:
 class StateCounts(Struct):
     """How many intents of an operation are in each state. One that the operation has detached from is cancelled."""
 
-    states: dict[str, int] = {}
+    states: dict[State, int] = {}
     changed_at: float = 0.0  # the last change of any of them
     error: str = ""  # of one that failed
 

@@ -16,7 +16,7 @@ from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.operation import Operation, OperationStatus, RequestOptions, absence_of, status_of
 from enginehouse.core.views import NodeRow, OperationView
-from enginehouse.frontend.watching.views import Moment, Sign, SilenceLimits, render_row, summarize, word_of
+from enginehouse.frontend.watching.views import Moment, Sign, SilenceLimits, render_operation, render_row, word_of
 from enginehouse.store import db, nodes, operations
 from enginehouse.store.db import Connection
 
@@ -122,7 +122,7 @@ class Snapshot(Struct, kw_only=True):
         return render_row(intent, self.names.get(intent.node_id, intent.node_id), signs.get(intent.id), moment)
 
     def _summary(self, moment: Moment) -> OperationView:
-        return summarize(
+        return render_operation(
             self.operation, list(self.intents.values()), list(self.rows.values()), moment, revision=self.revision
         )
 

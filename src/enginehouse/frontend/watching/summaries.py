@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enginehouse.core.errors import NotFound
 from enginehouse.core.ids import OperationId
-from enginehouse.core.operation import ENDED, Operation, status_by_states
+from enginehouse.core.operation import ENDED, Operation, counts_by_word, status_by_states
 from enginehouse.core.views import OperationSummary
 from enginehouse.frontend.watching.views import TASK_TYPES, render_time
 from enginehouse.store import history, operations
@@ -61,7 +61,7 @@ def summarize(operation: Operation, counts: StateCounts) -> OperationSummary:
         status=status,
         author=operation.author,
         createdAt=render_time(operation.created_at),
-        counts=dict(sorted(counts.states.items())),
+        counts=counts_by_word(counts.states),
         excluded_count=len(operation.excluded),
         retryOf=operation.retry_of or OperationId(""),
         dismissed=operation.dismissed,

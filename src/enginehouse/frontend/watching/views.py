@@ -68,7 +68,7 @@ def render_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def summarize(
+def render_operation(
     operation: Operation, intents: Sequence[Intent], rows: Sequence[NodeRow], moment: Moment, *, revision: int
 ) -> OperationView:
     """An operation with these rows, which are those of all its intents."""
