@@ -26,7 +26,7 @@ from enginehouse.store.read_gate import LONG_LOG_BYTES
 
 LIMIT_SECONDS = 20.0
 CALLERS = 12  # more reads at once than there are threads for them
-MOST_CONNECTIONS = 11  # of one frontend; docs/operating.md says so
+MOST_CONNECTIONS = 8  # of one frontend; docs/operating.md says so
 
 
 @pytest.fixture

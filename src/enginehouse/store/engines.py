@@ -45,7 +45,8 @@ class StoreThreads(Struct, frozen=True):
 # SQLite has one writer, so with one thread our own transactions queue instead of colliding. More threads for reads
 # would not read faster: decoding rows takes most of the time, and the interpreter runs one thread at a time.
 SQLITE_THREADS = StoreThreads(steering=1, looking=1, reading=2)
-POSTGRES_THREADS = StoreThreads(steering=8, looking=1, reading=2)
+# Eight in all: a server takes only so many connections, and operators have counted on that number.
+POSTGRES_THREADS = StoreThreads(steering=5, looking=1, reading=2)
 
 
 class Holding(threading.local):
