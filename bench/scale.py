@@ -1,0 +1,392 @@
+"""A fleet that grows to hundreds or a thousand nodes: what an install, an idle fleet and a power cut cost.
+
+A real frontend with SQLite and with PostgreSQL, real NATS, stub workers in this process, 50 watchers. One cluster per
+database grows: 8 idle nodes, an install to 10, to 100, then all nodes register at once as after a power cut, and an
+install to all of them; then the fleet is idle, and a second frontend joins. Bars are ratios within one run where that
+is possible. The figure is the worst part of its bar; 1 is the most.
+
+    .venv/bin/python bench/scale.py [--quick] [--nodes 1000] [--plot FILE] [--database sqlite]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import uvloop
+from msgspec import Struct
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a script, and its neighbours are in a package
+
+from bench.backlog import databases
+from bench.fanout import TOKENS
+from bench.scaling.clusters import WARM_MODEL, Cluster, PostgresMeter, RunningFrontend, running_cluster
+from bench.scaling.figures import Figure, Installed, plot
+from bench.scaling.stream_watchers import NodeWatcher, StreamWatcher
+from bench.scaling.stub_workers import HttpConnection, Refused, StubWorkers
+from bench.scaling.warm_requests import WarmRequests
+from bench.serving import places
+
+WATCHERS = 50
+FEW, SMALL, COMPARED = 8, 10, 100
+LIMIT_SECONDS = 600.0  # for one install or one power cut; a fleet that takes longer is broken
+PROBE_SECONDS = 0.25  # between looks at the nodes during an install
+# The bars.
+TIME_RATIO, TIME_MORE_SECONDS = 1.5, 2.0
+CPU_RATIO = 1.5
+WATCHER_BYTES_PER_NODE = 3000.0  # 3 MB at 1,000 nodes
+NODES_RATIO = 3.0
+IDLE_CORES, IDLE_POSTGRES_CORES = 0.1, 0.05
+STATEMENTS_RATIO, SECOND_FRONTEND_RATIO = 3.0, 1.25
+HEALTHY_SECONDS = 30.0
+WARM_MORE_MS = 50.0
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """How much of it is measured."""
+
+    nodes: int
+    idle_seconds: float
+    statement_seconds: float
+    warm_seconds: float
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Installs before all nodes are there."""
+        return tuple(sorted({SMALL, COMPARED, *((300,) if self.nodes > 300 else ())}))
+
+
+class Measured(NamedTuple):
+    installs: list[Installed]
+    figures: list[Figure]
+
+
+class Idle(Struct, frozen=True, kw_only=True):
+    """What an idle fleet uses: parts of a core, and per second."""
+
+    nodes: int
+    cores: float
+    postgres_cores: float = 0.0
+    statements: float = 0.0
+    transactions: float = 0.0
+
+
+class Stage:
+    """One cluster while it grows."""
+
+    def __init__(self, cluster: Cluster, workers: StubWorkers, meter: PostgresMeter | None, plan: Plan) -> None:
+        self._cluster = cluster
+        self._workers = workers
+        self._meter = meter
+        self.plan = plan
+        self._frontend = cluster.frontends[0]
+        self._watchers = [StreamWatcher(self._frontend.port, TOKENS["admin"]) for _ in range(WATCHERS - 1)]
+        self.nodes = NodeWatcher(self._frontend.port, TOKENS["admin"])
+        self._watchers.append(self.nodes)
+        self._reader = HttpConnection(self._frontend.port)
+
+    @property
+    def has_meter(self) -> bool:
+        return self._meter is not None
+
+    @contextlib.asynccontextmanager
+    async def watched(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+        watching = [group.create_task(watcher.run()) for watcher in self._watchers]
+        try:
+            for watcher in self._watchers:
+                await watcher.is_open.wait()
+            yield
+        finally:
+            for task in watching:
+                task.cancel()
+
+    async def grow(self, count: int) -> None:
+        """Until so many nodes have joined and are shown as healthy."""
+        await self._workers.join([one for one in self._workers.nodes[:count] if not one.node_id])
+        await self._all_healthy(count)
+
+    async def _all_healthy(self, count: int) -> None:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await self.nodes.until_healthy({one.node_id for one in self._workers.nodes[:count]})
+
+    async def install(self, group: asyncio.TaskGroup) -> Installed:
+        """One install to every node there is."""
+        count = sum(bool(one.node_id) for one in self._workers.nodes)
+        idle_ms = statistics.median([await self._nodes_ms() for _ in range(7)])
+        received = sum(watcher.received_bytes for watcher in self._watchers)
+        cuts, failures = sum(watcher.cuts for watcher in self._watchers), len(self._workers.failures)
+        before, began, own = self._frontend.cpu_seconds(), time.perf_counter(), own_cpu_seconds()
+        operation = await asyncio.to_thread(request_install, self._frontend, f"engine-{count}")
+        probing = group.create_task(self._probe())
+        async with asyncio.timeout(LIMIT_SECONDS):
+            seen = [await watcher.saw(operation) for watcher in self._watchers]
+            probed = await _ended(probing)
+            while (status := await asyncio.to_thread(status_of, self._frontend, operation)) != "succeeded":
+                if status not in ("queued", "running"):
+                    raise SystemExit(f"the install to {count} nodes {status}")
+                await asyncio.sleep(0.05)
+            shown = time.perf_counter()
+        took = max(*seen, shown) - began
+        return Installed(
+            nodes=count,
+            seconds=took,
+            cpu_seconds=self._frontend.cpu_seconds() - before,
+            bytes_per_watcher=(sum(watcher.received_bytes for watcher in self._watchers) - received) / WATCHERS,
+            nodes_ms=statistics.median(probed),
+            idle_nodes_ms=idle_ms,
+            cuts=sum(watcher.cuts for watcher in self._watchers) - cuts,
+            remark=f"the last watcher after {max(seen) - began:.2f} s, the slowest list {max(probed):.0f} ms, "
+            f"{len(self._workers.failures) - failures} failed heartbeats, "
+            f"stubs {(own_cpu_seconds() - own) / took:.2f} of a core",
+        )
+
+    async def _probe(self) -> list[float]:
+        found: list[float] = []
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                await asyncio.sleep(PROBE_SECONDS)
+                found.append(await self._nodes_ms())
+        return found or [0.0]
+
+    async def _nodes_ms(self) -> float:
+        began = time.perf_counter()
+        try:
+            await self._reader.ask("GET", "/api/nodes?limit=100", TOKENS["admin"])
+        except Refused as refused:
+            print(f"  a list of nodes was refused: {refused}")
+        return (time.perf_counter() - began) * 1000
+
+    async def idle(self) -> Idle:
+        await asyncio.sleep(1.0)  # what was before is over
+        seconds = self.plan.idle_seconds
+        before = [one.cpu_seconds() for one in self._cluster.frontends]
+        postgres = self._meter.cpu_seconds() if self._meter else 0.0
+        await asyncio.sleep(seconds)
+        cores = (
+            sum(one.cpu_seconds() - then for one, then in zip(self._cluster.frontends, before, strict=True)) / seconds
+        )
+        counted: list[int] = [0, 0]
+        if self._meter is not None:
+            postgres = (self._meter.cpu_seconds() - postgres) / seconds
+            counted.clear()
+            with self._meter.counting(counted):
+                await asyncio.sleep(self.plan.statement_seconds)
+        statements, transactions = (count / self.plan.statement_seconds for count in counted)
+        joined = sum(bool(one.node_id) for one in self._workers.nodes)
+        return Idle(
+            nodes=joined, cores=cores, postgres_cores=postgres, statements=statements, transactions=transactions
+        )
+
+    async def power_comes_back(self, warm: WarmRequests) -> list[Figure]:
+        """Every node registers at once, those that are known and those that are new."""
+        await warm.since_last()
+        await asyncio.sleep(self.plan.warm_seconds)
+        before = await warm.since_last()
+        every, own, failures = self._workers.nodes, own_cpu_seconds(), len(self._workers.failures)
+        self.nodes.flaps, began = 0, time.perf_counter()
+        await self._workers.join(every)
+        registered = time.perf_counter() - began
+        await self._all_healthy(len(every))
+        took = time.perf_counter() - began
+        meanwhile = await warm.since_last()
+        remark = (
+            f"registered after {registered:.1f} s, {len(self._workers.failures) - failures} calls repeated, "
+            f"stubs {(own_cpu_seconds() - own) / took:.2f} of a core"
+        )
+        described = (
+            f"{before.p99:.1f} -> {meanwhile.p99:.1f} ms, median {before.median:.1f} -> {meanwhile.median:.1f} ms, "
+            f"direct {before.direct_p99:.1f} -> {meanwhile.direct_p99:.1f} ms, "
+            f"{meanwhile.count} requests, {meanwhile.failures} failed"
+        )
+        added = meanwhile.p99 - before.p99
+        return [
+            Figure(name="all healthy", value=took, unit=" s", bar=HEALTHY_SECONDS, remark=remark),
+            Figure(name="p99 of warm requests, added", value=added, unit=" ms", bar=WARM_MORE_MS, remark=described),
+            Figure(name="failed warm requests", value=meanwhile.failures, bar=0),
+        ]
+
+
+async def _ended(probing: asyncio.Task[list[float]]) -> list[float]:
+    probing.cancel()
+    return await probing
+
+
+def own_cpu_seconds() -> float:
+    times = psutil.Process().cpu_times()
+    return float(times.user + times.system)
+
+
+def request_install(frontend: RunningFrontend, name: str) -> str:
+    request = {"kind": "install", "name": name, "uri": "pypi:engine==1"}
+    return str(frontend.client.request("POST", "/api/operations", request, dict[str, object])["jobID"])
+
+
+def status_of(frontend: RunningFrontend, operation: str) -> str:
+    return str(frontend.client.request("GET", f"/api/operations/{operation}", None, dict[str, object])["status"])
+
+
+def figures_of_installs(installs: list[Installed]) -> list[Figure]:
+    small, compared, last = installs[0], next(one for one in installs if one.nodes == COMPARED), installs[-1]
+    cpu = last.cpu_ms_per_node / compared.cpu_ms_per_node
+    listed = last.nodes_ms / last.idle_nodes_ms
+    return [
+        Figure(
+            name=f"shown as done, {last.nodes} nodes",
+            value=last.seconds,
+            unit=" s",
+            bar=TIME_RATIO * small.seconds + TIME_MORE_SECONDS,
+            remark=f"{small.nodes} nodes {small.seconds:.2f} s",
+        ),
+        Figure(
+            name=f"CPU per node, {last.nodes} over {compared.nodes}",
+            value=cpu,
+            bar=CPU_RATIO,
+            remark=f"{compared.cpu_ms_per_node:.2f} -> {last.cpu_ms_per_node:.2f} ms",
+        ),
+        Figure(
+            name="per watcher",
+            value=last.bytes_per_watcher / 1e6,
+            unit=" MB",
+            bar=WATCHER_BYTES_PER_NODE * last.nodes / 1e6,
+        ),
+        Figure(
+            name="GET /api/nodes?limit=100, meanwhile over idle",
+            value=listed,
+            bar=NODES_RATIO,
+            remark=f"{last.idle_nodes_ms:.1f} -> {last.nodes_ms:.1f} ms",
+        ),
+    ]
+
+
+def figures_of_idle(few: Idle | None, many: Idle, two: Idle | None) -> list[Figure]:
+    found = [Figure(name=f"idle, {many.nodes} nodes", value=many.cores, unit=" cores", bar=IDLE_CORES)]
+    if few is not None:
+        remark = f"{few.statements:.1f} -> {many.statements:.1f} per s, transactions {few.transactions:.1f} -> "
+        found += [
+            Figure(name="PostgreSQL, idle", value=many.postgres_cores, unit=" cores", bar=IDLE_POSTGRES_CORES),
+            Figure(
+                name=f"statements, {many.nodes} over {few.nodes} nodes",
+                value=many.statements / few.statements,
+                bar=STATEMENTS_RATIO,
+                remark=f"{remark}{many.transactions:.1f}; frontend {few.cores:.3f} -> {many.cores:.3f} cores",
+            ),
+        ]
+    if two is not None:
+        alone, both = many.cores + many.postgres_cores, two.cores + two.postgres_cores
+        found.append(
+            Figure(
+                name="statements, two frontends over one",
+                value=two.statements / many.statements,
+                bar=SECOND_FRONTEND_RATIO,
+            )
+        )
+        remark = f"{alone:.3f} -> {both:.3f} cores of frontends and PostgreSQL"
+        found.append(
+            Figure(name="CPU, two frontends over one", value=both / alone, bar=SECOND_FRONTEND_RATIO, remark=remark)
+        )
+    return found
+
+
+async def measure(
+    place: Path, database: str, postgres: Path | None, plan: Plan
+) -> tuple[list[Installed], list[Figure]]:
+    """`postgres` is the directory of the server, where it is one."""
+    meter = PostgresMeter(postgres, database) if postgres is not None else None
+    with places.engine("stub") as engine:
+        async with asyncio.TaskGroup() as group:
+            workers = StubWorkers(plan.nodes, TOKENS["join"], group)
+            keys = [one.public_key for one in workers.nodes]
+            async with running_cluster(place, database, keys, engine.port) as cluster:
+                await workers.begin(cluster.frontends[0].port, cluster.bus_url, cluster.accounts)
+                warm = await WarmRequests.start(cluster.frontends[0].port, engine.port, TOKENS["admin"], WARM_MODEL)
+                stage = Stage(cluster, workers, meter, plan)
+                try:
+                    async with stage.watched(group):
+                        found = await run_stages(cluster, stage, warm, group)
+                finally:
+                    await warm.stop()
+                    await workers.leave()
+    return found
+
+
+async def run_stages(cluster: Cluster, stage: Stage, warm: WarmRequests, group: asyncio.TaskGroup) -> Measured:
+    few = two = None
+    has_meter = stage.has_meter
+    await stage.grow(FEW)
+    if has_meter:
+        few = await stage.idle()
+    installs: list[Installed] = []
+    for count in stage.plan.steps:
+        await stage.grow(count)
+        installs.append(await stage.install(group))
+        say(installs[-1])
+    joining = await stage.power_comes_back(warm)
+    installs.append(await stage.install(group))
+    say(installs[-1])
+    many = await stage.idle()
+    if has_meter:
+        await cluster.start_frontend()
+        two = await stage.idle()
+    flaps = Figure(name="nodes that flapped", value=stage.nodes.flaps, bar=0)
+    return Measured(installs, [*figures_of_installs(installs), *figures_of_idle(few, many, two), *joining, flaps])
+
+
+def say(one: Installed) -> None:
+    print(
+        f"  {one.nodes:5d} nodes: {one.seconds:.2f} s, frontend {one.cpu_seconds:.2f} s of CPU "
+        f"({one.cpu_ms_per_node:.2f} ms per node), {one.bytes_per_watcher / 1e6:.2f} MB per watcher, "
+        f"nodes {one.idle_nodes_ms:.1f} -> {one.nodes_ms:.1f} ms, {one.cuts} watchers cut off; {one.remark}",
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="scale-") as made:
+        Path(made).chmod(0o755)  # as root, PostgreSQL runs as another user
+        yield Path(made)
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description="What installs, idle nodes and a power cut cost in a large fleet.")
+    parser.add_argument("--quick", action="store_true", help="300 nodes instead of 1,000, under 50 s")
+    parser.add_argument("--nodes", type=int, help="how many")
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), help="only this one")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw times and CPU as SVG")
+    given = parser.parse_args()
+    nodes = given.nodes or (300 if given.quick else 1000)
+    if given.quick:
+        plan = Plan(nodes=nodes, idle_seconds=3.0, statement_seconds=2.0, warm_seconds=2.0)
+    else:
+        plan = Plan(nodes=nodes, idle_seconds=20.0, statement_seconds=10.0, warm_seconds=10.0)
+    measured: dict[str, list[Installed]] = {}
+    figures: list[Figure] = []
+    began = time.perf_counter()
+    with scratch() as place, databases(place) as kinds:
+        for kind in [given.database] if given.database else list(kinds):
+            print(f"{kind}:", flush=True)
+            (place / kind).mkdir()
+            server = place / "postgres" if kind == "postgresql" else None
+            measured[kind], found = await measure(place / kind, kinds[kind](), server, plan)
+            for figure in found:
+                print(f"  {figure}", flush=True)
+            figures += found
+    if given.plot is not None:
+        given.plot.write_text(plot(measured))
+    worst = max(figures, key=lambda one: one.part)
+    print(f"{time.perf_counter() - began:.0f} s in all")
+    print(f"scale: {worst.part:.2f} (bar 1.0: the worst of {len(figures)} figures over its own bar, {worst.name})")
+    return 0 if worst.part <= 1.0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(uvloop.run(main()))

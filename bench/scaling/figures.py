@@ -1,0 +1,103 @@
+"""Figures of bench/scale.py with their bars, and the plot of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """A measured number. One with a bar holds if it is at most that."""
+
+    name: str
+    value: float
+    unit: str = ""
+    bar: float | None = None
+    remark: str = ""
+
+    @property
+    def part(self) -> float:
+        """Of its bar; 0 without one. A bar of 0 allows nothing."""
+        if self.bar is None:
+            return 0.0
+        return self.value / self.bar if self.bar else (0.0 if self.value <= 0 else float("inf"))
+
+    def __str__(self) -> str:
+        bar = f" (bar {self.bar:.3g}{self.unit}: {self.part:.2f})" if self.bar is not None else ""
+        remark = f"; {self.remark}" if self.remark else ""
+        return f"{self.name}: {self.value:.3g}{self.unit}{bar}{remark}"
+
+
+class Installed(Struct, frozen=True, kw_only=True):
+    """One install to so many nodes."""
+
+    nodes: int
+    seconds: float  # until the operation and all watchers show it as done
+    cpu_seconds: float  # of the frontend
+    bytes_per_watcher: float
+    nodes_ms: float  # GET /api/nodes?limit=100, the median, meanwhile
+    idle_nodes_ms: float  # and before
+    cuts: int = 0  # watchers that were too slow and came back
+    remark: str = ""
+
+    @property
+    def cpu_ms_per_node(self) -> float:
+        return self.cpu_seconds * 1000 / self.nodes
+
+
+COLOURS = {"sqlite": "#07c", "postgresql": "#c60"}
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 300, 52, 44, 34
+
+
+def plot(measured: Mapping[str, list[Installed]]) -> str:
+    """Time until shown as done, and CPU of the frontend per node, over the number of nodes, side by side."""
+    times = {kind: [(one.nodes, one.seconds) for one in some] for kind, some in measured.items()}
+    spent = {kind: [(one.nodes, one.cpu_ms_per_node) for one in some] for kind, some in measured.items()}
+    panels = _panel(times, "seconds until shown as done", 0) + _panel(spent, "CPU of the frontend per node, ms", WIDTH)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" '
+        f'font-family="sans-serif" font-size="12"><rect width="{2 * WIDTH}" height="{HEIGHT}" fill="white"/>'
+        f"{panels}</svg>\n"
+    )
+
+
+def _panel(lines: Mapping[str, list[tuple[int, float]]], title: str, shift: int) -> str:
+    points = [point for some in lines.values() for point in some]
+    most, highest = max(count for count, _ in points), _round_up(max(value for _, value in points))
+
+    def place(count: float, value: float) -> tuple[float, float]:
+        across = shift + LEFT + (WIDTH - LEFT - 20) * count / most
+        return across, HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * value / highest
+
+    drawn = [f'<text x="{shift + LEFT}" y="18" font-weight="bold">{title}</text>']
+    for step in range(5):
+        value = highest * step / 4
+        _, down = place(0, value)
+        drawn.append(f'<path d="M{shift + LEFT} {down:.0f}H{shift + WIDTH - 20}" stroke="#ddd"/>')
+        drawn.append(f'<text x="{shift + LEFT - 6}" y="{down + 4:.0f}" text-anchor="end">{value:g}</text>')
+    for count in sorted({count for count, _ in points}):
+        across, down = place(count, 0)
+        drawn.append(f'<text x="{across:.0f}" y="{down + 16:.0f}" text-anchor="middle">{count}</text>')
+    for number, (kind, some) in enumerate(lines.items()):
+        colour = COLOURS.get(kind, "#333")
+        path = " ".join("{:.0f},{:.0f}".format(*place(count, value)) for count, value in some)
+        drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        drawn += [
+            '<circle cx="{:.0f}" cy="{:.0f}" r="3" fill="{}"/>'.format(*place(count, value), colour)
+            for count, value in some
+        ]
+        drawn.append(f'<text x="{shift + LEFT + 12}" y="{TOP + 16 + 16 * number}" fill="{colour}">{kind}</text>')
+    middle = shift + LEFT + (WIDTH - LEFT - 20) / 2
+    drawn.append(f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">nodes, one second of work each</text>')
+    return "".join(drawn)
+
+
+def _round_up(value: float) -> float:
+    """To a number whose quarters are easy to read."""
+    scale = 1.0
+    while value / scale > 40:
+        scale *= 10
+    while value / scale <= 4:
+        scale /= 10
+    return next(step for step in (8, 12, 16, 20, 24, 32, 40) if step * scale >= value) * scale
