@@ -36,7 +36,7 @@ class Installed(Struct, frozen=True, kw_only=True):
     seconds: float  # until the operation and all watchers show it as done
     cpu_seconds: float  # of the frontend
     bytes_per_watcher: float
-    nodes_ms: float  # GET /api/nodes?limit=100, the median, meanwhile
+    nodes_ms: float  # GET /api/nodes?limit=100, the mean, meanwhile
     idle_nodes_ms: float  # and before
     cuts: int = 0  # watchers that were too slow and came back
     remark: str = ""
@@ -83,10 +83,8 @@ def _panel(lines: Mapping[str, list[tuple[int, float]]], title: str, shift: int)
         colour = COLOURS.get(kind, "#333")
         path = " ".join("{:.0f},{:.0f}".format(*place(count, value)) for count, value in some)
         drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        drawn += [
-            '<circle cx="{:.0f}" cy="{:.0f}" r="3" fill="{}"/>'.format(*place(count, value), colour)
-            for count, value in some
-        ]
+        for across, down in (place(count, value) for count, value in some):
+            drawn.append(f'<circle cx="{across:.0f}" cy="{down:.0f}" r="3" fill="{colour}"/>')
         drawn.append(f'<text x="{shift + LEFT + 12}" y="{TOP + 16 + 16 * number}" fill="{colour}">{kind}</text>')
     middle = shift + LEFT + (WIDTH - LEFT - 20) / 2
     drawn.append(f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">nodes, one second of work each</text>')

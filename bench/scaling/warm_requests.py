@@ -23,7 +23,7 @@ LIMIT_SECONDS = 20.0
 class Percentiles(NamedTuple):
     """In milliseconds. `direct` is without the frontend."""
 
-    count: int
+    requests: int
     median: float
     p99: float
     direct_p99: float

@@ -6,8 +6,8 @@ stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from sqlalchemy import Row, bindparam, delete, select, update
@@ -15,6 +15,8 @@ from sqlalchemy import Row, bindparam, delete, select, update
 from enginehouse.core.ids import NodeId
 from enginehouse.core.replica import Replica
 from enginehouse.store.db import Connection
+from enginehouse.store.marks import part_of
+from enginehouse.store.rows import select_among
 from enginehouse.store.schema import replicas
 
 _EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
@@ -29,6 +31,11 @@ _USE = (
 _REMOVE_ON = delete(replicas).where(replicas.c.node_id == bindparam("at_node"))
 _REMOVE_OF_MODEL = _REMOVE_ON.where(replicas.c.model == bindparam("of"))
 _REMOVE = _REMOVE_OF_MODEL.where(replicas.c.slot == bindparam("at_slot"))
+_MARK = part_of(replicas.c.created_at).label("mark")
+_MARKED = select(replicas, _MARK)
+_MARKED_SINCE = _MARKED.where(replicas.c.created_at >= bindparam("since"))
+_MARKED_ON = _MARKED.where(replicas.c.node_id.in_(bindparam("ids", expanding=True)))
+_MARKS = select(replicas.c.node_id, replicas.c.model, replicas.c.slot, _MARK, replicas.c.leaving)
 _ON_NODE = select(replicas).where(replicas.c.node_id == bindparam("at_node"))
 
 
@@ -43,6 +50,29 @@ class UsedReplica(Struct, frozen=True, kw_only=True):
     created_at: float
     last_used: float  # when it became ready, for one that was not used yet
     leaving: bool
+
+
+class MarkedReplica(Struct, frozen=True, kw_only=True):
+    """A replica with what distinguishes this row from others that had its slot."""
+
+    replica: Replica
+    created_at: float
+    mark: int  # what it adds to `ReplicaMarks.times`
+    leaving: bool
+
+
+class MarkOfReplica(NamedTuple):
+    node_id: NodeId
+    model: str
+    slot: int
+    mark: int
+    leaving: bool
+
+
+def _marked(row: Row[Any]) -> MarkedReplica:
+    return MarkedReplica(
+        replica=_replica(row), created_at=row.created_at, mark=int(row.mark), leaving=bool(row.leaving)
+    )
 
 
 def put(connection: Connection, replica: Replica, now: float) -> None:
@@ -86,6 +116,20 @@ def every(connection: Connection) -> list[Replica]:
 def serving(connection: Connection) -> list[Replica]:
     """Those that may get requests."""
     return [_replica(row) for row in connection.execute(_SERVING)]
+
+
+def marked_since(connection: Connection, since: float) -> list[MarkedReplica]:
+    """Those that became ready then or later."""
+    return [_marked(row) for row in connection.execute(_MARKED_SINCE, {"since": since})]
+
+
+def marked_on(connection: Connection, node_ids: Iterable[NodeId]) -> list[MarkedReplica]:
+    return [_marked(row) for row in select_among(connection, _MARKED_ON, node_ids)]
+
+
+def marks(connection: Connection) -> list[MarkOfReplica]:
+    """Of all of them, without the rest of their rows."""
+    return [MarkOfReplica(*row) for row in connection.execute(_MARKS)]
 
 
 def every_with_use(connection: Connection) -> list[UsedReplica]:

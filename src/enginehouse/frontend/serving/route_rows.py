@@ -1,14 +1,16 @@
 """Reads the routes of a frontend from the store: ready replicas on nodes that serve, and servers elsewhere.
 
-Called inside a transaction; it decides nothing. What is derived from the definition of a model (its configuration, how
-many requests a replica answers at once) is derived once per model and revision.
+Called inside a transaction; it decides nothing. What was read before is given to `read`, which compares marks and reads
+only rows that are new. Whether that was all of it is checked: the marks of what is known then must be those of the
+store. What is derived from the definition of a model (its configuration, how many requests a replica answers at once)
+is derived once per model and revision.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, cast
 
 from msgspec import Struct
 
@@ -18,13 +20,21 @@ from enginehouse.core.model import Model, ServedModel, parallel_requests, read_m
 from enginehouse.core.replica import LOCALAI_GRPC, Replica, is_process
 from enginehouse.core.routing import Route
 from enginehouse.core.schedule import Schedule
-from enginehouse.store import db, models, nodes, replicas, schedules
+from enginehouse.store import db, marks, models, nodes, replicas, schedules
 from enginehouse.store.db import Connection
+from enginehouse.store.marks import ReplicaMarks
+from enginehouse.store.replicas import MarkedReplica, MarkOfReplica
 
 log = logging.getLogger(__name__)
 
 NO_NODE = NodeId("")  # of a route to a server elsewhere
+# How much earlier than the newest row another one may be that was committed later. It only saves work: a row that is
+# earlier still is found by its mark.
+OVERLAP_SECONDS = 10.0
 Revision = tuple[str, str]  # the name of a model and its revision
+Slot = tuple[NodeId, int]
+AllRows = Mapping[str, Mapping[Slot, MarkedReplica]]  # by model
+Keys = Mapping[NodeId, str]
 
 
 class WorkerKeys(Protocol):
@@ -32,12 +42,28 @@ class WorkerKeys(Protocol):
         """The keys that engines of these nodes expect instead of their replicas' own: those of LocalAI's workers."""
 
 
-class FoundRoutes(Struct, frozen=True, kw_only=True):
-    """What the store has at one moment."""
+class KnownRows(Struct, frozen=True, kw_only=True):
+    """What the store had at one moment, and the routes that follow from it. Never changed: the next one shares what is
+    the same.
+    """
 
-    routes: list[Route]
-    shown: set[str]  # ids of dropped routes whose process was reported since
+    node_marks: tuple[int, int]
+    replica_marks: ReplicaMarks
+    schedule_marks: tuple[int, int]
+    model_mark: int
+    newest: float  # when the newest replica became ready
+    nodes: Mapping[NodeId, str]  # names of those that serve
+    keys: Keys
+    rows: AllRows
+    elsewhere: Mapping[str, Route]  # by model
+    routes: Mapping[str, list[Route]]  # by model
     schedules: Mapping[str, Schedule]  # by model
+
+
+class FoundRoutes(Struct, frozen=True, kw_only=True):
+    known: KnownRows
+    changed: frozenset[str] | None  # models whose routes or schedules differ from those before; None for all
+    shown: set[str]  # ids of dropped routes whose process was reported since
     now: float
 
 
@@ -51,17 +77,89 @@ class RouteRows:
         self._served: dict[Revision, ServedModel] = {}
         self._limits: dict[Revision, int] = {}
 
-    def read(self, connection: Connection, dropped: Mapping[str, float | None]) -> FoundRoutes:
-        """`dropped` has the time at which each dropped route was dropped, by its id; None if that is not known yet."""
-        by_id = nodes.serving(connection)
-        rows = [one for one in replicas.serving(connection) if one.node_id in by_id]
+    def read(
+        self, connection: Connection, before: KnownRows | None, dropped: Mapping[Route, float | None]
+    ) -> FoundRoutes:
+        """`dropped` has the time at which each dropped route was dropped; None if that is not known yet."""
+        # Before the rows: what is committed in between is noticed the next time.
+        seen = marks.of_nodes(connection), marks.of_replicas(connection), marks.of_schedules(connection)
+        model_mark = marks.of_models(connection)
+        # Limits and servers elsewhere follow from the definitions of models, which change seldom.
+        base = before if before is not None and before.model_mark == model_mark else None
+        rows = self._rows(connection, base, seen[1])
+        serving = base.nodes if base is not None and base.node_marks == seen[0] else nodes.serving(connection)
         keys = self._keys_of(connection, rows)
-        found = [
+        newest = (
+            base.newest
+            if base is not None and rows is base.rows
+            else max((row.created_at for some in rows.values() for row in some.values()), default=0.0)
+        )
+        changed = None if base is None else _changed_models(base, rows, serving, keys)
+        routes = {} if base is None else dict(base.routes)
+        elsewhere = self._elsewhere(connection) if base is None else base.elsewhere
+        for model in {*rows, *elsewhere} if changed is None else changed:
+            found = self._routes(connection, rows.get(model, {}), serving, keys)
+            found += [elsewhere[model]] if model in elsewhere else []
+            if found:
+                routes[model] = found
+            else:
+                routes.pop(model, None)
+        if base is None:
+            self._forget({(route.model, route.revision) for some in routes.values() for route in some})
+        has_schedules = base is not None and base.schedule_marks == seen[2]
+        wanted = base.schedules if base is not None and has_schedules else _schedules(connection)
+        if base is not None and changed is not None and not has_schedules:
+            changed |= {name for name in {*wanted, *base.schedules} if wanted.get(name) != base.schedules.get(name)}
+        known = KnownRows(
+            node_marks=seen[0],
+            replica_marks=seen[1],
+            schedule_marks=seen[2],
+            model_mark=model_mark,
+            newest=newest,
+            nodes=serving,
+            keys=keys,
+            rows=rows,
+            elsewhere=elsewhere,
+            routes=routes,
+            schedules=wanted,
+        )
+        there = {one.id for one in dropped if _has(routes, one)}
+        shown = {one.id for one, at in dropped.items() if one.id in there and _is_shown(connection, one, at)}
+        return FoundRoutes(
+            known=known,
+            changed=None if changed is None else frozenset(changed),
+            shown=shown,
+            now=db.now(connection),
+        )
+
+    def _rows(self, connection: Connection, base: KnownRows | None, seen: ReplicaMarks) -> AllRows:
+        """All replicas, those that are about to stop too."""
+        if base is None:
+            return _with({}, replicas.marked_since(connection, 0.0))
+        if base.replica_marks == seen and not seen.leaving:
+            return base.rows
+        rows = _with(base.rows, replicas.marked_since(connection, base.newest - OVERLAP_SECONDS))
+        # If one is about to stop instead of another, the sums are the same.
+        if seen.leaving or base.replica_marks.leaving or _marks_of(rows) != seen:
+            there = replicas.marks(connection)
+            rows = _kept(rows, there)
+            others = {one.node_id for one in there if _is_other(rows, one)}
+            rows = _with(rows, replicas.marked_on(connection, others)) if others else rows
+        return rows
+
+    def _routes(
+        self,
+        connection: Connection,
+        rows: Mapping[Slot, MarkedReplica],
+        serving: Mapping[NodeId, str],
+        keys: Mapping[NodeId, str],
+    ) -> list[Route]:
+        return [
             Route(
                 model=replica.model,
                 slot=replica.slot,
                 node_id=replica.node_id,
-                node_name=by_id[replica.node_id],
+                node_name=serving[replica.node_id],
                 address=replica.address,
                 key=keys.get(replica.node_id, replica.key),
                 revision=replica.revision,
@@ -71,27 +169,20 @@ class RouteRows:
                 served=self._served_by(replica),
                 limit=self._limit_of(connection, replica),
             )
-            for replica in rows
+            for _, row in sorted(rows.items())
+            if not row.leaving and (replica := row.replica).node_id in serving
         ]
-        found += [route for one in models.with_endpoints(connection) if (route := self._route_elsewhere(one))]
-        self._forget({(route.model, route.revision) for route in found})
-        return FoundRoutes(
-            routes=found,
-            shown={
-                route.id for route in found if route.id in dropped and _is_shown(connection, route, dropped[route.id])
-            },
-            schedules={one.model_name: one for one in schedules.every(connection)},
-            now=db.now(connection),
-        )
 
     def _forget(self, used: set[Revision]) -> None:
         self._served = {key: served for key, served in self._served.items() if key in used}
         self._limits = {key: limit for key, limit in self._limits.items() if key in used}
 
-    def _keys_of(self, connection: Connection, rows: list[Replica]) -> dict[NodeId, str]:
+    def _keys_of(self, connection: Connection, rows: AllRows) -> Mapping[NodeId, str]:
+        if self._worker_keys is None:
+            return {}
         # Only engines of LocalAI's protocol can be on LocalAI's workers.
-        node_ids = sorted({one.node_id for one in rows if one.protocol == LOCALAI_GRPC})
-        return self._worker_keys.every(connection, node_ids) if self._worker_keys is not None and node_ids else {}
+        on = {slot[0] for some in rows.values() for slot, row in some.items() if row.replica.protocol == LOCALAI_GRPC}
+        return self._worker_keys.every(connection, sorted(on)) if on else {}
 
     def _served_by(self, replica: Replica) -> ServedModel | None:
         """The configuration of a replica; read once per model and revision."""
@@ -114,6 +205,10 @@ class RouteRows:
             self._limits[key] = parallel_requests(model)
         return self._limits[key]
 
+    def _elsewhere(self, connection: Connection) -> dict[str, Route]:
+        found = {one.name: self._route_elsewhere(one) for one in models.with_endpoints(connection)}
+        return {name: route for name, route in found.items() if route is not None}
+
     def _route_elsewhere(self, model: Model) -> Route | None:
         """The route to a server that is no node of the cluster; None if its credential is not known here."""
         try:
@@ -132,6 +227,65 @@ class RouteRows:
             nonce=model.revision,
             limit=parallel_requests(model),
         )
+
+
+def _with(rows: AllRows, some: Iterable[MarkedReplica]) -> AllRows:
+    """The rows, and these instead of those that had their slots."""
+    result, own = dict(rows), set[str]()
+    for one in some:
+        model, slot = one.replica.model, (one.replica.node_id, one.replica.slot)
+        before = result.get(model, {})
+        if before.get(slot) == one:
+            continue
+        if model not in own:
+            result[model] = dict(before)
+            own.add(model)
+        cast(dict[Slot, MarkedReplica], result[model])[slot] = one
+    return result
+
+
+def _kept(rows: AllRows, there: Iterable[MarkOfReplica]) -> AllRows:
+    """Those of the rows that are still there."""
+    slots: dict[str, set[Slot]] = {}
+    for one in there:
+        slots.setdefault(one.model, set()).add((one.node_id, one.slot))
+    result: dict[str, Mapping[Slot, MarkedReplica]] = {}
+    for model, some in rows.items():
+        left = slots.get(model, set())
+        if some.keys() <= left:
+            result[model] = some
+        elif found := {slot: row for slot, row in some.items() if slot in left}:
+            result[model] = found
+    return result
+
+
+def _is_other(rows: AllRows, one: MarkOfReplica) -> bool:
+    known = rows.get(one.model, {}).get((one.node_id, one.slot))
+    return known is None or known.mark != one.mark or known.leaving != one.leaving
+
+
+def _marks_of(rows: AllRows) -> ReplicaMarks:
+    every = [row for some in rows.values() for row in some.values()]
+    return ReplicaMarks(len(every), sum(row.mark for row in every), sum(row.leaving for row in every))
+
+
+def _changed_models(base: KnownRows, rows: AllRows, serving: Mapping[NodeId, str], keys: Keys) -> set[str]:
+    """The models whose routes differ. Mappings that are the same object are the same."""
+    changed = {name for name in {*rows, *base.rows} if rows.get(name) is not base.rows.get(name)}
+    if serving is not base.nodes or keys != base.keys:
+        touched = {one for one in {*serving, *base.nodes} if serving.get(one) != base.nodes.get(one)}
+        touched |= {one for one in {*keys, *base.keys} if keys.get(one) != base.keys.get(one)}
+        if touched:
+            changed |= {name for name, some in rows.items() if any(slot[0] in touched for slot in some)}
+    return changed
+
+
+def _schedules(connection: Connection) -> dict[str, Schedule]:
+    return {one.model_name: one for one in schedules.every(connection)}
+
+
+def _has(routes: Mapping[str, list[Route]], wanted: Route) -> bool:
+    return any(one.id == wanted.id for one in routes.get(wanted.model, ()))
 
 
 def _is_shown(connection: Connection, route: Route, since: float | None) -> bool:

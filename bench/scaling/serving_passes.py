@@ -1,0 +1,172 @@
+"""What a pass of the reconciler and a refresh of the routes cost, for bench/placement.py.
+
+A real frontend without its loops, on SQLite in memory where there is one, with nodes, models, schedules and ready
+replicas in its store. Each step is timed with nothing changed, and after one replica was replaced by another process.
+The second frontend over the same store sees the same changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from tests.frontend.world import MODEL, Time, WatchedStore, World
+
+from enginehouse.core.capacity import Capacity
+from enginehouse.core.ids import NodeId
+from enginehouse.core.model import Model
+from enginehouse.core.node import Node
+from enginehouse.core.replica import Replica, RunningReplica
+from enginehouse.core.report import Report
+from enginehouse.core.schedule import LoadInfo, Schedule
+from enginehouse.store import db, load_infos, models, nodes, replicas, schedules
+from enginehouse.store.db import Connection
+
+GIB = 1024**3
+REPLICAS_PER_NODE = 10
+REPLICAS_PER_MODEL = 50
+AGE_SECONDS = 3600.0  # of the replicas
+
+
+class PassCosts(Struct, frozen=True, kw_only=True):
+    """Milliseconds, medians."""
+
+    nodes: int
+    pass_unchanged: float
+    pass_changed: float
+    routes_unchanged: float
+    routes_changed: float
+    other_routes_changed: float  # on the second frontend
+
+
+def a_model(number: int) -> Model:
+    return msgspec.structs.replace(MODEL, name=f"model-{number:04d}", backend="engine", config={"memory": 4 * GIB})
+
+
+def a_node(number: int, running: list[Replica], now: float) -> Node:
+    shown = tuple(
+        RunningReplica(
+            model_id=one.model,
+            replica_index=one.slot,
+            address=one.address,
+            nonce=one.nonce,
+            generation=1,
+            revision=one.revision,
+            memory_bytes=4 * GIB,
+        )
+        for one in running
+    )
+    return Node(
+        id=NodeId(f"{number:036d}"),
+        name=f"node-{number:04d}",
+        node_type="backend",
+        public_key=f"{number:064d}",
+        approved=True,
+        health="healthy",
+        drained=False,
+        address="h:1",
+        http_address="",
+        capability="default",
+        platform="linux/amd64",
+        labels={"zone": f"z{number % 10}"},
+        max_replicas_per_model=4,
+        capacity=Capacity(available_ram=24 * GIB, total_ram=64 * GIB, available_disk=100 * GIB),
+        created_at=now,
+        updated_at=now,
+        last_heartbeat=now,
+        report=Report(boot_id=f"boot-{number}", sequence=1, mark=now, boot_mark=now, replicas=shown),
+    )
+
+
+def a_replica(number: int, model: Model, nonce: str = "") -> Replica:
+    return Replica(
+        node_id=NodeId(f"{number // REPLICAS_PER_NODE:036d}"),
+        model=model.name,
+        slot=0,
+        revision=model.revision,
+        address=f"h:{10_000 + number}",
+        nonce=nonce or f"{number:016x}",
+        backend="engine",
+        key=f"{number:032x}",
+    )
+
+
+def fill(connection: Connection, count: int) -> list[Replica]:
+    """So many nodes, each full, and every model with as many replicas as are wanted."""
+    now = db.now(connection)
+    known = [a_model(number) for number in range(count * REPLICAS_PER_NODE // REPLICAS_PER_MODEL)]
+    ready = [a_replica(number, known[number % len(known)]) for number in range(count * REPLICAS_PER_NODE)]
+    for model in known:
+        models.insert(connection, model, now)
+        schedules.put(connection, Schedule(model_name=model.name, min_replicas=REPLICAS_PER_MODEL), now)
+        load_infos.change(
+            connection,
+            model.name,
+            lambda info, model=model: LoadInfo(model=info.model, revision=model.revision, memory_bytes=4 * GIB),  # type: ignore[misc]
+        )
+    for number in range(count):
+        here = ready[number * REPLICAS_PER_NODE : (number + 1) * REPLICAS_PER_NODE]
+        nodes.insert(connection, a_node(number, here, now), f"{number}")
+    for number, one in enumerate(ready):
+        replicas.put(connection, one, now - AGE_SECONDS + number / 1000)
+    return ready
+
+
+async def _timed(step: Callable[[], Awaitable[None]]) -> float:
+    began = time.perf_counter()
+    await step()
+    return (time.perf_counter() - began) * 1000
+
+
+async def measure(count: int, rounds: int) -> PassCosts:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="passes-", dir=memory) as scratch:
+        store = await WatchedStore.open(f"sqlite:///{scratch}/enginehouse.db")
+        assert isinstance(store, WatchedStore)
+        try:
+            clock = Time()
+            first, second = World(store, clock), World(store, clock, owner="other")
+            ready = await store.transaction(lambda connection: fill(connection, count))
+            return await _measure(first, second, ready, rounds)
+        finally:
+            store.close()
+
+
+async def _measure(first: World, second: World, ready: list[Replica], rounds: int) -> PassCosts:
+    steps = {
+        "pass": first.reconciler.step,
+        "routes": first.router.step,
+        "other_routes": second.router.step,
+    }
+    unchanged: dict[str, list[float]] = {name: [] for name in steps}
+    changed: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(3):
+        for step in steps.values():
+            await step()  # the first ones read everything
+    for number in range(rounds):
+        for name, step in steps.items():
+            unchanged[name].append(await _timed(step))
+        other = msgspec.structs.replace(ready[number], nonce=f"other-{number}", address=f"h:{30_000 + number}")
+        await first.store.transaction(lambda c, other=other: replicas.put(c, other, db.now(c)))  # type: ignore[misc]
+        for name, step in steps.items():
+            changed[name].append(await _timed(step))
+    assert len(first.router.routes()) == len(second.router.routes()) == len(ready)
+    return PassCosts(
+        nodes=len(ready) // REPLICAS_PER_NODE,
+        pass_unchanged=statistics.median(unchanged["pass"]),
+        pass_changed=statistics.median(changed["pass"]),
+        routes_unchanged=statistics.median(unchanged["routes"]),
+        routes_changed=statistics.median(changed["routes"]),
+        other_routes_changed=statistics.median(changed["other_routes"]),
+    )
+
+
+if __name__ == "__main__":
+    for nodes_there in (100, 1000):
+        print(asyncio.run(measure(nodes_there, 5)))
