@@ -7,6 +7,7 @@ stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ _EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replica
 _OF_MODEL = _EVERY.where(replicas.c.model == bindparam("of"))
 _ADD = replicas.insert()
 _SERVING = _EVERY.where(replicas.c.leaving.is_(False))
+_LEAVING = _EVERY.where(replicas.c.leaving.is_(True))
 _USE = (
     update(replicas)
     .where(replicas.c.nonce == bindparam("of_process"), replicas.c.used_at < bindparam("at"))
@@ -39,8 +41,12 @@ _MARKS = select(replicas.c.node_id, replicas.c.model, replicas.c.slot, _MARK, re
 _ON_NODE = select(replicas).where(replicas.c.node_id == bindparam("at_node"))
 
 
+_FIELDS = Replica.__struct_fields__
+_fields_of = attrgetter(*_FIELDS)
+
+
 def _replica(row: Row[Any]) -> Replica:
-    return Replica(**{field: getattr(row, field) for field in Replica.__struct_fields__})
+    return Replica(**dict(zip(_FIELDS, _fields_of(row), strict=True)))
 
 
 class UsedReplica(Struct, frozen=True, kw_only=True):
@@ -116,6 +122,11 @@ def every(connection: Connection) -> list[Replica]:
 def serving(connection: Connection) -> list[Replica]:
     """Those that may get requests."""
     return [_replica(row) for row in connection.execute(_SERVING)]
+
+
+def leaving(connection: Connection) -> list[Replica]:
+    """Those that are about to stop."""
+    return [_replica(row) for row in connection.execute(_LEAVING)]
 
 
 def marked_since(connection: Connection, since: float) -> list[MarkedReplica]:

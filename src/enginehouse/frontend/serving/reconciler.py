@@ -21,13 +21,11 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.action import StopReplica
-from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.model import Model
 from enginehouse.core.node import Node
 from enginehouse.core.operation import ReplacedReplica
-from enginehouse.core.placement import NoRoom, explanation, labels_of, place, selects
+from enginehouse.core.placement import NoRoom, explanation, labels_of, place
 from enginehouse.core.reconcile import (
     RECONCILER,
     ModelFacts,
@@ -41,9 +39,9 @@ from enginehouse.core.reconcile import (
 from enginehouse.core.schedule import LoadInfo
 from enginehouse.frontend.acceptance import OperationDetails, insert_operation, new_operation
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.localai.builds import builds_for
 from enginehouse.frontend.serving.drains import steer_drains
 from enginehouse.frontend.serving.loader import Loader
+from enginehouse.frontend.serving.matches import Matches
 from enginehouse.frontend.serving.rooms import Fleet, needs_of, read_fleet, rooms_for
 from enginehouse.frontend.watching.board import Board
 from enginehouse.store import cluster_values, db, leases, load_infos, marks, models, nodes, operations, replicas
@@ -60,8 +58,6 @@ STOP_SECONDS = 30.0  # for requests in flight on a replica that is stopped
 # At the latest then everything is read again: heartbeats change how much memory a node has in all, and leave no mark.
 LONGEST_QUIET_SECONDS = 60.0
 _FINGERPRINT = "fleet-fingerprint"
-
-Selector = tuple[tuple[str, str], ...]
 
 
 class Traffic(Protocol):
@@ -153,7 +149,7 @@ class Reconciler:
         _forgive_after_changes(connection, every)
         fleet = read_fleet(connection, every, now)
         _learn(connection, fleet)
-        matches = _Matches(fleet, parts.galleries, has_carrier=parts.has_carrier)
+        matches = Matches(fleet, parts.galleries, has_carrier=parts.has_carrier)
         serving = nodes.serving(connection)
         for name, node_ids in _restarting(fleet, serving).items():
             # What a worker is about to start again by itself is on its way, too.
@@ -194,7 +190,7 @@ class Reconciler:
         fleet: Fleet,
         facts: Mapping[str, ModelFacts],
         used: UsedReplica,
-        matches: _Matches,
+        matches: Matches,
     ) -> bool:
         """Whether a replica on a drained node waits for another one to take its place."""
         known, replica = facts.get(used.replica.model), used.replica
@@ -219,10 +215,11 @@ class Reconciler:
         return True
 
     def _facts(
-        self, fleet: Fleet, model: Model, serving: Mapping[NodeId, str], loading: list[NodeId], matches: _Matches
+        self, fleet: Fleet, model: Model, serving: Mapping[NodeId, str], loading: list[NodeId], matches: Matches
     ) -> ModelFacts:
         schedule = fleet.schedules.get(model.name)
         selector = schedule.node_selector if schedule is not None else {}
+        revision = model.revision
         return ModelFacts(
             now=fleet.now,
             info=fleet.infos.get(model.name, LoadInfo(model=model.name)),
@@ -235,7 +232,7 @@ class Reconciler:
                     last_used=used.last_used,
                     in_flight=self._parts.traffic.in_flight_of(used.replica.nonce),
                     nonce=used.replica.nonce,
-                    outdated=fleet.why_outdated(used.replica, model.revision),
+                    outdated=fleet.why_outdated(used.replica, revision),
                     leaves_node=used.replica.node_id in fleet.drained,
                 )
                 for used in fleet.of_model(model.name)
@@ -286,43 +283,6 @@ def _replaced(one: ServingReplica) -> ReplacedReplica:
     return ReplacedReplica(node_id=one.node_id, slot=one.slot, nonce=one.nonce)
 
 
-class _Matches:
-    """Which nodes models may have, in one pass: found out once per selector and backend, not once per model."""
-
-    def __init__(self, fleet: Fleet, galleries: Galleries, *, has_carrier: bool) -> None:
-        self._fleet = fleet
-        self._galleries = galleries
-        self._has_carrier = has_carrier
-        self._builds: dict[str, Mapping[NodeId, Resolved]] = {}
-        self._selected: dict[Selector, list[NodeId]] = {}
-        self._matching: dict[tuple[Selector, str], list[NodeId]] = {}
-        self._schedulable = {node.id for node in fleet.nodes if node.is_schedulable}
-
-    def builds(self, backend: str) -> Mapping[NodeId, Resolved]:
-        if backend not in self._builds:
-            try:
-                found, _ = builds_for(self._galleries, backend, self._fleet.nodes, has_carrier=self._has_carrier)
-            except (NotFound, Unavailable):
-                found = {}  # the load says so
-            self._builds[backend] = found
-        return self._builds[backend]
-
-    def selected(self, selector: Mapping[str, str]) -> Sequence[NodeId]:
-        key = tuple(sorted(selector.items()))
-        if key not in self._selected:
-            self._selected[key] = [node.id for node in self._fleet.nodes if selects(selector, node)]
-        return self._selected[key]
-
-    def matching(self, selector: Mapping[str, str], backend: str) -> Sequence[NodeId]:
-        key = tuple(sorted(selector.items())), backend
-        if key not in self._matching:
-            builds = self.builds(backend)
-            self._matching[key] = [
-                node_id for node_id in self.selected(selector) if node_id in self._schedulable and node_id in builds
-            ]
-        return self._matching[key]
-
-
 def _quiet_after(facts: Collection[ModelFacts], seen: ServingMarks, now: float, edition: object) -> _Quiet | None:
     """After a pass that had nothing to do; None if the next one may have."""
     until = min((quiet_until(one) for one in facts), default=now + LONGEST_QUIET_SECONDS)
@@ -350,12 +310,10 @@ def _names(fleet: Fleet) -> set[str]:
 
 def _take_back(connection: Connection) -> None:
     """Let replicas serve again whose stop ended without stopping them."""
-    for used in replicas.every_with_use(connection):
-        if used.leaving:
-            replica = used.replica
-            subject = f"replica:{replica.model}#{replica.slot}"
-            if subject not in {one.subject for one in operations.open_on(connection, replica.node_id)}:
-                replicas.set_leaving(connection, replica.node_id, replica.model, replica.slot, False)
+    for replica in replicas.leaving(connection):
+        subject = f"replica:{replica.model}#{replica.slot}"
+        if subject not in {one.subject for one in operations.open_on(connection, replica.node_id)}:
+            replicas.set_leaving(connection, replica.node_id, replica.model, replica.slot, False)
 
 
 def _forgive_after_changes(connection: Connection, every: list[Node]) -> None:

@@ -258,14 +258,16 @@ class Router:
 
     def counts(self) -> dict[str, int]:
         """Requests in flight here, by the nonce of their process."""
-        return {route_id.rpartition("/")[2]: count for route_id, count in self._in_flight.items()}
+        # A copy: transactions ask for this in other threads, while requests come and go.
+        return {route_id.rpartition("/")[2]: count for route_id, count in self._in_flight.copy().items()}
 
     def used_since(self) -> set[str]:
         used, self._used = self._used | set(self.counts()), set()
         return used
 
     def in_flight_of(self, nonce: str) -> int:
-        return self.counts().get(nonce, 0) + self._elsewhere.of(nonce)
+        own = self.counts().get(nonce, 0) if self._in_flight else 0
+        return own + self._elsewhere.of(nonce)
 
     def queued(self, model: str) -> int:
         """Requests of all frontends that wait for a replica of the model that has room."""
