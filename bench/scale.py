@@ -36,6 +36,8 @@ from bench.scaling.stub_workers import HttpConnection, Refused, StubWorkers
 from bench.scaling.warm_requests import WarmRequests
 from bench.serving import places
 
+from enginehouse.core.errors import Unavailable
+
 WATCHERS = 50
 FEW, SMALL, COMPARED = 8, 10, 100
 LIMIT_SECONDS = 600.0  # for one install or one power cut; a fleet that takes longer is broken
@@ -93,6 +95,7 @@ class Stage:
         self.nodes = NodeWatcher(self._frontend.port, TOKENS["admin"])
         self._watchers.append(self.nodes)
         self._reader = HttpConnection(self._frontend.port)
+        self._refused = 0  # lists of nodes
 
     @property
     def has_meter(self) -> bool:
@@ -131,7 +134,7 @@ class Stage:
             seen = [await watcher.saw(operation) for watcher in self._watchers]
             probed = await _ended(probing)
             while (status := await asyncio.to_thread(status_of, self._frontend, operation)) != "succeeded":
-                if status not in ("queued", "running"):
+                if status not in ("queued", "running", "unavailable"):
                     raise SystemExit(f"the install to {count} nodes {status}")
                 await asyncio.sleep(0.05)
             shown = time.perf_counter()
@@ -145,6 +148,7 @@ class Stage:
             idle_nodes_ms=idle_ms,
             cuts=sum(watcher.cuts for watcher in self._watchers) - cuts,
             remark=f"the last watcher after {max(seen) - began:.2f} s, the slowest list {max(probed):.0f} ms, "
+            f"{self._refused} lists refused, "
             f"{len(self._workers.failures) - failures} failed heartbeats, "
             f"stubs {(own_cpu_seconds() - own) / took:.2f} of a core",
         )
@@ -164,8 +168,8 @@ class Stage:
         """How long a list of nodes takes that was due then."""
         try:
             await self._reader.ask("GET", "/api/nodes?limit=100", TOKENS["admin"])
-        except Refused as refused:
-            print(f"  a list of nodes was refused: {refused}")
+        except Refused:
+            self._refused += 1
         return (time.perf_counter() - due) * 1000
 
     async def idle(self) -> Idle:
@@ -229,12 +233,26 @@ def own_cpu_seconds() -> float:
 
 
 def request_install(frontend: RunningFrontend, name: str) -> str:
+    """The id of the operation. A frontend that has no answer is asked again for the same."""
     request = {"kind": "install", "name": name, "uri": "pypi:engine==1"}
-    return str(frontend.client.request("POST", "/api/operations", request, dict[str, object])["jobID"])
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while True:
+        try:
+            answer = frontend.client.request("POST", "/api/operations", request, dict[str, object], key=name)
+            return str(answer["jobID"])
+        except Unavailable as error:
+            print(f"  a request was refused: {error}")
+            if time.monotonic() > deadline:
+                raise
 
 
 def status_of(frontend: RunningFrontend, operation: str) -> str:
-    return str(frontend.client.request("GET", f"/api/operations/{operation}", None, dict[str, object])["status"])
+    """As it is shown; "unavailable" if it is not."""
+    try:
+        shown = frontend.client.request("GET", f"/api/operations/{operation}", None, dict[str, object])
+    except Unavailable:
+        return "unavailable"
+    return str(shown["status"])
 
 
 def figures_of_installs(installs: list[Installed]) -> list[Figure]:
