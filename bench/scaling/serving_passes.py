@@ -7,7 +7,6 @@ The second frontend over the same store sees the same changes.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import tempfile
 import time
@@ -32,6 +31,8 @@ class PassCosts(Struct, frozen=True, kw_only=True):
     """Milliseconds, medians."""
 
     nodes: int
+    pass_whole: float  # everything is read
+    routes_whole: float
     pass_unchanged: float
     pass_changed: float
     routes_unchanged: float
@@ -88,6 +89,7 @@ async def _measure(first: World, second: World, ready: list[Replica], rounds: in
     }
     unchanged: dict[str, list[float]] = {name: [] for name in steps}
     changed: dict[str, list[float]] = {name: [] for name in steps}
+    whole: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(3):
         for step in steps.values():
             await step()  # the first ones read everything
@@ -98,17 +100,18 @@ async def _measure(first: World, second: World, ready: list[Replica], rounds: in
         await first.store.transaction(lambda c, other=other: replicas.put(c, other, db.now(c)))  # type: ignore[misc]
         for name, step in steps.items():
             changed[name].append(await _timed(step))
+        # As a frontend that has just started.
+        first.reconciler._quiet, first.router._rows_before = None, None
+        for name, step in steps.items():
+            whole[name].append(await _timed(step))
     assert len(first.router.routes()) == len(second.router.routes()) == len(ready)
     return PassCosts(
         nodes=len(ready) // REPLICAS_PER_NODE,
+        pass_whole=statistics.median(whole["pass"]),
+        routes_whole=statistics.median(whole["routes"]),
         pass_unchanged=statistics.median(unchanged["pass"]),
         pass_changed=statistics.median(changed["pass"]),
         routes_unchanged=statistics.median(unchanged["routes"]),
         routes_changed=statistics.median(changed["routes"]),
         other_routes_changed=statistics.median(changed["other_routes"]),
     )
-
-
-if __name__ == "__main__":
-    for nodes_there in (100, 1000):
-        print(asyncio.run(measure(nodes_there, 5)))

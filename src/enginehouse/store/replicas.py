@@ -15,8 +15,8 @@ from sqlalchemy import Row, bindparam, delete, select, update
 
 from enginehouse.core.ids import NodeId
 from enginehouse.core.replica import Replica
+from enginehouse.store.checksums import part_of
 from enginehouse.store.db import Connection
-from enginehouse.store.marks import part_of
 from enginehouse.store.rows import select_among
 from enginehouse.store.schema import replicas
 
@@ -33,11 +33,11 @@ _USE = (
 _REMOVE_ON = delete(replicas).where(replicas.c.node_id == bindparam("at_node"))
 _REMOVE_OF_MODEL = _REMOVE_ON.where(replicas.c.model == bindparam("of"))
 _REMOVE = _REMOVE_OF_MODEL.where(replicas.c.slot == bindparam("at_slot"))
-_MARK = part_of(replicas.c.created_at).label("mark")
-_MARKED = select(replicas, _MARK)
-_MARKED_SINCE = _MARKED.where(replicas.c.created_at >= bindparam("since"))
-_MARKED_ON = _MARKED.where(replicas.c.node_id.in_(bindparam("ids", expanding=True)))
-_MARKS = select(replicas.c.node_id, replicas.c.model, replicas.c.slot, _MARK, replicas.c.leaving)
+_PART = part_of(replicas.c.created_at).label("part")
+_STORED = select(replicas, _PART)
+_STORED_SINCE = _STORED.where(replicas.c.created_at >= bindparam("since"))
+_STORED_ON = _STORED.where(replicas.c.node_id.in_(bindparam("ids", expanding=True)))
+_PARTS = select(replicas.c.node_id, replicas.c.model, replicas.c.slot, _PART, replicas.c.leaving)
 _ON_NODE = select(replicas).where(replicas.c.node_id == bindparam("at_node"))
 
 
@@ -58,26 +58,26 @@ class UsedReplica(Struct, frozen=True, kw_only=True):
     leaving: bool
 
 
-class MarkedReplica(Struct, frozen=True, kw_only=True):
+class StoredReplica(Struct, frozen=True, kw_only=True):
     """A replica with what distinguishes this row from others that had its slot."""
 
     replica: Replica
     created_at: float
-    mark: int  # what it adds to `ReplicaMarks.times`
+    part: int  # what it adds to `ReplicaChecksum.times`
     leaving: bool
 
 
-class MarkOfReplica(NamedTuple):
+class ReplicaPart(NamedTuple):
     node_id: NodeId
     model: str
     slot: int
-    mark: int
+    part: int
     leaving: bool
 
 
-def _marked(row: Row[Any]) -> MarkedReplica:
-    return MarkedReplica(
-        replica=_replica(row), created_at=row.created_at, mark=int(row.mark), leaving=bool(row.leaving)
+def _stored(row: Row[Any]) -> StoredReplica:
+    return StoredReplica(
+        replica=_replica(row), created_at=row.created_at, part=int(row.part), leaving=bool(row.leaving)
     )
 
 
@@ -129,18 +129,18 @@ def leaving(connection: Connection) -> list[Replica]:
     return [_replica(row) for row in connection.execute(_LEAVING)]
 
 
-def marked_since(connection: Connection, since: float) -> list[MarkedReplica]:
+def stored_since(connection: Connection, since: float) -> list[StoredReplica]:
     """Those that became ready then or later."""
-    return [_marked(row) for row in connection.execute(_MARKED_SINCE, {"since": since})]
+    return [_stored(row) for row in connection.execute(_STORED_SINCE, {"since": since})]
 
 
-def marked_on(connection: Connection, node_ids: Iterable[NodeId]) -> list[MarkedReplica]:
-    return [_marked(row) for row in select_among(connection, _MARKED_ON, node_ids)]
+def stored_on(connection: Connection, node_ids: Iterable[NodeId]) -> list[StoredReplica]:
+    return [_stored(row) for row in select_among(connection, _STORED_ON, node_ids)]
 
 
-def marks(connection: Connection) -> list[MarkOfReplica]:
+def parts(connection: Connection) -> list[ReplicaPart]:
     """Of all of them, without the rest of their rows."""
-    return [MarkOfReplica(*row) for row in connection.execute(_MARKS)]
+    return [ReplicaPart(*row) for row in connection.execute(_PARTS)]
 
 
 def every_with_use(connection: Connection) -> list[UsedReplica]:

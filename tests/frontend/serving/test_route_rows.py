@@ -98,4 +98,4 @@ async def test_nothing_is_told_where_nothing_changed(store: Store) -> None:
     assert again.known.routes == first.known.routes
     await store.transaction(lambda c: replicas.put(c, a_replica(0, MODELS[1]), 60.0))
     later = await store.transaction(partial(rows.read, before=again.known, dropped={}))
-    assert later.changed == {MODELS[1].name}
+    assert later.changed == frozenset({MODELS[1].name})

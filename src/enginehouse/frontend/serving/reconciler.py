@@ -5,8 +5,8 @@ restart of every frontend, and with every replica gone, one pass begins what is 
 counts come from the memory of this frontend and from what the others tell on the bus; without them a replica counts as
 idle only if its row says that nobody used it for long.
 
-A pass that had nothing to do says until when there is nothing to do. Until then, passes compare marks of the rows and
-look for requests that are a reason to grow, and read nothing else.
+A pass that had nothing to do says until when there is nothing to do. Until then, passes compare checksums of
+the rows, look for requests that are a reason to grow, and read nothing else.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.matches import Matches
 from enginehouse.frontend.serving.rooms import Fleet, needs_of, read_fleet, rooms_for
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import cluster_values, db, leases, load_infos, marks, models, nodes, operations, replicas
+from enginehouse.store import checksums, cluster_values, db, leases, load_infos, models, nodes, operations, replicas
+from enginehouse.store.checksums import ServingChecksums
 from enginehouse.store.db import Connection, Store
-from enginehouse.store.marks import ServingMarks
 from enginehouse.store.replicas import UsedReplica
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ LEASE = "reconcile"
 STEP_SECONDS = 5.0  # without a reason to look earlier
 USES_SECONDS = 5.0  # between writes of when replicas were used
 STOP_SECONDS = 30.0  # for requests in flight on a replica that is stopped
-# At the latest then everything is read again: heartbeats change how much memory a node has in all, and leave no mark.
+# At the latest then everything is read again: heartbeats change how much memory a node has in all, in no checksum.
 LONGEST_QUIET_SECONDS = 60.0
 _FINGERPRINT = "fleet-fingerprint"
 
@@ -91,7 +91,7 @@ class ReconcilerParts(Struct, frozen=True, kw_only=True):
 class _Quiet(Struct, frozen=True, kw_only=True):
     """A pass had nothing to do, and the next ones have not while all of this is the same."""
 
-    marks: ServingMarks
+    checksums: ServingChecksums
     until: float
     edition: object  # of the galleries
     growing: Mapping[str, Sequence[str]]  # the processes of models that requests may give another replica
@@ -132,7 +132,7 @@ class Reconciler:
     def _pass(self, connection: Connection) -> _Passed:
         parts, now = self._parts, db.now(connection)
         # Before the rows: what is committed in between is noticed by the next pass.
-        seen = marks.of_serving(connection)
+        seen = checksums.of_serving(connection)
         if self._is_quiet(seen, now):
             return _Passed(quiet=self._quiet)
         if not leases.acquire(connection, LEASE, parts.owner, now, now + parts.lease_seconds):
@@ -171,9 +171,9 @@ class Reconciler:
         quiet = _quiet_after(facts.values(), seen, now, edition) if is_idle and not begun else None
         return _Passed(begun=begun, quiet=quiet)
 
-    def _is_quiet(self, seen: ServingMarks, now: float) -> bool:
+    def _is_quiet(self, seen: ServingChecksums, now: float) -> bool:
         quiet, traffic = self._quiet, self._parts.traffic
-        if quiet is None or quiet.marks != seen or now >= quiet.until:
+        if quiet is None or quiet.checksums != seen or now >= quiet.until:
             return False
         if quiet.edition is not self._parts.galleries.edition:
             return False
@@ -283,13 +283,13 @@ def _replaced(one: ServingReplica) -> ReplacedReplica:
     return ReplacedReplica(node_id=one.node_id, slot=one.slot, nonce=one.nonce)
 
 
-def _quiet_after(facts: Collection[ModelFacts], seen: ServingMarks, now: float, edition: object) -> _Quiet | None:
+def _quiet_after(facts: Collection[ModelFacts], seen: ServingChecksums, now: float, edition: object) -> _Quiet | None:
     """After a pass that had nothing to do; None if the next one may have."""
     until = min((quiet_until(one) for one in facts), default=now + LONGEST_QUIET_SECONDS)
     if until <= now:
         return None
     growing = {one.info.model: [replica.nonce for replica in one.replicas] for one in facts if can_grow(one)}
-    return _Quiet(marks=seen, until=min(until, now + LONGEST_QUIET_SECONDS), edition=edition, growing=growing)
+    return _Quiet(checksums=seen, until=min(until, now + LONGEST_QUIET_SECONDS), edition=edition, growing=growing)
 
 
 def _restarting(fleet: Fleet, serving: Mapping[NodeId, str]) -> dict[str, list[NodeId]]:

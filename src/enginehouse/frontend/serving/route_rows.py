@@ -1,9 +1,9 @@
 """Reads the routes of a frontend from the store: ready replicas on nodes that serve, and servers elsewhere.
 
-Called inside a transaction; it decides nothing. What was read before is given to `read`, which compares marks and reads
-only rows that are new. Whether that was all of it is checked: the marks of what is known then must be those of the
-store. What is derived from the definition of a model (its configuration, how many requests a replica answers at once)
-is derived once per model and revision.
+Called inside a transaction; it decides nothing. What was read before is given to `read`, which compares checksums and
+reads only rows that are new. If that was not all of it, the checksum of what is known then is not that of the store,
+and the others are looked for. What is derived from the definition of a model (its configuration, how many requests a
+replica answers at once) is derived once per model and revision.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from enginehouse.core.model import Model, ServedModel, parallel_requests, read_m
 from enginehouse.core.replica import LOCALAI_GRPC, Replica, is_process
 from enginehouse.core.routing import Route
 from enginehouse.core.schedule import Schedule
-from enginehouse.store import db, marks, models, nodes, replicas, schedules
+from enginehouse.store import checksums, db, models, nodes, replicas, schedules
+from enginehouse.store.checksums import ReplicaChecksum
 from enginehouse.store.db import Connection
-from enginehouse.store.marks import ReplicaMarks
-from enginehouse.store.replicas import MarkedReplica, MarkOfReplica
+from enginehouse.store.replicas import ReplicaPart, StoredReplica
 
 log = logging.getLogger(__name__)
 
 NO_NODE = NodeId("")  # of a route to a server elsewhere
 # How much earlier than the newest row another one may be that was committed later. It only saves work: a row that is
-# earlier still is found by its mark.
+# earlier still is found by the checksum.
 OVERLAP_SECONDS = 10.0
 Revision = tuple[str, str]  # the name of a model and its revision
 Slot = tuple[NodeId, int]
-AllRows = Mapping[str, Mapping[Slot, MarkedReplica]]  # by model
+AllRows = Mapping[str, Mapping[Slot, StoredReplica]]  # by model
 Keys = Mapping[NodeId, str]
 
 
@@ -47,10 +47,10 @@ class KnownRows(Struct, frozen=True, kw_only=True):
     the same.
     """
 
-    node_marks: tuple[int, int]
-    replica_marks: ReplicaMarks
-    schedule_marks: tuple[int, int]
-    model_mark: int
+    node_checksum: tuple[int, int]
+    replica_checksum: ReplicaChecksum
+    schedule_checksum: tuple[int, int]
+    model_checksum: int
     newest: float  # when the newest replica became ready
     nodes: Mapping[NodeId, str]  # names of those that serve
     keys: Keys
@@ -82,12 +82,12 @@ class RouteRows:
     ) -> FoundRoutes:
         """`dropped` has the time at which each dropped route was dropped; None if that is not known yet."""
         # Before the rows: what is committed in between is noticed the next time.
-        seen = marks.of_nodes(connection), marks.of_replicas(connection), marks.of_schedules(connection)
-        model_mark = marks.of_models(connection)
+        seen = checksums.of_nodes(connection), checksums.of_replicas(connection), checksums.of_schedules(connection)
+        model_checksum = checksums.of_models(connection)
         # Limits and servers elsewhere follow from the definitions of models, which change seldom.
-        base = before if before is not None and before.model_mark == model_mark else None
+        base = before if before is not None and before.model_checksum == model_checksum else None
         rows = self._rows(connection, base, seen[1])
-        serving = base.nodes if base is not None and base.node_marks == seen[0] else nodes.serving(connection)
+        serving = base.nodes if base is not None and base.node_checksum == seen[0] else nodes.serving(connection)
         keys = self._keys_of(connection, rows)
         newest = (
             base.newest
@@ -106,15 +106,15 @@ class RouteRows:
                 routes.pop(model, None)
         if base is None:
             self._forget({(route.model, route.revision) for some in routes.values() for route in some})
-        has_schedules = base is not None and base.schedule_marks == seen[2]
+        has_schedules = base is not None and base.schedule_checksum == seen[2]
         wanted = base.schedules if base is not None and has_schedules else _schedules(connection)
         if base is not None and changed is not None and not has_schedules:
             changed |= {name for name in {*wanted, *base.schedules} if wanted.get(name) != base.schedules.get(name)}
         known = KnownRows(
-            node_marks=seen[0],
-            replica_marks=seen[1],
-            schedule_marks=seen[2],
-            model_mark=model_mark,
+            node_checksum=seen[0],
+            replica_checksum=seen[1],
+            schedule_checksum=seen[2],
+            model_checksum=model_checksum,
             newest=newest,
             nodes=serving,
             keys=keys,
@@ -132,25 +132,25 @@ class RouteRows:
             now=db.now(connection),
         )
 
-    def _rows(self, connection: Connection, base: KnownRows | None, seen: ReplicaMarks) -> AllRows:
+    def _rows(self, connection: Connection, base: KnownRows | None, seen: ReplicaChecksum) -> AllRows:
         """All replicas, those that are about to stop too."""
         if base is None:
-            return _with({}, replicas.marked_since(connection, 0.0))
-        if base.replica_marks == seen and not seen.leaving:
+            return _with({}, replicas.stored_since(connection, 0.0))
+        if base.replica_checksum == seen and not seen.leaving:
             return base.rows
-        rows = _with(base.rows, replicas.marked_since(connection, base.newest - OVERLAP_SECONDS))
+        rows = _with(base.rows, replicas.stored_since(connection, base.newest - OVERLAP_SECONDS))
         # If one is about to stop instead of another, the sums are the same.
-        if seen.leaving or base.replica_marks.leaving or _marks_of(rows) != seen:
-            there = replicas.marks(connection)
+        if seen.leaving or base.replica_checksum.leaving or _checksum_of(rows) != seen:
+            there = replicas.parts(connection)
             rows = _kept(rows, there)
             others = {one.node_id for one in there if _is_other(rows, one)}
-            rows = _with(rows, replicas.marked_on(connection, others)) if others else rows
+            rows = _with(rows, replicas.stored_on(connection, others)) if others else rows
         return rows
 
     def _routes(
         self,
         connection: Connection,
-        rows: Mapping[Slot, MarkedReplica],
+        rows: Mapping[Slot, StoredReplica],
         serving: Mapping[NodeId, str],
         keys: Mapping[NodeId, str],
     ) -> list[Route]:
@@ -229,7 +229,7 @@ class RouteRows:
         )
 
 
-def _with(rows: AllRows, some: Iterable[MarkedReplica]) -> AllRows:
+def _with(rows: AllRows, some: Iterable[StoredReplica]) -> AllRows:
     """The rows, and these instead of those that had their slots."""
     result, own = dict(rows), set[str]()
     for one in some:
@@ -240,16 +240,16 @@ def _with(rows: AllRows, some: Iterable[MarkedReplica]) -> AllRows:
         if model not in own:
             result[model] = dict(before)
             own.add(model)
-        cast(dict[Slot, MarkedReplica], result[model])[slot] = one
+        cast(dict[Slot, StoredReplica], result[model])[slot] = one
     return result
 
 
-def _kept(rows: AllRows, there: Iterable[MarkOfReplica]) -> AllRows:
+def _kept(rows: AllRows, there: Iterable[ReplicaPart]) -> AllRows:
     """Those of the rows that are still there."""
     slots: dict[str, set[Slot]] = {}
     for one in there:
         slots.setdefault(one.model, set()).add((one.node_id, one.slot))
-    result: dict[str, Mapping[Slot, MarkedReplica]] = {}
+    result: dict[str, Mapping[Slot, StoredReplica]] = {}
     for model, some in rows.items():
         left = slots.get(model, set())
         if some.keys() <= left:
@@ -259,14 +259,14 @@ def _kept(rows: AllRows, there: Iterable[MarkOfReplica]) -> AllRows:
     return result
 
 
-def _is_other(rows: AllRows, one: MarkOfReplica) -> bool:
+def _is_other(rows: AllRows, one: ReplicaPart) -> bool:
     known = rows.get(one.model, {}).get((one.node_id, one.slot))
-    return known is None or known.mark != one.mark or known.leaving != one.leaving
+    return known is None or known.part != one.part or known.leaving != one.leaving
 
 
-def _marks_of(rows: AllRows) -> ReplicaMarks:
+def _checksum_of(rows: AllRows) -> ReplicaChecksum:
     every = [row for some in rows.values() for row in some.values()]
-    return ReplicaMarks(len(every), sum(row.mark for row in every), sum(row.leaving for row in every))
+    return ReplicaChecksum(len(every), sum(row.part for row in every), sum(row.leaving for row in every))
 
 
 def _changed_models(base: KnownRows, rows: AllRows, serving: Mapping[NodeId, str], keys: Keys) -> set[str]:

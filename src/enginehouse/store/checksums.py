@@ -1,4 +1,4 @@
-"""Marks of what serving depends on: small values that differ after any row of it was changed, whoever changed it.
+"""Checksums of what serving depends on: small values that differ after any row of it was changed, whoever changed it.
 
 Sums and counts in SQL, so that looking costs next to nothing however many rows there are, and no row is decoded. A
 largest time would not do: a transaction that began earlier may be committed later. When replicas were used is left
@@ -27,15 +27,15 @@ def _sum_of(time: Column[float]) -> ColumnElement[int]:
     return func.coalesce(cast(func.sum(part_of(time)), BigInteger), 0)
 
 
-class ReplicaMarks(Struct, frozen=True):
+class ReplicaChecksum(Struct, frozen=True):
     count: int
     times: int  # the sum of when they became ready
     leaving: int  # how many are about to stop
 
 
-class ServingMarks(Struct, frozen=True, kw_only=True):
+class ServingChecksums(Struct, frozen=True, kw_only=True):
     nodes: tuple[int, int]
-    replicas: ReplicaMarks
+    replicas: ReplicaChecksum
     schedules: tuple[int, int]
     models: int
     infos: int
@@ -74,9 +74,9 @@ def of_nodes(connection: Connection) -> tuple[int, int]:
     return int(count), int(times)
 
 
-def of_replicas(connection: Connection) -> ReplicaMarks:
+def of_replicas(connection: Connection) -> ReplicaChecksum:
     count, times, leaving = connection.execute(_REPLICAS).one()
-    return ReplicaMarks(int(count), int(times), int(leaving))
+    return ReplicaChecksum(int(count), int(times), int(leaving))
 
 
 def of_schedules(connection: Connection) -> tuple[int, int]:
@@ -94,8 +94,8 @@ def _contents(connection: Connection, kind: str) -> int:
     return hash(tuple(tuple(row) for row in connection.execute(_ROWS[kind])))
 
 
-def of_serving(connection: Connection) -> ServingMarks:
-    return ServingMarks(
+def of_serving(connection: Connection) -> ServingChecksums:
+    return ServingChecksums(
         nodes=of_nodes(connection),
         replicas=of_replicas(connection),
         schedules=of_schedules(connection),

@@ -1,4 +1,4 @@
-"""Marks differ after every change that matters for serving, and are the same otherwise."""
+"""Checksums differ after every change that matters for serving, and are the same otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.frontend.serving_rows import a_model, a_node, a_replica
 from enginehouse.core.ids import NodeId
 from enginehouse.core.operation import Operation
 from enginehouse.core.schedule import LoadInfo, Schedule, with_kept
-from enginehouse.store import load_infos, marks, models, nodes, operations, replicas, schedules
+from enginehouse.store import checksums, load_infos, models, nodes, operations, replicas, schedules
 from enginehouse.store.db import Connection, Store
 
 MODEL, OTHER = a_model(0), a_model(1)
@@ -67,24 +67,24 @@ CHANGES: dict[str, Callable[[Connection], object]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 async def test_every_change_is_noticed(store: Store, change: Callable[[Connection], object]) -> None:
     await store.transaction(fill)
-    before = await store.transaction(marks.of_serving)
-    assert await store.transaction(marks.of_serving) == before
+    before = await store.transaction(checksums.of_serving)
+    assert await store.transaction(checksums.of_serving) == before
     await store.transaction(change)
-    assert await store.transaction(marks.of_serving) != before
+    assert await store.transaction(checksums.of_serving) != before
 
 
 async def test_uses_and_signs_of_life_are_no_change(store: Store) -> None:
     await store.transaction(fill)
-    before = await store.transaction(marks.of_serving)
+    before = await store.transaction(checksums.of_serving)
     await store.transaction(lambda c: replicas.note_uses(c, {a_replica(0, MODEL).nonce: 200.0}))
     await store.transaction(lambda c: nodes.set_heartbeat(c, FIRST, a_node(0, [], 1.0).capacity, 200.0))
     await store.transaction(lambda c: nodes.set_report(c, FIRST, a_node(0, [], 1.0).report, None))
-    assert await store.transaction(marks.of_serving) == before
+    assert await store.transaction(checksums.of_serving) == before
 
 
 async def test_an_earlier_time_that_is_committed_later_is_noticed(store: Store) -> None:
     await store.transaction(fill)
     await store.transaction(lambda c: nodes.set_health(c, FIRST, "unhealthy", 300.0))
-    before = await store.transaction(marks.of_serving)
+    before = await store.transaction(checksums.of_serving)
     await store.transaction(lambda c: nodes.set_health(c, SECOND, "unhealthy", 299.0))
-    assert await store.transaction(marks.of_serving) != before
+    assert await store.transaction(checksums.of_serving) != before
