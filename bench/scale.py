@@ -41,6 +41,7 @@ from enginehouse.core.errors import Unavailable
 WATCHERS = 50
 FEW, SMALL, COMPARED = 8, 10, 100
 LIMIT_SECONDS = 600.0  # for one install or one power cut; a fleet that takes longer is broken
+CALM_SECONDS = 60.0  # at most, between an install and what is idle
 PROBE_SECONDS = 0.25  # between looks at the nodes during an install
 # The bars.
 TIME_RATIO, TIME_MORE_SECONDS = 1.5, 2.0
@@ -172,8 +173,17 @@ class Stage:
             self._refused += 1
         return (time.perf_counter() - due) * 1000
 
+    async def _calm(self) -> None:
+        """Until what was before is over: heartbeats are answered at once, and none is repeated."""
+        deadline = time.monotonic() + CALM_SECONDS
+        while time.monotonic() < deadline:
+            failures = len(self._workers.failures)
+            await asyncio.sleep(1.0)
+            if len(self._workers.failures) == failures and self._workers.unanswered <= self.plan.nodes // 100:
+                return
+
     async def idle(self) -> Idle:
-        await asyncio.sleep(1.0)  # what was before is over
+        await self._calm()
         seconds = self.plan.idle_seconds
         before = [one.cpu_seconds() for one in self._cluster.frontends]
         postgres = self._meter.cpu_seconds() if self._meter else 0.0

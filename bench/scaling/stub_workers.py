@@ -183,6 +183,7 @@ class StubWorkers:
     def __init__(self, count: int, join_token: str, group: asyncio.TaskGroup) -> None:
         self.nodes = [StubNode(number) for number in range(count)]
         self.failures: list[str] = []  # of calls, which were repeated
+        self.unanswered = 0  # heartbeats under way
         self._port = 0
         self._join_token = join_token
         self._group = group
@@ -260,7 +261,11 @@ class StubWorkers:
             connection.close()
 
     async def _tell(self, node: StubNode, connection: HttpConnection) -> None:
-        node.heard(await connection.post(f"/api/node/{node.node_id}/heartbeat", node.token, node.heartbeat()))
+        self.unanswered += 1
+        try:
+            node.heard(await connection.post(f"/api/node/{node.node_id}/heartbeat", node.token, node.heartbeat()))
+        finally:
+            self.unanswered -= 1
 
     def _take(self, message: Message) -> None:
         node = self._by_id.get(NodeId(message.subject.split(".")[1]))
