@@ -30,7 +30,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a script, a
 from bench.backlog import databases
 from bench.fanout import TOKENS
 from bench.scaling.clusters import WARM_MODEL, Cluster, PostgresMeter, RunningFrontend, running_cluster
-from bench.scaling.figures import Figure, Installed, plot
+from bench.scaling.figures import (
+    COMPARED,
+    HEALTHY_SECONDS,
+    WARM_MORE_MS,
+    Figure,
+    Idle,
+    Installed,
+    figures_of_idle,
+    figures_of_installs,
+    plot,
+)
 from bench.scaling.stream_watchers import NodeWatcher, StreamWatcher
 from bench.scaling.stub_workers import HttpConnection, Refused, StubWorkers
 from bench.scaling.warm_requests import WarmRequests
@@ -39,19 +49,10 @@ from bench.serving import places
 from enginehouse.core.errors import Unavailable
 
 WATCHERS = 50
-FEW, SMALL, COMPARED = 8, 10, 100
+FEW, SMALL = 8, 10
 LIMIT_SECONDS = 600.0  # for one install or one power cut; a fleet that takes longer is broken
 CALM_SECONDS = 60.0  # at most, between an install and what is idle
 PROBE_SECONDS = 0.25  # between looks at the nodes during an install
-# The bars.
-TIME_RATIO, TIME_MORE_SECONDS = 1.5, 2.0
-CPU_RATIO = 1.5
-WATCHER_BYTES_PER_NODE = 3000.0  # 3 MB at 1,000 nodes
-NODES_RATIO = 3.0
-IDLE_CORES, IDLE_POSTGRES_CORES = 0.1, 0.05
-STATEMENTS_RATIO, SECOND_FRONTEND_RATIO = 3.0, 1.25
-HEALTHY_SECONDS = 30.0
-WARM_MORE_MS = 50.0
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -71,16 +72,6 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Measured(NamedTuple):
     installs: list[Installed]
     figures: list[Figure]
-
-
-class Idle(Struct, frozen=True, kw_only=True):
-    """What an idle fleet uses: parts of a core, and per second."""
-
-    nodes: int
-    cores: float
-    postgres_cores: float = 0.0
-    statements: float = 0.0
-    transactions: float = 0.0
 
 
 class Stage:
@@ -263,68 +254,6 @@ def status_of(frontend: RunningFrontend, operation: str) -> str:
     except Unavailable:
         return "unavailable"
     return str(shown["status"])
-
-
-def figures_of_installs(installs: list[Installed]) -> list[Figure]:
-    small, compared, last = installs[0], next(one for one in installs if one.nodes == COMPARED), installs[-1]
-    cpu = last.cpu_ms_per_node / compared.cpu_ms_per_node
-    listed = last.nodes_ms / last.idle_nodes_ms
-    return [
-        Figure(
-            name=f"shown as done, {last.nodes} nodes",
-            value=last.seconds,
-            unit=" s",
-            bar=TIME_RATIO * small.seconds + TIME_MORE_SECONDS,
-            remark=f"{small.nodes} nodes {small.seconds:.2f} s",
-        ),
-        Figure(
-            name=f"CPU per node, {last.nodes} over {compared.nodes}",
-            value=cpu,
-            bar=CPU_RATIO,
-            remark=f"{compared.cpu_ms_per_node:.2f} -> {last.cpu_ms_per_node:.2f} ms",
-        ),
-        Figure(
-            name="per watcher",
-            value=last.bytes_per_watcher / 1e6,
-            unit=" MB",
-            bar=WATCHER_BYTES_PER_NODE * last.nodes / 1e6,
-        ),
-        Figure(
-            name="GET /api/nodes?limit=100, meanwhile over idle",
-            value=listed,
-            bar=NODES_RATIO,
-            remark=f"{last.idle_nodes_ms:.1f} -> {last.nodes_ms:.1f} ms",
-        ),
-    ]
-
-
-def figures_of_idle(few: Idle | None, many: Idle, two: Idle | None) -> list[Figure]:
-    found = [Figure(name=f"idle, {many.nodes} nodes", value=many.cores, unit=" cores", bar=IDLE_CORES)]
-    if few is not None:
-        remark = f"{few.statements:.1f} -> {many.statements:.1f} per s, transactions {few.transactions:.1f} -> "
-        found += [
-            Figure(name="PostgreSQL, idle", value=many.postgres_cores, unit=" cores", bar=IDLE_POSTGRES_CORES),
-            Figure(
-                name=f"statements, {many.nodes} over {few.nodes} nodes",
-                value=many.statements / few.statements,
-                bar=STATEMENTS_RATIO,
-                remark=f"{remark}{many.transactions:.1f}; frontend {few.cores:.3f} -> {many.cores:.3f} cores",
-            ),
-        ]
-    if two is not None:
-        alone, both = many.cores + many.postgres_cores, two.cores + two.postgres_cores
-        found.append(
-            Figure(
-                name="statements, two frontends over one",
-                value=two.statements / many.statements,
-                bar=SECOND_FRONTEND_RATIO,
-            )
-        )
-        remark = f"{alone:.3f} -> {both:.3f} cores of frontends and PostgreSQL"
-        found.append(
-            Figure(name="CPU, two frontends over one", value=both / alone, bar=SECOND_FRONTEND_RATIO, remark=remark)
-        )
-    return found
 
 
 async def measure(

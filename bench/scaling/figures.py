@@ -1,10 +1,21 @@
-"""Figures of bench/scale.py with their bars, and the plot of them."""
+"""The figures of bench/scale.py and their bars, and the plot of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from msgspec import Struct
+
+COMPARED = 100  # nodes, whose CPU per node is compared
+# The bars.
+TIME_RATIO, TIME_MORE_SECONDS = 1.5, 2.0
+CPU_RATIO = 1.5
+WATCHER_BYTES_PER_NODE = 3000.0  # 3 MB at 1,000 nodes
+NODES_RATIO = 3.0
+IDLE_CORES, IDLE_POSTGRES_CORES = 0.1, 0.05
+STATEMENTS_RATIO, SECOND_FRONTEND_RATIO = 3.0, 1.25
+HEALTHY_SECONDS = 30.0
+WARM_MORE_MS = 50.0
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -44,6 +55,78 @@ class Installed(Struct, frozen=True, kw_only=True):
     @property
     def cpu_ms_per_node(self) -> float:
         return self.cpu_seconds * 1000 / self.nodes
+
+
+class Idle(Struct, frozen=True, kw_only=True):
+    """What an idle fleet uses: parts of a core, and per second."""
+
+    nodes: int
+    cores: float
+    postgres_cores: float = 0.0
+    statements: float = 0.0
+    transactions: float = 0.0
+
+
+def figures_of_installs(installs: list[Installed]) -> list[Figure]:
+    small, compared, last = installs[0], next(one for one in installs if one.nodes == COMPARED), installs[-1]
+    cpu = last.cpu_ms_per_node / compared.cpu_ms_per_node
+    listed = last.nodes_ms / last.idle_nodes_ms
+    return [
+        Figure(
+            name=f"shown as done, {last.nodes} nodes",
+            value=last.seconds,
+            unit=" s",
+            bar=TIME_RATIO * small.seconds + TIME_MORE_SECONDS,
+            remark=f"{small.nodes} nodes {small.seconds:.2f} s",
+        ),
+        Figure(
+            name=f"CPU per node, {last.nodes} over {compared.nodes}",
+            value=cpu,
+            bar=CPU_RATIO,
+            remark=f"{compared.cpu_ms_per_node:.2f} -> {last.cpu_ms_per_node:.2f} ms",
+        ),
+        Figure(
+            name="per watcher",
+            value=last.bytes_per_watcher / 1e6,
+            unit=" MB",
+            bar=WATCHER_BYTES_PER_NODE * last.nodes / 1e6,
+        ),
+        Figure(
+            name="GET /api/nodes?limit=100, meanwhile over idle",
+            value=listed,
+            bar=NODES_RATIO,
+            remark=f"{last.idle_nodes_ms:.1f} -> {last.nodes_ms:.1f} ms",
+        ),
+    ]
+
+
+def figures_of_idle(few: Idle | None, many: Idle, two: Idle | None) -> list[Figure]:
+    found = [Figure(name=f"idle, {many.nodes} nodes", value=many.cores, unit=" cores", bar=IDLE_CORES)]
+    if few is not None:
+        remark = f"{few.statements:.1f} -> {many.statements:.1f} per s, transactions {few.transactions:.1f} -> "
+        found += [
+            Figure(name="PostgreSQL, idle", value=many.postgres_cores, unit=" cores", bar=IDLE_POSTGRES_CORES),
+            Figure(
+                name=f"statements, {many.nodes} over {few.nodes} nodes",
+                value=many.statements / few.statements,
+                bar=STATEMENTS_RATIO,
+                remark=f"{remark}{many.transactions:.1f}; frontend {few.cores:.3f} -> {many.cores:.3f} cores",
+            ),
+        ]
+    if two is not None:
+        alone, both = many.cores + many.postgres_cores, two.cores + two.postgres_cores
+        found.append(
+            Figure(
+                name="statements, two frontends over one",
+                value=two.statements / many.statements,
+                bar=SECOND_FRONTEND_RATIO,
+            )
+        )
+        remark = f"{alone:.3f} -> {both:.3f} cores of frontends and PostgreSQL"
+        found.append(
+            Figure(name="CPU, two frontends over one", value=both / alone, bar=SECOND_FRONTEND_RATIO, remark=remark)
+        )
+    return found
 
 
 COLOURS = {"sqlite": "#07c", "postgresql": "#c60"}
