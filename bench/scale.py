@@ -116,7 +116,7 @@ class Stage:
     async def install(self, group: asyncio.TaskGroup) -> Installed:
         """One install to every node there is."""
         count = sum(bool(one.node_id) for one in self._workers.nodes)
-        idle_ms = statistics.mean([await self._nodes_ms(time.perf_counter()) for _ in range(9)])
+        idle_ms = statistics.mean([await self._nodes_ms() for _ in range(9)])
         received = sum(watcher.received_bytes for watcher in self._watchers)
         cuts, failures = sum(watcher.cuts for watcher in self._watchers), len(self._workers.failures)
         before, began, own = self._frontend.cpu_seconds(), time.perf_counter(), own_cpu_seconds()
@@ -146,23 +146,21 @@ class Stage:
         )
 
     async def _probe(self) -> list[float]:
-        """Until it is cancelled. A look that takes long does not keep the next one from being due."""
+        """Lists of nodes until it is cancelled, one after the other."""
         found: list[float] = []
-        due = time.perf_counter()
         with contextlib.suppress(asyncio.CancelledError):
             while True:
-                due += PROBE_SECONDS
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                found.append(await self._nodes_ms(min(due, time.perf_counter())))
+                await asyncio.sleep(PROBE_SECONDS)
+                found.append(await self._nodes_ms())
         return found or [0.0]
 
-    async def _nodes_ms(self, due: float) -> float:
-        """How long a list of nodes takes that was due then."""
+    async def _nodes_ms(self) -> float:
+        began = time.perf_counter()
         try:
             await self._reader.ask("GET", "/api/nodes?limit=100", TOKENS["admin"])
         except Refused:
             self._refused += 1
-        return (time.perf_counter() - due) * 1000
+        return (time.perf_counter() - began) * 1000
 
     async def _calm(self) -> None:
         """Until what was before is over: heartbeats are answered at once, and none is repeated."""
