@@ -31,6 +31,8 @@ NO_NODE = NodeId("")  # of a route to a server elsewhere
 # How much earlier than the newest row another one may be that was committed later. It only saves work: a row that is
 # earlier still is found by the checksum.
 OVERLAP_SECONDS = 10.0
+# Everything is read again then: two changes of one row within a microsecond have one checksum.
+WHOLE_SECONDS = 60.0
 Revision = tuple[str, str]  # the name of a model and its revision
 Slot = tuple[NodeId, int]
 AllRows = Mapping[str, Mapping[Slot, StoredReplica]]  # by model
@@ -47,11 +49,13 @@ class KnownRows(Struct, frozen=True, kw_only=True):
     the same.
     """
 
+    read_at: float  # when all of it was last read
     node_checksum: tuple[int, int]
     replica_checksum: ReplicaChecksum
     schedule_checksum: tuple[int, int]
     model_checksum: int
     newest: float  # when the newest replica became ready
+    asked_for: list[NodeId]  # nodes whose engines may expect another key than that of their replica
     nodes: Mapping[NodeId, str]  # names of those that serve
     keys: Keys
     rows: AllRows
@@ -84,16 +88,14 @@ class RouteRows:
         # Before the rows: what is committed in between is noticed the next time.
         seen = checksums.of_nodes(connection), checksums.of_replicas(connection), checksums.of_schedules(connection)
         model_checksum = checksums.of_models(connection)
-        # Limits and servers elsewhere follow from the definitions of models, which change seldom.
-        base = before if before is not None and before.model_checksum == model_checksum else None
+        now = db.now(connection)
+        base = before if before is not None and _is_fresh(before, model_checksum, now) else None
         rows = self._rows(connection, base, seen[1])
         serving = base.nodes if base is not None and base.node_checksum == seen[0] else nodes.serving(connection)
-        keys = self._keys_of(connection, rows)
-        newest = (
-            base.newest
-            if base is not None and rows is base.rows
-            else max((row.created_at for some in rows.values() for row in some.values()), default=0.0)
-        )
+        is_same = base is not None and rows is base.rows
+        newest = base.newest if base is not None and is_same else _newest(rows)
+        asked_for = base.asked_for if base is not None and is_same else _with_other_keys(rows)
+        keys = self._worker_keys.every(connection, asked_for) if self._worker_keys is not None and asked_for else {}
         changed = None if base is None else _changed_models(base, rows, serving, keys)
         routes = {} if base is None else dict(base.routes)
         elsewhere = self._elsewhere(connection) if base is None else base.elsewhere
@@ -111,11 +113,13 @@ class RouteRows:
         if base is not None and changed is not None and not has_schedules:
             changed |= {name for name in {*wanted, *base.schedules} if wanted.get(name) != base.schedules.get(name)}
         known = KnownRows(
+            read_at=now if base is None else base.read_at,
             node_checksum=seen[0],
             replica_checksum=seen[1],
             schedule_checksum=seen[2],
             model_checksum=model_checksum,
             newest=newest,
+            asked_for=asked_for,
             nodes=serving,
             keys=keys,
             rows=rows,
@@ -129,7 +133,7 @@ class RouteRows:
             known=known,
             changed=None if changed is None else frozenset(changed),
             shown=shown,
-            now=db.now(connection),
+            now=now,
         )
 
     def _rows(self, connection: Connection, base: KnownRows | None, seen: ReplicaChecksum) -> AllRows:
@@ -176,13 +180,6 @@ class RouteRows:
     def _forget(self, used: set[Revision]) -> None:
         self._served = {key: served for key, served in self._served.items() if key in used}
         self._limits = {key: limit for key, limit in self._limits.items() if key in used}
-
-    def _keys_of(self, connection: Connection, rows: AllRows) -> Mapping[NodeId, str]:
-        if self._worker_keys is None:
-            return {}
-        # Only engines of LocalAI's protocol can be on LocalAI's workers.
-        on = {slot[0] for some in rows.values() for slot, row in some.items() if row.replica.protocol == LOCALAI_GRPC}
-        return self._worker_keys.every(connection, sorted(on)) if on else {}
 
     def _served_by(self, replica: Replica) -> ServedModel | None:
         """The configuration of a replica; read once per model and revision."""
@@ -257,6 +254,21 @@ def _kept(rows: AllRows, there: Iterable[ReplicaPart]) -> AllRows:
         elif found := {slot: row for slot, row in some.items() if slot in left}:
             result[model] = found
     return result
+
+
+def _is_fresh(before: KnownRows, model_checksum: int, now: float) -> bool:
+    """Limits and servers elsewhere follow from the definitions of models, which change seldom."""
+    return before.model_checksum == model_checksum and now - before.read_at < WHOLE_SECONDS
+
+
+def _newest(rows: AllRows) -> float:
+    return max((row.created_at for some in rows.values() for row in some.values()), default=0.0)
+
+
+def _with_other_keys(rows: AllRows) -> list[NodeId]:
+    # Only engines of LocalAI's protocol can be on LocalAI's workers.
+    every = (row.replica for some in rows.values() for row in some.values())
+    return sorted({one.node_id for one in every if one.protocol == LOCALAI_GRPC})
 
 
 def _is_other(rows: AllRows, one: ReplicaPart) -> bool:
