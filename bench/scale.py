@@ -323,7 +323,7 @@ async def main() -> int:
     given = parser.parse_args()
     nodes = given.nodes or (300 if given.quick else 1000)
     if given.quick:
-        plan = Plan(nodes=nodes, idle_seconds=3.0, statement_seconds=1.5, warm_seconds=1.5)
+        plan = Plan(nodes=nodes, idle_seconds=2.5, statement_seconds=1.5, warm_seconds=1.5)
     else:
         plan = Plan(nodes=nodes, idle_seconds=20.0, statement_seconds=10.0, warm_seconds=10.0)
     measured: dict[str, list[Installed]] = {}
