@@ -52,6 +52,7 @@ WATCHERS = 50
 FEW, SMALL = 8, 10
 LIMIT_SECONDS = 600.0  # for one install or one power cut; a fleet that takes longer is broken
 CALM_SECONDS = 60.0  # at most, between an install and what is idle
+CALM_STEP_SECONDS = 0.5
 PROBE_SECONDS = 0.25  # between looks at the nodes during an install
 
 
@@ -163,13 +164,18 @@ class Stage:
         return (time.perf_counter() - began) * 1000
 
     async def _calm(self) -> None:
-        """Until what was before is over: heartbeats are answered at once, and none is repeated."""
-        deadline = time.monotonic() + CALM_SECONDS
+        """Until what was before is over: heartbeats are answered at once, none is repeated, and the frontend does not
+        do less and less.
+        """
+        deadline, before = time.monotonic() + CALM_SECONDS, float("inf")
         while time.monotonic() < deadline:
-            failures = len(self._workers.failures)
-            await asyncio.sleep(1.0)
-            if len(self._workers.failures) == failures and self._workers.unanswered <= self.plan.nodes // 100:
+            failures, cpu = len(self._workers.failures), self._frontend.cpu_seconds()
+            await asyncio.sleep(CALM_STEP_SECONDS)
+            spent = self._frontend.cpu_seconds() - cpu
+            is_answered = self._workers.unanswered <= self.plan.nodes // 100
+            if is_answered and len(self._workers.failures) == failures and spent >= 0.7 * before:
                 return
+            before = spent
 
     async def idle(self) -> Idle:
         await self._calm()
