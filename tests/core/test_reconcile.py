@@ -19,8 +19,10 @@ from enginehouse.core.reconcile import (
     ModelFacts,
     ModelPlan,
     ServingReplica,
+    can_grow,
     must_move,
     plan_model,
+    quiet_until,
     retry_seconds,
 )
 from enginehouse.core.schedule import LoadInfo, Schedule, ScheduleRequest, checked, with_kept, without_kept
@@ -316,3 +318,78 @@ def test_a_replica_leaves_a_drained_node_at_once_only_if_enough_others_serve(
     assert must_move(facts, own) is moves
     is_replaced = plan_model(msgspec.structs.replace(facts, matching=(B, C))).replaced == own
     assert is_replaced is moves
+
+
+_TIMES = st.floats(NOW - 400, NOW)
+_REPLICAS = st.lists(
+    st.tuples(st.sampled_from([A, B, C]), st.integers(0, 1), _TIMES, st.integers(0, 1), st.booleans()), max_size=4
+)
+
+
+@st.composite
+def some_facts(draw: st.DrawFn) -> ModelFacts:
+    there = {
+        (at, slot): replica(at, slot=slot, created=used, used=used, busy=busy, old=UPGRADED if is_old else "")
+        for at, slot, used, busy, is_old in draw(_REPLICAS)
+    }
+    schedule = wanted(
+        min_replicas=draw(st.integers(0, 2)),
+        max_replicas=draw(st.sampled_from([0, 2, 3])),
+        spread_all=draw(st.integers(0, 5)) == 0,
+        node_selector=draw(st.sampled_from([{}, {"zone": "a"}])),
+        idle_seconds=draw(st.sampled_from([0.0, 60.0, 500.0])),
+    )
+    kept = draw(st.lists(st.sampled_from([A, ANY]), max_size=2, unique=True))
+    info = LoadInfo(
+        model="m",
+        kept=tuple(kept),
+        scaled_at=draw(st.one_of(st.just(0.0), _TIMES)),
+        retry_at=draw(st.sampled_from([0.0, NOW - 1, NOW + 20, NOW + 300])),
+    )
+    matching = sorted(draw(st.sets(st.sampled_from([A, B, C]))))
+    return ModelFacts(
+        now=NOW,
+        info=info,
+        schedule=draw(st.sampled_from([schedule, None])),
+        replicas=tuple(there.values()),
+        matching=matching,
+        selected=sorted({*matching, *draw(st.sets(st.sampled_from([A, B, C])))}),
+        leaving=draw(st.sampled_from([0, 0, 0, 1])),
+    )
+
+
+@given(some_facts(), st.floats(0.0, 1.0), st.lists(st.booleans(), min_size=4, max_size=4), st.integers(0, 1))
+@settings(deadline=None, max_examples=600)
+def test_what_has_nothing_to_do_has_not_before_the_moment_it_says(
+    facts: ModelFacts, part: float, used: list[bool], busy: int
+) -> None:
+    until = quiet_until(facts)
+    if plan_model(facts) != ModelPlan() or until <= NOW:
+        return
+    later = NOW + part * (min(until, NOW + 1000.0) - NOW)
+    if later >= until:
+        return
+    changed = [
+        msgspec.structs.replace(one, last_used=later, in_flight=busy) if is_used else one
+        for one, is_used in zip(facts.replicas, used, strict=False)
+    ]
+    after = msgspec.structs.replace(facts, now=later, replicas=tuple(changed))
+    if can_grow(after) and all(one.in_flight for one in after.replicas):
+        return  # requests are looked for by other means
+    assert plan_model(after) == ModelPlan()
+
+
+def test_the_moment_is_when_something_is_due() -> None:
+    def until(schedule: Schedule | None, *there: ServingReplica, info: LoadInfo | None = None) -> float:
+        known = info or LoadInfo(model="m")
+        every = (A, B, C)
+        return quiet_until(
+            ModelFacts(now=NOW, info=known, schedule=schedule, replicas=there, matching=every, selected=every)
+        )
+
+    used = replica(A, used=NOW - 10)
+    assert until(wanted(min_replicas=1), used) == math.inf
+    assert until(wanted(idle_seconds=60), used) == NOW + 50
+    assert until(None, used, replica(B, used=NOW - 100)) == NOW + SCALE_DOWN_SECONDS - 100
+    assert until(wanted(min_replicas=2), used, info=LoadInfo(model="m", retry_at=NOW + 5)) == NOW + 5
+    assert until(wanted(max_replicas=1), used, replica(B, busy=1)) == NOW  # it stops when it is no longer busy

@@ -85,15 +85,18 @@ class _Found:
             raise MultipleResultsFound("Multiple rows were found when one or none was required")
         return self._rows[0] if self._rows else None
 
+    def one(self) -> Any:
+        row = self.one_or_none()
+        if row is None:
+            raise NoResultFound("No row was found when one was required")
+        return row
+
     def scalar_one_or_none(self) -> Any:
         row = self.one_or_none()
         return None if row is None else row[0]
 
     def scalar_one(self) -> Any:
-        row = self.one_or_none()
-        if row is None:
-            raise NoResultFound("No row was found when one was required")
-        return row[0]
+        return self.one()[0]
 
 
 class Shortcut:

@@ -56,6 +56,10 @@ class ModelPlan(Struct, frozen=True, kw_only=True):
     is_scaled: bool = False  # the number changes for the load's sake
     reason: str = ""
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.loads and not self.stops and self.replaced is None
+
 
 def plan_model(facts: ModelFacts) -> ModelPlan:
     missing = _missing(facts)
@@ -65,6 +69,40 @@ def plan_model(facts: ModelFacts) -> ModelPlan:
         loads = () if facts.now < facts.info.retry_at else tuple(missing[:LOADS_PER_PASS])
         return ModelPlan(loads=loads, stops=tuple(one for one in _strangers(facts) if not one.in_flight))
     return _surplus(facts) or _outdated(facts) or _busy(facts) or _idle(facts) or ModelPlan()
+
+
+def quiet_until(facts: ModelFacts) -> float:
+    """Until when an empty plan stays empty while the facts are the same but for time and uses. `facts.now` if that is
+    not known: something is waited for that no row shows. Uses only put stops off; requests that are a reason to grow
+    come from elsewhere (`can_grow`).
+    """
+    if _missing(facts):
+        return facts.now if _strangers(facts) else facts.info.retry_at
+    if _surplus(facts) is not None:
+        return facts.now
+    due = float("inf")
+    if any(one.outdated for one in facts.replicas):
+        due = max(facts.now, facts.info.retry_at)
+    schedule = facts.schedule
+    if not facts.replicas or (schedule is not None and schedule.spread_all):
+        return due
+    wanted = wanted_replicas(facts)
+    if schedule is not None and schedule.idle_seconds and not wanted:
+        due = min(due, max(one.last_used for one in facts.replicas) + schedule.idle_seconds)
+    used = [one.last_used for one in facts.replicas if one.node_id not in facts.info.kept]
+    if used and len(facts.replicas) > max(1, wanted):
+        due = min(due, max(facts.info.scaled_at, min(used)) + SCALE_DOWN_SECONDS)
+    return due
+
+
+def can_grow(facts: ModelFacts) -> bool:
+    """Whether requests alone may be a reason for another replica."""
+    schedule = facts.schedule
+    if schedule is None or schedule.spread_all or not facts.replicas:
+        return False
+    if schedule.max_replicas == 0 and schedule.min_replicas == 0:
+        return False
+    return not schedule.max_replicas or len(facts.replicas) < schedule.max_replicas
 
 
 def must_move(facts: ModelFacts, replica: ServingReplica) -> bool:
@@ -97,7 +135,7 @@ def retry_seconds(failures: int) -> float:
 def _missing(facts: ModelFacts) -> list[NodeId]:
     """The loads that are to begin."""
     strangers = _strangers(facts)
-    replicas = [one for one in facts.replicas if one not in strangers]
+    replicas = [one for one in facts.replicas if one not in strangers] if strangers else facts.replicas
     here = {one.node_id for one in replicas} | {one for one in facts.loading if one}
     schedule = facts.schedule
     if schedule is not None and schedule.spread_all:
@@ -121,7 +159,8 @@ def _strangers(facts: ModelFacts) -> list[ServingReplica]:
     schedule = facts.schedule
     if schedule is None or not (schedule.spread_all or schedule.node_selector):
         return []
-    return [one for one in facts.replicas if one.node_id not in facts.matching and one.node_id not in facts.selected]
+    known = {*facts.matching, *facts.selected}
+    return [one for one in facts.replicas if one.node_id not in known]
 
 
 def _surplus(facts: ModelFacts) -> ModelPlan | None:
@@ -160,12 +199,7 @@ def _outdated(facts: ModelFacts) -> ModelPlan | None:
 
 def _busy(facts: ModelFacts) -> ModelPlan | None:
     """Add one replica where all are busy, requests wait, or requests lose the replica that has their prefix."""
-    schedule = facts.schedule
-    if schedule is None or schedule.spread_all or facts.loading or not facts.replicas:
-        return None
-    if schedule.max_replicas == 0 and schedule.min_replicas == 0:
-        return None
-    if schedule.max_replicas and len(facts.replicas) >= schedule.max_replicas:
+    if facts.loading or not can_grow(facts):
         return None
     is_time = facts.now >= facts.info.scaled_at + SCALE_UP_SECONDS and facts.now >= facts.info.retry_at
     reason = _reason_to_grow(facts)

@@ -51,6 +51,11 @@ class Galleries:
         """The configured galleries as LocalAI's workers read them, without the built-in one: they cannot use it."""
         return self._encoded
 
+    @property
+    def edition(self) -> object:
+        """Another object after any change of the catalogue."""
+        return self._catalogue
+
     async def restore(self) -> None:
         """Load the galleries saved by an earlier run, so that a restart keeps the catalogue."""
         if self._sources is not None:

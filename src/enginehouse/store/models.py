@@ -12,10 +12,11 @@ from sqlalchemy import bindparam, delete, select, update
 
 from enginehouse.core.model import Model, PinnedFile, pinned
 from enginehouse.store.db import Connection
-from enginehouse.store.rows import insert_unless_there, text_of
+from enginehouse.store.rows import insert_unless_there, select_among, text_of
 from enginehouse.store.schema import models
 
 _DEFINITION = select(models.c.definition).where(models.c.name == bindparam("named"))
+_NAMED = select(models.c.name, models.c.definition).where(models.c.name.in_(bindparam("ids", expanding=True)))
 _LOCKED_DEFINITION = _DEFINITION.with_for_update()
 _MODEL = msgspec.json.Decoder(Model)
 
@@ -25,6 +26,11 @@ def get(connection: Connection, name: str, *, lock: bool = False) -> Model | Non
     query = _LOCKED_DEFINITION if lock else _DEFINITION
     definition = connection.execute(query, {"named": name}).scalar_one_or_none()
     return None if definition is None else _MODEL.decode(definition)
+
+
+def named(connection: Connection, names: Iterable[str]) -> dict[str, Model]:
+    """Those of these models that there are, by name."""
+    return {row.name: _MODEL.decode(row.definition) for row in select_among(connection, _NAMED, names)}
 
 
 def created_at(connection: Connection, name: str) -> float:

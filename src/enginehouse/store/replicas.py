@@ -6,15 +6,18 @@ stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from sqlalchemy import Row, bindparam, delete, select, update
 
 from enginehouse.core.ids import NodeId
 from enginehouse.core.replica import Replica
+from enginehouse.store.checksums import part_of
 from enginehouse.store.db import Connection
+from enginehouse.store.rows import select_among
 from enginehouse.store.schema import replicas
 
 _EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
@@ -22,6 +25,7 @@ _OF_MODEL = _EVERY.where(replicas.c.model == bindparam("of"))
 _ANY = select(replicas.c.model).limit(1)
 _ADD = replicas.insert()
 _SERVING = _EVERY.where(replicas.c.leaving.is_(False))
+_LEAVING = _EVERY.where(replicas.c.leaving.is_(True))
 _USE = (
     update(replicas)
     .where(replicas.c.nonce == bindparam("of_process"), replicas.c.used_at < bindparam("at"))
@@ -30,11 +34,20 @@ _USE = (
 _REMOVE_ON = delete(replicas).where(replicas.c.node_id == bindparam("at_node"))
 _REMOVE_OF_MODEL = _REMOVE_ON.where(replicas.c.model == bindparam("of"))
 _REMOVE = _REMOVE_OF_MODEL.where(replicas.c.slot == bindparam("at_slot"))
+_PART = part_of(replicas.c.created_at).label("part")
+_STORED = select(replicas, _PART)
+_STORED_SINCE = _STORED.where(replicas.c.created_at >= bindparam("since"))
+_STORED_ON = _STORED.where(replicas.c.node_id.in_(bindparam("ids", expanding=True)))
+_PARTS = select(replicas.c.node_id, replicas.c.model, replicas.c.slot, _PART, replicas.c.leaving)
 _ON_NODE = select(replicas).where(replicas.c.node_id == bindparam("at_node"))
 
 
+_FIELDS = Replica.__struct_fields__
+_fields_of = attrgetter(*_FIELDS)
+
+
 def _replica(row: Row[Any]) -> Replica:
-    return Replica(**{field: getattr(row, field) for field in Replica.__struct_fields__})
+    return Replica(**dict(zip(_FIELDS, _fields_of(row), strict=True)))
 
 
 class UsedReplica(Struct, frozen=True, kw_only=True):
@@ -44,6 +57,29 @@ class UsedReplica(Struct, frozen=True, kw_only=True):
     created_at: float
     last_used: float  # when it became ready, for one that was not used yet
     leaving: bool
+
+
+class StoredReplica(Struct, frozen=True, kw_only=True):
+    """A replica with what distinguishes this row from others that had its slot."""
+
+    replica: Replica
+    created_at: float
+    part: int  # what it adds to `ReplicaChecksum.times`
+    leaving: bool
+
+
+class ReplicaPart(NamedTuple):
+    node_id: NodeId
+    model: str
+    slot: int
+    part: int
+    leaving: bool
+
+
+def _stored(row: Row[Any]) -> StoredReplica:
+    return StoredReplica(
+        replica=_replica(row), created_at=row.created_at, part=int(row.part), leaving=bool(row.leaving)
+    )
 
 
 def put(connection: Connection, replica: Replica, now: float) -> None:
@@ -91,6 +127,25 @@ def is_any(connection: Connection) -> bool:
 def serving(connection: Connection) -> list[Replica]:
     """Those that may get requests."""
     return [_replica(row) for row in connection.execute(_SERVING)]
+
+
+def leaving(connection: Connection) -> list[Replica]:
+    """Those that are about to stop."""
+    return [_replica(row) for row in connection.execute(_LEAVING)]
+
+
+def stored_since(connection: Connection, since: float) -> list[StoredReplica]:
+    """Those that became ready then or later."""
+    return [_stored(row) for row in connection.execute(_STORED_SINCE, {"since": since})]
+
+
+def stored_on(connection: Connection, node_ids: Iterable[NodeId]) -> list[StoredReplica]:
+    return [_stored(row) for row in select_among(connection, _STORED_ON, node_ids)]
+
+
+def parts(connection: Connection) -> list[ReplicaPart]:
+    """Of all of them, without the rest of their rows."""
+    return [ReplicaPart(*row) for row in connection.execute(_PARTS)]
 
 
 def every_with_use(connection: Connection) -> list[UsedReplica]:

@@ -15,13 +15,16 @@ from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel
+from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
 from enginehouse.core.placement import Reservation
+from enginehouse.core.reconcile import SCALE_DOWN_SECONDS
 from enginehouse.core.replica import Replica
 from enginehouse.core.schedule import LoadInfo, ScheduleRequest
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.serving.counts import InFlight
-from enginehouse.store import db, load_infos, models, operations, replicas, reservations
+from enginehouse.store import db, load_infos, models, nodes, operations, replicas, reservations
+from enginehouse.store.db import Connection
 
 BY = Requester(author="someone")
 GIB = 1024**3
@@ -312,3 +315,50 @@ async def test_a_schedule_names_a_model_that_is_there(world: World) -> None:
         await world.schedules.remove("tiny")
     with pytest.raises(NotFound):
         await world.schedules.get("tiny")
+
+
+async def test_a_pass_with_nothing_to_do_reads_no_rows_until_there_is_a_reason(
+    world: World, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = 0
+    real = nodes.every
+
+    def counted(connection: Connection) -> list[Node]:
+        nonlocal reads
+        reads += 1
+        return real(connection)
+
+    async def looks() -> bool:
+        """Whether a pass reads the nodes."""
+        nonlocal reads
+        reads = 0
+        await world.reconciler.step()
+        return reads > 0
+
+    async def settle() -> None:
+        await loaded(world)
+        for _ in range(4):
+            await world.reconciler.step()
+
+    first, second = await ready(world, "first", "second")
+    await schedule(world, min_replicas=1, max_replicas=2)
+    await world.reconciler.step()
+    monkeypatch.setattr(nodes, "every", counted)
+    await settle()
+    assert not await looks()
+    await world.labels.merge(first, {"zone": "a"})
+    assert await looks(), "somebody changed a node"
+    await settle()
+    assert not await looks()
+    await world.router.step()
+    route = await world.router.acquire("tiny")
+    assert await looks(), "all replicas are busy"
+    assert len(await loads(world)) == 1
+    world.router.release(route)
+    await settle()
+    assert not await looks()
+    time.passed += SCALE_DOWN_SECONDS
+    for node_id in (first, second):
+        await world.reports.heartbeat(node_id, node_api.HeartbeatRequest())
+    assert await looks(), "one has not been used for long"
+    assert len(await world.store.transaction(replicas.leaving)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -429,3 +430,36 @@ async def test_a_request_that_lost_its_prefix_is_a_reason_to_scale_on_every_fron
     for _ in range(3):
         await world.router.acquire("tiny", "", text)
     assert world.router.disturbed_ago("tiny") == 0.0
+
+
+async def test_counts_can_be_asked_for_in_a_thread_while_requests_come_and_go(world: World) -> None:
+    """As transactions do."""
+    await serving(world, "first")
+    router = world.router
+    many = [msgspec.structs.replace(router.routes()[0], nonce=f"{number}") for number in range(2000)]
+    is_over = False
+
+    def ask() -> int:
+        asked = 0
+        while not is_over:
+            router.in_flight_of("0")
+            asked += 1
+        return asked
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(asyncio.to_thread(ask))
+            try:
+                for _ in range(20):
+                    for one in many:
+                        router._in_flight[one.id] = 1
+                    for one in many:
+                        router.release(one)
+                    await asyncio.sleep(0)
+            finally:
+                is_over = True
+    finally:
+        sys.setswitchinterval(before)
+    assert asking.result() > 0

@@ -145,6 +145,8 @@ class Soak:
             world.router.release(await world.router.acquire(routes[0].model))
         await world.reconciler.uses_step()
         await world.counts.step()
+        await world.board.step()
+        await world.board.catch_up_step()
         await world.cancellation.prune_step()
 
     async def measure(self) -> dict[str, int]:

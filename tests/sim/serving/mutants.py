@@ -34,8 +34,9 @@ from enginehouse.core.routing import Route
 from enginehouse.frontend.delivery import reports
 from enginehouse.frontend.fleet import nodes as fleet_nodes
 from enginehouse.frontend.operations import request as requests
-from enginehouse.frontend.serving import loader, reconciler, rooms
+from enginehouse.frontend.serving import loader, matches, reconciler, rooms, route_rows
 from enginehouse.frontend.serving.loader import Loader
+from enginehouse.frontend.serving.reconciler import Reconciler
 from enginehouse.frontend.serving.router import Router
 from enginehouse.store import replicas, reservations
 from enginehouse.store.db import Connection
@@ -274,6 +275,11 @@ def _no_longer_labelled(chance: Random) -> dict[str, Any]:
     return {"wishes": (*labelled, wish(2, chance.uniform(7.0, 9.0), "unlabel", "small", 0))}
 
 
+def _nothing_is_ever_to_do_again() -> list[Patch]:
+    """A pass that had nothing to do is the last one that looks."""
+    return [(Reconciler, "_is_quiet", lambda self, seen, now: self._quiet is not None)]
+
+
 def _loads_are_not_kept() -> list[Patch]:
     return [(loader, "_keep", lambda connection, model, only, author: None)]
 
@@ -283,7 +289,7 @@ def _load(chance: Random) -> dict[str, Any]:
 
 
 def _labels_do_not_matter() -> list[Patch]:
-    return [(module, "selects", lambda selector, node: True) for module in (placement, reconciler)]
+    return [(module, "selects", lambda selector, node: True) for module in (placement, matches)]
 
 
 def _labelled(chance: Random) -> dict[str, Any]:
@@ -361,6 +367,17 @@ def _routes_are_read_once() -> list[Patch]:
             await real(self)
 
     return [(Router, "step", step)]
+
+
+def _routes_are_only_added() -> list[Patch]:
+    return [(route_rows, "_kept", lambda rows, there: rows), (route_rows, "_is_other", lambda rows, one: False)]
+
+
+def _one_is_too_many(chance: Random) -> dict[str, Any]:
+    """One of two is stopped, and somebody asks long after."""
+    asked = tuple(asking(number, 16.0 + number / 10, "small") for number in range(8))
+    fewer = wish(1, 9.0, "schedule", "small", least=1, most=1)
+    return {"wishes": (wish(0, 2.0, "schedule", "small", least=2), fewer), "askings": asked}
 
 
 def _two_of_a_kind(chance: Random) -> dict[str, Any]:
@@ -468,6 +485,12 @@ SERVING_MUTANTS = (
     ServingMutant(
         name="nothing is too much", guarantees=("wanted",), make=_nothing_is_too_much, script=_no_longer_labelled
     ),
+    ServingMutant(
+        name="after a pass with nothing to do nobody looks",
+        guarantees=("wanted", "G20"),
+        make=_nothing_is_ever_to_do_again,
+        script=_least_of_two,
+    ),
     ServingMutant(name="a load is not kept", guarantees=("wanted",), make=_loads_are_not_kept, script=_load),
     ServingMutant(
         name="labels do not matter", guarantees=("wanted", "G20"), make=_labels_do_not_matter, script=_labelled
@@ -504,6 +527,13 @@ SERVING_MUTANTS = (
         make=_dead_rows_stay,
         script=_two_of_a_kind,
         weather={"safety_seconds": 18.0, "faults": (Fault(at=6.0, seconds=0.1, kind="crash_engine", target=0),)},
+    ),
+    ServingMutant(
+        name="routes are only added",
+        guarantees=("G13",),
+        make=_routes_are_only_added,
+        script=_one_is_too_many,
+        weather={"safety_seconds": 18.0},
     ),
     ServingMutant(
         name="what a worker restarted is not known",

@@ -75,11 +75,11 @@ class SharedCounts:
     def contenders(self, model: str) -> int:
         if model not in self._queued:
             return 0
-        return sum(1 for _, told in self._heard.values() if told.queued.get(model, 0) > 0)
+        return sum(1 for _, told in self._heard.copy().values() if told.queued.get(model, 0) > 0)
 
     def disturbed_ago(self, model: str) -> float | None:
         now = self._clock.monotonic()
-        ages = [now - at + told.disturbed[model] for at, told in self._heard.values() if model in told.disturbed]
+        ages = [now - at + told.disturbed[model] for at, told in self._heard.copy().values() if model in told.disturbed]
         return min(ages, default=None)
 
     async def step(self) -> None:

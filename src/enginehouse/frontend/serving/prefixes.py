@@ -139,4 +139,4 @@ class Prefixes:
     def disturbed(self) -> dict[str, float]:
         """Seconds since a request last had to go to another replica than the one with its prefix, by model."""
         now = self._monotonic()
-        return {model: now - at for model, at in self._disturbed.items() if now - at <= DISTURBED_SECONDS}
+        return {model: now - at for model, at in self._disturbed.copy().items() if now - at <= DISTURBED_SECONDS}

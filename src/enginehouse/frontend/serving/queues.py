@@ -39,7 +39,7 @@ class RequestQueues:
         self.refused: dict[tuple[str, str], int] = {}  # since the start, by model and reason: `full`, `late`
 
     def lengths(self) -> dict[str, int]:
-        return {model: len(queue) for model, queue in self.by_model.items()}
+        return {model: len(queue) for model, queue in self.by_model.copy().items()}  # also asked for in threads
 
     async def wait(self, model: str, token: str, body: bytes, give_back: Callable[[Route], None]) -> Route | None:
         """Wait for a route that has room; None means that the caller has to look again. A route that was given to a

@@ -4,13 +4,16 @@ One frontend at a time does it, under a lease that lasts for one pass. `core.rec
 restart of every frontend, and with every replica gone, one pass begins what is wanted without any request. In-flight
 counts come from the memory of this frontend and from what the others tell on the bus; without them a replica counts as
 idle only if its row says that nobody used it for long.
+
+A pass that had nothing to do says until when there is nothing to do. Until then, passes compare checksums of
+the rows, look for requests that are a reason to grow, and read nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -18,23 +21,42 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.action import StopReplica
-from enginehouse.core.backend import Resolved
-from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.model import Model
 from enginehouse.core.node import Node
 from enginehouse.core.operation import ReplacedReplica
-from enginehouse.core.placement import NoRoom, explanation, labels_of, place, selects
-from enginehouse.core.reconcile import RECONCILER, ModelFacts, ModelPlan, ServingReplica, must_move, plan_model
+from enginehouse.core.placement import NoRoom, explanation, labels_of, place
+from enginehouse.core.reconcile import (
+    RECONCILER,
+    ModelFacts,
+    ModelPlan,
+    ServingReplica,
+    can_grow,
+    must_move,
+    plan_model,
+    quiet_until,
+)
 from enginehouse.core.schedule import LoadInfo
 from enginehouse.frontend.acceptance import OperationDetails, insert_operation, new_operation
 from enginehouse.frontend.galleries import Galleries
-from enginehouse.frontend.localai.builds import builds_for
 from enginehouse.frontend.serving.drains import steer_drains
 from enginehouse.frontend.serving.loader import Loader
+from enginehouse.frontend.serving.matches import Matches
 from enginehouse.frontend.serving.rooms import Fleet, needs_of, read_fleet, rooms_for
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import cluster_values, db, leases, load_infos, models, nodes, operations, replicas, schedules
+from enginehouse.store import (
+    checksums,
+    cluster_values,
+    db,
+    leases,
+    load_infos,
+    models,
+    nodes,
+    operations,
+    replicas,
+    schedules,
+)
+from enginehouse.store.checksums import ServingChecksums
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.replicas import UsedReplica
 
@@ -44,6 +66,8 @@ LEASE = "reconcile"
 STEP_SECONDS = 5.0  # without a reason to look earlier
 USES_SECONDS = 5.0  # between writes of when replicas were used
 STOP_SECONDS = 30.0  # for requests in flight on a replica that is stopped
+# At the latest then everything is read again: heartbeats change how much memory a node has in all, in no checksum.
+LONGEST_QUIET_SECONDS = 60.0
 _FINGERPRINT = "fleet-fingerprint"
 
 
@@ -75,9 +99,26 @@ class ReconcilerParts(Struct, frozen=True, kw_only=True):
     has_carrier: bool = False  # this frontend can load models on LocalAI's workers
 
 
+class _Quiet(Struct, frozen=True, kw_only=True):
+    """A pass had nothing to do, and the next ones have not while all of this is the same."""
+
+    checksums: ServingChecksums
+    until: float
+    edition: object  # of the galleries
+    growing: Mapping[str, Sequence[str]]  # the processes of models that requests may give another replica
+
+
+class _Passed(Struct, frozen=True, kw_only=True):
+    """What a pass began, or why the next one may be short."""
+
+    begun: list[OperationId] = []
+    quiet: _Quiet | None = None
+
+
 class Reconciler:
     def __init__(self, parts: ReconcilerParts) -> None:
         self._parts = parts
+        self._quiet: _Quiet | None = None
 
     async def uses_step(self) -> None:
         """Store when replicas were last used: off the path of requests, in one batch."""
@@ -93,40 +134,78 @@ class Reconciler:
         """One pass over the models that somebody wants, or that have more than one replica."""
         if self._parts.store.is_away:
             return  # woken when it is back
-        if not await self._parts.store.look(_has_work):
+        if await self._parts.store.look(self._may_rest):
             return  # a pass reads every node
-        changed = await self._parts.store.transaction(self._pass)
-        if changed:
+        passed = await self._parts.store.transaction(self._pass)
+        self._quiet = passed.quiet
+        if passed.begun:
             self._parts.wake()
-            await self._parts.board.operations_changed(changed)
+            await self._parts.board.operations_changed(passed.begun)
 
-    def _pass(self, connection: Connection) -> list[OperationId]:
+    def _pass(self, connection: Connection) -> _Passed:
         parts, now = self._parts, db.now(connection)
+        # Before the rows: what is committed in between is noticed by the next pass.
+        seen = checksums.of_serving(connection)
         if not leases.acquire(connection, LEASE, parts.owner, now, now + parts.lease_seconds):
-            return []
+            return _Passed()
         # Released with the pass: whichever frontend learns of a change first acts on it.
         leases.release(connection, LEASE, parts.owner)
         # Before the replicas: a load that ends in between is then counted twice instead of not at all.
         loading: dict[str, list[NodeId]] = {}
         for operation in operations.steered(connection):
             loading.setdefault(operation.name, []).append(operation.targets[0] if operation.targets else NodeId(""))
+        edition = parts.galleries.edition
         every = nodes.every(connection)
         _take_back(connection)
         _forgive_after_changes(connection, every)
         fleet = read_fleet(connection, every, now)
         _learn(connection, fleet)
+        matches = Matches(fleet, parts.galleries, has_carrier=parts.has_carrier)
         serving = nodes.serving(connection)
+        for name, node_ids in _restarting(fleet, serving).items():
+            # What a worker is about to start again by itself is on its way, too.
+            loading.setdefault(name, []).extend(node_ids)
         begun: list[OperationId] = []
         facts: dict[str, ModelFacts] = {}
-        for name in sorted(_names(fleet)):
-            model = models.get(connection, name)
+        is_idle = not seen.steered and not seen.replicas.leaving and not loading
+        names = sorted(_names(fleet))
+        known = models.named(connection, names)
+        for name in names:
+            model = known.get(name)
             if model is None or model.endpoint:
                 continue
-            facts[name] = self._facts(fleet, model, serving, loading.get(name, []))
-            begun += self._carry_out(connection, fleet, model, plan_model(facts[name]))
-        return begun + steer_drains(connection, fleet, lambda used: self._stays(connection, fleet, facts, used))
+            facts[name] = self._facts(fleet, model, serving, loading.get(name, []), matches)
+            plan = plan_model(facts[name])
+            is_idle = is_idle and plan.is_empty
+            begun += self._carry_out(connection, fleet, model, plan)
+        begun += steer_drains(connection, fleet, lambda used: self._stays(connection, fleet, facts, used, matches))
+        quiet = _quiet_after(facts.values(), seen, now, edition) if is_idle and not begun else None
+        return _Passed(begun=begun, quiet=quiet)
 
-    def _stays(self, connection: Connection, fleet: Fleet, facts: Mapping[str, ModelFacts], used: UsedReplica) -> bool:
+    def _may_rest(self, connection: Connection) -> bool:
+        return not _has_work(connection) or self._is_quiet(checksums.of_serving(connection), db.now(connection))
+
+    def _is_quiet(self, seen: ServingChecksums, now: float) -> bool:
+        quiet, traffic = self._quiet, self._parts.traffic
+        if quiet is None or quiet.checksums != seen or now >= quiet.until:
+            return False
+        if quiet.edition is not self._parts.galleries.edition:
+            return False
+        return not any(
+            traffic.queued(model)
+            or traffic.disturbed_ago(model) is not None
+            or all(traffic.in_flight_of(nonce) for nonce in nonces)
+            for model, nonces in quiet.growing.items()
+        )
+
+    def _stays(
+        self,
+        connection: Connection,
+        fleet: Fleet,
+        facts: Mapping[str, ModelFacts],
+        used: UsedReplica,
+        matches: Matches,
+    ) -> bool:
         """Whether a replica on a drained node waits for another one to take its place."""
         known, replica = facts.get(used.replica.model), used.replica
         own = next((one for one in known.replicas if one.nonce == replica.nonce), None) if known is not None else None
@@ -140,7 +219,7 @@ class Reconciler:
         model = models.get(connection, replica.model)
         if model is None:
             return False
-        needs = needs_of(fleet, model, self._builds(model, fleet), may_replace=False, replaces=_replaced(own))
+        needs = needs_of(fleet, model, matches.builds(model.backend), may_replace=False, replaces=_replaced(own))
         found = place(needs, rooms_for(connection, fleet, model))
         if isinstance(found, NoRoom) and not found.is_temporary:
             log.warning(
@@ -149,11 +228,12 @@ class Reconciler:
             return False
         return True
 
-    def _facts(self, fleet: Fleet, model: Model, serving: Mapping[NodeId, str], loading: list[NodeId]) -> ModelFacts:
+    def _facts(
+        self, fleet: Fleet, model: Model, serving: Mapping[NodeId, str], loading: list[NodeId], matches: Matches
+    ) -> ModelFacts:
         schedule = fleet.schedules.get(model.name)
         selector = schedule.node_selector if schedule is not None else {}
-        builds = self._builds(model, fleet)
-        selected = [node for node in fleet.nodes if selects(selector, node)]
+        revision = model.revision
         return ModelFacts(
             now=fleet.now,
             info=fleet.infos.get(model.name, LoadInfo(model=model.name)),
@@ -166,33 +246,23 @@ class Reconciler:
                     last_used=used.last_used,
                     in_flight=self._parts.traffic.in_flight_of(used.replica.nonce),
                     nonce=used.replica.nonce,
-                    outdated=fleet.why_outdated(used.replica, model.revision),
+                    outdated=fleet.why_outdated(used.replica, revision),
                     leaves_node=used.replica.node_id in fleet.drained,
                 )
                 for used in fleet.of_model(model.name)
                 if not used.leaving and used.replica.node_id in serving
             ],
             leaving=sum(used.leaving for used in fleet.of_model(model.name)),
-            # What a worker is about to start again by itself is on its way, too.
-            loading=[*loading, *_restarting(fleet, model.name, serving)],
-            matching=[node.id for node in selected if node.is_schedulable and node.id in builds],
-            selected=[node.id for node in selected],
+            loading=loading,
+            matching=matches.matching(selector, model.backend),
+            selected=matches.selected(selector),
             queued=self._parts.traffic.queued(model.name),
             disturbed_ago=self._parts.traffic.disturbed_ago(model.name),
         )
 
-    def _builds(self, model: Model, fleet: Fleet) -> Mapping[NodeId, Resolved]:
-        try:
-            found, _ = builds_for(
-                self._parts.galleries, model.backend, fleet.nodes, has_carrier=self._parts.has_carrier
-            )
-        except (NotFound, Unavailable):
-            return {}  # the load says so
-        return found
-
     def _carry_out(self, connection: Connection, fleet: Fleet, model: Model, plan: ModelPlan) -> list[OperationId]:
         info = fleet.infos.get(model.name, LoadInfo(model=model.name))
-        if not plan.loads and not plan.stops and plan.replaced is None:
+        if plan.is_empty:
             return []
         if plan.loads and load_infos.change(connection, model.name, lambda known: known).kept != info.kept:
             return []  # unloaded or deleted since this pass read it; the row stays locked until the load is stored
@@ -227,14 +297,23 @@ def _replaced(one: ServingReplica) -> ReplacedReplica:
     return ReplacedReplica(node_id=one.node_id, slot=one.slot, nonce=one.nonce)
 
 
-def _restarting(fleet: Fleet, model: str, serving: Mapping[NodeId, str]) -> list[NodeId]:
-    return [
-        node.id
-        for node in fleet.nodes
-        if node.id in serving
-        for key in node.report.restarting
-        if key.rpartition("#")[0] == model
-    ]
+def _quiet_after(facts: Collection[ModelFacts], seen: ServingChecksums, now: float, edition: object) -> _Quiet | None:
+    """After a pass that had nothing to do; None if the next one may have."""
+    until = min((quiet_until(one) for one in facts), default=now + LONGEST_QUIET_SECONDS)
+    if until <= now:
+        return None
+    growing = {one.info.model: [replica.nonce for replica in one.replicas] for one in facts if can_grow(one)}
+    return _Quiet(checksums=seen, until=min(until, now + LONGEST_QUIET_SECONDS), edition=edition, growing=growing)
+
+
+def _restarting(fleet: Fleet, serving: Mapping[NodeId, str]) -> dict[str, list[NodeId]]:
+    """Per model, the nodes whose workers are about to start an engine of it again."""
+    found: dict[str, list[NodeId]] = {}
+    for node in fleet.nodes:
+        if node.id in serving:
+            for key in node.report.restarting:
+                found.setdefault(key.rpartition("#")[0], []).append(node.id)
+    return found
 
 
 def _names(fleet: Fleet) -> set[str]:
@@ -255,12 +334,10 @@ def _has_work(connection: Connection) -> bool:
 
 def _take_back(connection: Connection) -> None:
     """Let replicas serve again whose stop ended without stopping them."""
-    for used in replicas.every_with_use(connection):
-        if used.leaving:
-            replica = used.replica
-            subject = f"replica:{replica.model}#{replica.slot}"
-            if subject not in {one.subject for one in operations.open_on(connection, replica.node_id)}:
-                replicas.set_leaving(connection, replica.node_id, replica.model, replica.slot, False)
+    for replica in replicas.leaving(connection):
+        subject = f"replica:{replica.model}#{replica.slot}"
+        if subject not in {one.subject for one in operations.open_on(connection, replica.node_id)}:
+            replicas.set_leaving(connection, replica.node_id, replica.model, replica.slot, False)
 
 
 def _forgive_after_changes(connection: Connection, every: list[Node]) -> None:

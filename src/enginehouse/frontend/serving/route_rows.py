@@ -1,14 +1,16 @@
 """Reads the routes of a frontend from the store: ready replicas on nodes that serve, and servers elsewhere.
 
-Called inside a transaction; it decides nothing. What is derived from the definition of a model (its configuration, how
-many requests a replica answers at once) is derived once per model and revision.
+Called inside a transaction; it decides nothing. What was read before is given to `read`, which compares checksums and
+reads only rows that are new. If that was not all of it, the checksum of what is known then is not that of the store,
+and the others are looked for. What is derived from the definition of a model (its configuration, how many requests a
+replica answers at once) is derived once per model and revision.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, cast
 
 from msgspec import Struct
 
@@ -18,13 +20,23 @@ from enginehouse.core.model import Model, ServedModel, parallel_requests, read_m
 from enginehouse.core.replica import LOCALAI_GRPC, Replica, is_process
 from enginehouse.core.routing import Route
 from enginehouse.core.schedule import Schedule
-from enginehouse.store import db, models, nodes, replicas, schedules
+from enginehouse.store import checksums, db, models, nodes, replicas, schedules
+from enginehouse.store.checksums import ReplicaChecksum
 from enginehouse.store.db import Connection
+from enginehouse.store.replicas import ReplicaPart, StoredReplica
 
 log = logging.getLogger(__name__)
 
 NO_NODE = NodeId("")  # of a route to a server elsewhere
+# How much earlier than the newest row another one may be that was committed later. It only saves work: a row that is
+# earlier still is found by the checksum.
+OVERLAP_SECONDS = 10.0
+# Everything is read again then: two changes of one row within a microsecond have one checksum.
+WHOLE_SECONDS = 60.0
 Revision = tuple[str, str]  # the name of a model and its revision
+Slot = tuple[NodeId, int]
+AllRows = Mapping[str, Mapping[Slot, StoredReplica]]  # by model
+Keys = Mapping[NodeId, str]
 
 
 class WorkerKeys(Protocol):
@@ -32,12 +44,30 @@ class WorkerKeys(Protocol):
         """The keys that engines of these nodes expect instead of their replicas' own: those of LocalAI's workers."""
 
 
-class FoundRoutes(Struct, frozen=True, kw_only=True):
-    """What the store has at one moment."""
+class KnownRows(Struct, frozen=True, kw_only=True):
+    """What the store had at one moment, and the routes that follow from it. Never changed: the next one shares what is
+    the same.
+    """
 
-    routes: list[Route]
-    shown: set[str]  # ids of dropped routes whose process was reported since
+    read_at: float  # when all of it was last read
+    node_checksum: tuple[int, int]
+    replica_checksum: ReplicaChecksum
+    schedule_checksum: tuple[int, int]
+    model_checksum: int
+    newest: float  # when the newest replica became ready
+    asked_for: list[NodeId]  # nodes whose engines may expect another key than that of their replica
+    nodes: Mapping[NodeId, str]  # names of those that serve
+    keys: Keys
+    rows: AllRows
+    elsewhere: Mapping[str, Route]  # by model
+    routes: Mapping[str, list[Route]]  # by model
     schedules: Mapping[str, Schedule]  # by model
+
+
+class FoundRoutes(Struct, frozen=True, kw_only=True):
+    known: KnownRows
+    changed: frozenset[str] | None  # models whose routes or schedules differ from those before; None for all
+    shown: set[str]  # ids of dropped routes whose process was reported since
     now: float
 
 
@@ -51,18 +81,89 @@ class RouteRows:
         self._served: dict[Revision, ServedModel] = {}
         self._limits: dict[Revision, int] = {}
 
-    def read(self, connection: Connection, dropped: Mapping[str, float | None]) -> FoundRoutes:
-        """`dropped` has the time at which each dropped route was dropped, by its id; None if that is not known yet."""
-        found_rows = replicas.serving(connection)
-        by_id = nodes.serving_among(connection, (one.node_id for one in found_rows))
-        rows = [one for one in found_rows if one.node_id in by_id]
-        keys = self._keys_of(connection, rows)
-        found = [
+    def read(
+        self, connection: Connection, before: KnownRows | None, dropped: Mapping[Route, float | None]
+    ) -> FoundRoutes:
+        """`dropped` has the time at which each dropped route was dropped; None if that is not known yet."""
+        # Before the rows: what is committed in between is noticed the next time.
+        seen = checksums.of_nodes(connection), checksums.of_replicas(connection), checksums.of_schedules(connection)
+        model_checksum = checksums.of_models(connection)
+        now = db.now(connection)
+        base = before if before is not None and _is_fresh(before, model_checksum, now) else None
+        rows = self._rows(connection, base, seen[1])
+        serving = base.nodes if base is not None and base.node_checksum == seen[0] else nodes.serving(connection)
+        is_same = base is not None and rows is base.rows
+        newest = base.newest if base is not None and is_same else _newest(rows)
+        asked_for = base.asked_for if base is not None and is_same else _with_other_keys(rows)
+        keys = self._worker_keys.every(connection, asked_for) if self._worker_keys is not None and asked_for else {}
+        changed = None if base is None else _changed_models(base, rows, serving, keys)
+        routes = {} if base is None else dict(base.routes)
+        elsewhere = self._elsewhere(connection) if base is None else base.elsewhere
+        for model in {*rows, *elsewhere} if changed is None else changed:
+            found = self._routes(connection, rows.get(model, {}), serving, keys)
+            found += [elsewhere[model]] if model in elsewhere else []
+            if found:
+                routes[model] = found
+            else:
+                routes.pop(model, None)
+        if base is None:
+            self._forget({(route.model, route.revision) for some in routes.values() for route in some})
+        has_schedules = base is not None and base.schedule_checksum == seen[2]
+        wanted = base.schedules if base is not None and has_schedules else _schedules(connection)
+        if base is not None and changed is not None and not has_schedules:
+            changed |= {name for name in {*wanted, *base.schedules} if wanted.get(name) != base.schedules.get(name)}
+        known = KnownRows(
+            read_at=now if base is None else base.read_at,
+            node_checksum=seen[0],
+            replica_checksum=seen[1],
+            schedule_checksum=seen[2],
+            model_checksum=model_checksum,
+            newest=newest,
+            asked_for=asked_for,
+            nodes=serving,
+            keys=keys,
+            rows=rows,
+            elsewhere=elsewhere,
+            routes=routes,
+            schedules=wanted,
+        )
+        there = {one.id for one in dropped if _has(routes, one)}
+        shown = {one.id for one, at in dropped.items() if one.id in there and _is_shown(connection, one, at)}
+        return FoundRoutes(
+            known=known,
+            changed=None if changed is None else frozenset(changed),
+            shown=shown,
+            now=now,
+        )
+
+    def _rows(self, connection: Connection, base: KnownRows | None, seen: ReplicaChecksum) -> AllRows:
+        """All replicas, those that are about to stop too."""
+        if base is None:
+            return _with({}, replicas.stored_since(connection, 0.0))
+        if base.replica_checksum == seen and not seen.leaving:
+            return base.rows
+        rows = _with(base.rows, replicas.stored_since(connection, base.newest - OVERLAP_SECONDS))
+        # If one is about to stop instead of another, the sums are the same.
+        if seen.leaving or base.replica_checksum.leaving or _checksum_of(rows) != seen:
+            there = replicas.parts(connection)
+            rows = _kept(rows, there)
+            others = {one.node_id for one in there if _is_other(rows, one)}
+            rows = _with(rows, replicas.stored_on(connection, others)) if others else rows
+        return rows
+
+    def _routes(
+        self,
+        connection: Connection,
+        rows: Mapping[Slot, StoredReplica],
+        serving: Mapping[NodeId, str],
+        keys: Mapping[NodeId, str],
+    ) -> list[Route]:
+        return [
             Route(
                 model=replica.model,
                 slot=replica.slot,
                 node_id=replica.node_id,
-                node_name=by_id[replica.node_id],
+                node_name=serving[replica.node_id],
                 address=replica.address,
                 key=keys.get(replica.node_id, replica.key),
                 revision=replica.revision,
@@ -72,27 +173,13 @@ class RouteRows:
                 served=self._served_by(replica),
                 limit=self._limit_of(connection, replica),
             )
-            for replica in rows
+            for _, row in sorted(rows.items())
+            if not row.leaving and (replica := row.replica).node_id in serving
         ]
-        found += [route for one in models.with_endpoints(connection) if (route := self._route_elsewhere(one))]
-        self._forget({(route.model, route.revision) for route in found})
-        return FoundRoutes(
-            routes=found,
-            shown={
-                route.id for route in found if route.id in dropped and _is_shown(connection, route, dropped[route.id])
-            },
-            schedules={one.model_name: one for one in schedules.every(connection)},
-            now=db.now(connection),
-        )
 
     def _forget(self, used: set[Revision]) -> None:
         self._served = {key: served for key, served in self._served.items() if key in used}
         self._limits = {key: limit for key, limit in self._limits.items() if key in used}
-
-    def _keys_of(self, connection: Connection, rows: list[Replica]) -> dict[NodeId, str]:
-        # Only engines of LocalAI's protocol can be on LocalAI's workers.
-        node_ids = sorted({one.node_id for one in rows if one.protocol == LOCALAI_GRPC})
-        return self._worker_keys.every(connection, node_ids) if self._worker_keys is not None and node_ids else {}
 
     def _served_by(self, replica: Replica) -> ServedModel | None:
         """The configuration of a replica; read once per model and revision."""
@@ -115,6 +202,10 @@ class RouteRows:
             self._limits[key] = parallel_requests(model)
         return self._limits[key]
 
+    def _elsewhere(self, connection: Connection) -> dict[str, Route]:
+        found = {one.name: self._route_elsewhere(one) for one in models.with_endpoints(connection)}
+        return {name: route for name, route in found.items() if route is not None}
+
     def _route_elsewhere(self, model: Model) -> Route | None:
         """The route to a server that is no node of the cluster; None if its credential is not known here."""
         try:
@@ -133,6 +224,80 @@ class RouteRows:
             nonce=model.revision,
             limit=parallel_requests(model),
         )
+
+
+def _with(rows: AllRows, some: Iterable[StoredReplica]) -> AllRows:
+    """The rows, and these instead of those that had their slots."""
+    result, own = dict(rows), set[str]()
+    for one in some:
+        model, slot = one.replica.model, (one.replica.node_id, one.replica.slot)
+        before = result.get(model, {})
+        if before.get(slot) == one:
+            continue
+        if model not in own:
+            result[model] = dict(before)
+            own.add(model)
+        cast(dict[Slot, StoredReplica], result[model])[slot] = one
+    return result
+
+
+def _kept(rows: AllRows, there: Iterable[ReplicaPart]) -> AllRows:
+    """Those of the rows that are still there."""
+    slots: dict[str, set[Slot]] = {}
+    for one in there:
+        slots.setdefault(one.model, set()).add((one.node_id, one.slot))
+    result: dict[str, Mapping[Slot, StoredReplica]] = {}
+    for model, some in rows.items():
+        left = slots.get(model, set())
+        if some.keys() <= left:
+            result[model] = some
+        elif found := {slot: row for slot, row in some.items() if slot in left}:
+            result[model] = found
+    return result
+
+
+def _is_fresh(before: KnownRows, model_checksum: int, now: float) -> bool:
+    """Limits and servers elsewhere follow from the definitions of models, which change seldom."""
+    return before.model_checksum == model_checksum and now - before.read_at < WHOLE_SECONDS
+
+
+def _newest(rows: AllRows) -> float:
+    return max((row.created_at for some in rows.values() for row in some.values()), default=0.0)
+
+
+def _with_other_keys(rows: AllRows) -> list[NodeId]:
+    # Only engines of LocalAI's protocol can be on LocalAI's workers.
+    every = (row.replica for some in rows.values() for row in some.values())
+    return sorted({one.node_id for one in every if one.protocol == LOCALAI_GRPC})
+
+
+def _is_other(rows: AllRows, one: ReplicaPart) -> bool:
+    known = rows.get(one.model, {}).get((one.node_id, one.slot))
+    return known is None or known.part != one.part or known.leaving != one.leaving
+
+
+def _checksum_of(rows: AllRows) -> ReplicaChecksum:
+    every = [row for some in rows.values() for row in some.values()]
+    return ReplicaChecksum(len(every), sum(row.part for row in every), sum(row.leaving for row in every))
+
+
+def _changed_models(base: KnownRows, rows: AllRows, serving: Mapping[NodeId, str], keys: Keys) -> set[str]:
+    """The models whose routes differ. Mappings that are the same object are the same."""
+    changed = {name for name in {*rows, *base.rows} if rows.get(name) is not base.rows.get(name)}
+    if serving is not base.nodes or keys != base.keys:
+        touched = {one for one in {*serving, *base.nodes} if serving.get(one) != base.nodes.get(one)}
+        touched |= {one for one in {*keys, *base.keys} if keys.get(one) != base.keys.get(one)}
+        if touched:
+            changed |= {name for name, some in rows.items() if any(slot[0] in touched for slot in some)}
+    return changed
+
+
+def _schedules(connection: Connection) -> dict[str, Schedule]:
+    return {one.model_name: one for one in schedules.every(connection)}
+
+
+def _has(routes: Mapping[str, list[Route]], wanted: Route) -> bool:
+    return any(one.id == wanted.id for one in routes.get(wanted.model, ()))
 
 
 def _is_shown(connection: Connection, route: Route, since: float | None) -> bool:

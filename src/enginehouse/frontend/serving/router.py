@@ -1,17 +1,18 @@
 """Chooses the replica for a request from routes in memory; a request for a loaded model needs no database.
 
-Routes are rebuilt from the store after changes and every few seconds. Routes that could not be refreshed for a minute,
-because the store was away or this process was frozen, are not used: their replicas may have been removed meanwhile.
-In-flight counts exist only here, so they cannot leak beyond this process. A request for a model without a route starts
-or joins a load and waits for the route; the load continues if the request ends. A request for a model whose replicas
-all have as many requests as they can answer waits in a queue, and nobody gets ahead of it.
+Routes are compared with the store after changes and every few seconds, and made anew where they differ. Routes that
+could not be refreshed for a minute, because the store was away or this process was frozen, are not used: their
+replicas may have been removed meanwhile. In-flight counts exist only here, so they cannot leak beyond this process. A
+request for a model without a route starts or joins a load and waits for the route; the load continues if the request
+ends. A request for a model whose replicas all have as many requests as they can answer waits in a queue, and nobody
+gets ahead of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from msgspec import Struct
@@ -24,7 +25,7 @@ from enginehouse.core.routing import Route, choose_route, route_place
 from enginehouse.frontend.serving.load_waits import Loads, LoadWaits
 from enginehouse.frontend.serving.prefixes import Candidates, Prefixes
 from enginehouse.frontend.serving.queues import RequestQueues
-from enginehouse.frontend.serving.route_rows import FoundRoutes, RouteRows
+from enginehouse.frontend.serving.route_rows import FoundRoutes, KnownRows, RouteRows
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class Router:
         self._routes: dict[str, list[Route]] = {}
         self._known: dict[str, Route] = {}  # the same by their ids
         self._affine: dict[str, Candidates] = {}  # models whose routes are chosen by prefixes
+        self._rows_before: KnownRows | None = None  # what the routes were made of
         self._in_flight: dict[str, int] = {}
         self._used: set[str] = set()  # nonces, since `used_since` was last called
         self._elsewhere: OtherCounts = NO_COUNTS
@@ -256,14 +258,16 @@ class Router:
 
     def counts(self) -> dict[str, int]:
         """Requests in flight here, by the nonce of their process."""
-        return {route_id.rpartition("/")[2]: count for route_id, count in self._in_flight.items()}
+        # A copy: transactions ask for this in other threads, while requests come and go.
+        return {route_id.rpartition("/")[2]: count for route_id, count in self._in_flight.copy().items()}
 
     def used_since(self) -> set[str]:
         used, self._used = self._used | set(self.counts()), set()
         return used
 
     def in_flight_of(self, nonce: str) -> int:
-        return self.counts().get(nonce, 0) + self._elsewhere.of(nonce)
+        own = self.counts().get(nonce, 0) if self._in_flight else 0
+        return own + self._elsewhere.of(nonce)
 
     def queued(self, model: str) -> int:
         """Requests of all frontends that wait for a replica of the model that has room."""
@@ -292,41 +296,52 @@ class Router:
                 await self.step()
 
     async def step(self) -> None:
-        """Rebuild the routes: ready replicas on nodes that are neither offline nor drained."""
-
+        """Refresh the routes: ready replicas on nodes that are neither offline nor drained."""
         began = asyncio.get_running_loop().time()
-        dropped = {route.id: at for route, at in self._dropped.items()}
+        before, dropped = self._rows_before, dict(self._dropped)
 
         def work(connection: Connection) -> FoundRoutes:
-            return self._rows.read(connection, dropped)
+            return self._rows.read(connection, before, dropped)
 
         found = await self._store.look(work)
+        # Another step may have ended meanwhile, and changes are those since what was given.
+        changed = found.changed if before is self._rows_before else None
+        self._rows_before = found.known
+        self._apply(found, {route.id for route in dropped}, changed)
+        self._looked_at = began
+        self._waits.look_now()
+        self.room_changed()
+        self.prefixes.sweep()
+
+    def _apply(self, found: FoundRoutes, dropped: set[str], changed: Collection[str] | None) -> None:
+        """Use the routes of models that changed; None for all models."""
+        every = found.known.routes
+        looked_at = {*every, *self._routes} if changed is None else {*changed, *(one.model for one in self._dropped)}
         # A dropped route is kept only as long as its row exists.
-        standing = {route.id for route in found.routes} - found.shown
+        standing = {one.id for model in looked_at for one in every.get(model, ())} - found.shown
         self._dropped = {
             route: at if at is not None or route.id not in dropped else found.now
             for route, at in self._dropped.items()
             if route.id in standing
         }
         dead = {route.id for route in self._dropped}
-        routes: dict[str, list[Route]] = {}
-        for route in found.routes:
-            if route.id not in dead:
-                routes.setdefault(route.model, []).append(route)
-        gone = {route.address for route in self.routes()} - {route.address for route in found.routes}
-        self._routes = routes
-        for address in gone:
+        gone: set[str] = set()
+        for model in looked_at:
+            for route in self._routes.pop(model, ()):
+                self._known.pop(route.id, None)
+                gone.add(route.address)
+            self._affine.pop(model, None)
+            some = [route for route in every.get(model, ()) if route.id not in dead]
+            if not some:
+                continue
+            self._routes[model] = some
+            self._known.update((route.id, route) for route in some)
+            thresholds = self.prefixes.thresholds_of(found.known.schedules.get(model)) if len(some) > 1 else None
+            if thresholds is not None:
+                self._affine[model] = Candidates(some, self._known, thresholds)
+        gone -= {route.address for model in looked_at for route in every.get(model, ())}
+        for address in gone - {route.address for some in every.values() for route in some} if gone else ():
             self._forget(address)
-        self._known = {route.id: route for some in routes.values() for route in some}
-        self._affine = {
-            model: Candidates(some, self._known, thresholds)
-            for model, some in routes.items()
-            if len(some) > 1 and (thresholds := self.prefixes.thresholds_of(found.schedules.get(model))) is not None
-        }
-        self._looked_at = began
-        self._waits.look_now()
-        self.room_changed()
-        self.prefixes.sweep()
 
     def _dead_of(self, model: str) -> set[str]:
         return {route.nonce for route in self._dropped if route.model == model}

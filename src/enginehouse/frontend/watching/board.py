@@ -35,7 +35,7 @@ SLOWEST_SECONDS = 0.8  # the same with very many watchers, so that none is more 
 PUBLISHED_PER_SECOND = 50_000  # updates of progress, operations times watchers
 CATCH_UP_SECONDS = 1.0  # the longest delay of a change by another frontend
 _OVERLAP_SECONDS = 5.0  # a change is dated at the start of its transaction and visible after its end
-_MAX_TOLD = 20_000  # operations whose published revision is kept; far more than change within the overlap
+_MAX_TOLD = 4_000  # operations whose published revision is kept; far more than change within the overlap
 _RENDERED_AT_ONCE = 50  # then other tasks run
 MAX_MISSED = 500  # operations sent at the beginning of a stream; a page of the list
 
