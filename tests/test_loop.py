@@ -66,3 +66,27 @@ async def test_what_is_back_is_noticed_at_once_however_long_the_pause_has_become
         await failing.done.wait()
         assert time.monotonic() - began < 3.0
         running.cancel()
+
+
+async def test_a_step_that_takes_long_is_followed_by_a_rest_however_often_it_is_woken() -> None:
+    took, steps, rests = 0.02, 5, 4.0
+    done = asyncio.Event()
+    count = 0
+
+    async def step() -> None:
+        nonlocal count
+        end = time.perf_counter() + took
+        while time.perf_counter() < end:
+            pass  # work, not waiting
+        count += 1
+        loop.wake()
+        if count == steps:
+            done.set()
+
+    loop = Loop("busy", step, 60.0, rests=rests)
+    began = time.perf_counter()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        running = group.create_task(loop.run())
+        await done.wait()
+        running.cancel()
+    assert time.perf_counter() - began >= took * steps + rests * took * (steps - 1)

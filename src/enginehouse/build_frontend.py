@@ -413,9 +413,10 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("late-replies", frontend.collector.late_step, LATE_SECONDS),
         Loop("write-progress", frontend.collector.write_progress_step, PROGRESS_WRITE_SECONDS),
         Loop("health", frontend.nodes.step, max(0.2, settings.stale_seconds / 10)),
-        Loop("load", frontend.loader.step, every),
-        Loop("route", frontend.router.step, every),
-        Loop("reconcile", frontend.reconciler.step, max(every, RECONCILE_SECONDS)),
+        # Registrations and reports wake these, and a fleet may have a thousand of them at once.
+        Loop("load", frontend.loader.step, every, rests=1.0),
+        Loop("route", frontend.router.step, every, rests=1.0),
+        Loop("reconcile", frontend.reconciler.step, max(every, RECONCILE_SECONDS), rests=4.0),
         Loop("canary", frontend.canaries.step, min(every, CANARY_STEP_SECONDS)),
         Loop("note-uses", frontend.reconciler.uses_step, USES_SECONDS),
         Loop("tell-counts", frontend.counts.step, TELL_SECONDS),

@@ -33,13 +33,18 @@ class Loop:
         *,
         first_seconds: float = 0.0,
         is_housekeeping: bool = False,
+        rests: float = 0.0,
     ) -> None:
+        """`rests`: how many times as long as a step took the loop rests after it, whoever wakes it. The cost of a step
+        that reads all of something is then bounded by this share, however often it changes.
+        """
         self.name = name
         self._is_housekeeping = is_housekeeping
         self.failures = 0
         self._step = step
         self._interval_seconds = interval_seconds
         self._first_seconds = first_seconds
+        self._rests = rests
         self._woken = asyncio.Event()
 
     @property
@@ -55,7 +60,7 @@ class Loop:
             await asyncio.sleep(self._first_seconds)
         while True:
             self._woken.clear()
-            pause = self._interval_seconds
+            pause, began = self._interval_seconds, asyncio.get_running_loop().time()
             try:
                 await self._step()
             except Exception as error:
@@ -79,6 +84,10 @@ class Loop:
                 pause -= slept
             else:
                 self.failures = 0
+                rest = min(pause, self._rests * (asyncio.get_running_loop().time() - began))
+                if rest > 0:
+                    await asyncio.sleep(rest)
+                    pause -= rest
             try:
                 async with asyncio.timeout(pause):
                     await self._woken.wait()
