@@ -50,6 +50,8 @@ _OLDEST = _locked(
     .order_by(intents.c.created_at)
     .limit(bindparam("most"))
 )
+# A frontend looks every second, and mostly there is nothing.
+_ANY = select(intents.c.id).select_from(_AT_PRESENT).where(*_DUE).with_hint(intents, _BY_NODE, "sqlite").limit(1)
 _LANES = (
     select(intents.c.lane, func.max(intents.c.lane_width))
     .select_from(_AT_PRESENT)
@@ -82,6 +84,8 @@ def claim_due(connection: Connection, owner: str, now: float, lease_until: float
     Oldest first. Intents locked by another frontend are skipped, and no lane exceeds its width. An intent is not
     claimed while its worker may still carry out an older command on the same subject that cannot be cancelled.
     """
+    if connection.execute(_ANY, {"now": now}).scalar_one_or_none() is None:
+        return []
     change = Change(kind="claim", now=now, owner=owner, lease_until=lease_until)
     held: _Held = {}
     for row in lingering.every(connection):

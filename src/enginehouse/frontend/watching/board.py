@@ -403,7 +403,7 @@ class Board:
 
         def work(connection: Connection) -> tuple[News, list[Snapshot]]:
             news = read_news(connection, since, known)
-            return news, self._read(connection, news.operations)
+            return news, self._read(connection, news.operations) if news.operations else []
 
         news, snapshots = await self._store.look(work)
         self._keep(snapshots)
