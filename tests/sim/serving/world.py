@@ -24,12 +24,11 @@ from tests.sim.store import Database
 from tests.sim.trace import Violation
 from tests.sim.world import World
 
-from enginehouse.core import reconcile
+from enginehouse.core import action, reconcile
 from enginehouse.core.demand import configured_memory
 from enginehouse.core.gallery_entry import Gallery
 from enginehouse.core.model import Model, ModelFile
-from enginehouse.frontend.operations import request as requests
-from enginehouse.frontend.serving import load_ends, loader, reconciler, rooms
+from enginehouse.frontend.serving import load_ends, loader, rooms
 from enginehouse.frontend.serving.counts import FORGET_SECONDS
 from enginehouse.store import load_infos
 from enginehouse.worker.engines import ports
@@ -45,8 +44,7 @@ QUICK: tuple[tuple[object, str, float], ...] = (
     (loader, "RESERVED_SECONDS", 15.0),
     (loader, "SETTLED_SECONDS", 150.0),
     (loader, "EVICT_SECONDS", 3.0),
-    (reconciler, "STOP_SECONDS", 7.5),
-    (requests, "DRAIN_SECONDS", 7.5),
+    (action, "DRAIN_SECONDS", 7.5),
     (rooms, "IDLE_SECONDS", 4.0),
     (ports, "REST_SECONDS", 4.0),
     (ports, "UNCHECKED_REST_SECONDS", 75.0),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 
+from enginehouse.core import action as actions
 from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import Conflict, NotFound, Unavailable
 from enginehouse.core.ids import NodeId, OperationId
@@ -35,8 +36,6 @@ from enginehouse.frontend.operations.targets import Freshen, Targets, use_last_r
 from enginehouse.store import db, load_infos, models, nodes, operations, replicas, schedules
 from enginehouse.store.db import Connection
 from enginehouse.store.replicas import UsedReplica
-
-DRAIN_SECONDS = 30.0  # for running answers on a node that is drained; the same as in LocalAI
 
 
 class Requests:
@@ -142,7 +141,7 @@ class Requests:
             places = [(one.model.name, one.slot) for one in open_ones if isinstance(one, StartReplica)]
             places += [(replica.model, replica.slot) for replica, _ in here if replica.nonce not in staying]
             stops: NodeActions = [
-                (node.id, StopReplica(model=model, slot=slot, drain_seconds=DRAIN_SECONDS))
+                (node.id, StopReplica(model=model, slot=slot, drain_seconds=actions.DRAIN_SECONDS))
                 for model, slot in dict.fromkeys(places)
             ]
             for _, stop in stops:

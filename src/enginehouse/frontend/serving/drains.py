@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 
+from enginehouse.core import action as actions
 from enginehouse.core.action import StopReplica
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.node import Node
@@ -19,8 +20,6 @@ from enginehouse.frontend.serving.rooms import Fleet
 from enginehouse.store import db, nodes, operations, replicas, supersession
 from enginehouse.store.db import Connection
 from enginehouse.store.replicas import UsedReplica
-
-DRAIN_SECONDS = 30.0  # for running answers on a node that is drained; the same as in LocalAI
 
 StaysFor = Callable[[UsedReplica], bool]  # whether a replica waits until another one has taken its place
 
@@ -60,7 +59,7 @@ def _steer(connection: Connection, drain: Operation, node: Node, here: Sequence[
     stopping = [used.replica for used in here if not used.leaving and not stays(used)]
     for one in stopping:
         replicas.set_leaving(connection, one.node_id, one.model, one.slot, True)
-        stop = StopReplica(model=one.model, slot=one.slot, drain_seconds=DRAIN_SECONDS)
+        stop = StopReplica(model=one.model, slot=one.slot, drain_seconds=actions.DRAIN_SECONDS)
         supersession.add_intent(connection, drain.id, one.node_id, stop, IntentId(str(uuid.uuid4())), now)
     if here:
         return bool(stopping)

@@ -16,6 +16,7 @@ from typing import assert_never
 
 import msgspec
 
+from enginehouse.core import action as actions
 from enginehouse.core.action import Action, InstallBackend, PullModel, StartReplica, StopReplica, phrase, subject_of
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import Invalid, NotFound, Unavailable
@@ -59,7 +60,6 @@ PLACING = "placing"  # the lease of the frontend that reserves memory, so that t
 PLACING_SECONDS = 2.0
 RESERVED_SECONDS = 60.0  # after the last look at a load: by then another frontend steers it
 SETTLED_SECONDS = 600.0  # at most: a reservation ends when a heartbeat shows the memory as used
-STOP_SECONDS = 30.0  # for answers under way on a replica that is replaced
 EVICT_SECONDS = 10.0  # for requests that came while an idle replica was chosen to be stopped
 
 
@@ -306,7 +306,7 @@ class Loader:
             case MakeRoom():
                 for stop in step.actions:
                     # A replica that is replaced may be busy; others were idle when they were chosen.
-                    seconds = STOP_SECONDS if stop.model == name else EVICT_SECONDS
+                    seconds = actions.DRAIN_SECONDS if stop.model == name else EVICT_SECONDS
                     self._stop(connection, operation, step.node_id, stop, seconds)
             case Done():
                 self._stop_replaced(connection, operation)
@@ -331,7 +331,7 @@ class Loader:
         known = replicas.of_model(connection, operation.name) if old is not None else []
         if old is not None and any((one.node_id, one.nonce) == (old.node_id, old.nonce) for one in known):
             stop = StopReplica(model=operation.name, slot=old.slot)
-            self._stop(connection, operation, old.node_id, stop, STOP_SECONDS)
+            self._stop(connection, operation, old.node_id, stop, actions.DRAIN_SECONDS)
 
     def _add(self, connection: Connection, operation: Operation, node_id: NodeId, action: Action) -> None:
         identifier, now = IntentId(str(uuid.uuid4())), db.now(connection)

@@ -20,6 +20,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from enginehouse.core import action as actions
 from enginehouse.core.action import StopReplica
 from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.model import Model
@@ -65,7 +66,6 @@ log = logging.getLogger(__name__)
 LEASE = "reconcile"
 STEP_SECONDS = 5.0  # without a reason to look earlier
 USES_SECONDS = 5.0  # between writes of when replicas were used
-STOP_SECONDS = 30.0  # for requests in flight on a replica that is stopped
 # At the latest then everything is read again: heartbeats change how much memory a node has in all, in no checksum.
 LONGEST_QUIET_SECONDS = 60.0
 _FINGERPRINT = "fleet-fingerprint"
@@ -272,7 +272,7 @@ class Reconciler:
             begun.append(loader.begin_replacement(connection, model, _replaced(plan.replaced)))
         if plan.stops:
             stops = [
-                (one.node_id, StopReplica(model=model.name, slot=one.slot, drain_seconds=STOP_SECONDS))
+                (one.node_id, StopReplica(model=model.name, slot=one.slot, drain_seconds=actions.DRAIN_SECONDS))
                 for one in plan.stops
             ]
             for one in plan.stops:
