@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from alembic import command
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from tests.e2e.conftest import wait_for
 from tests.fleet.databases import Server, running_server
 
@@ -465,3 +466,34 @@ async def test_a_slow_migration_is_not_ended_by_the_limits_of_requests(
         assert await store.transaction(idle_limit) == f"{LIMITS.idle_milliseconds}ms"
     finally:
         store.close()
+
+
+async def test_what_began_before_the_server_was_back_does_not_tell_that_it_is_away(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await Store.open(server.make_database(), LIMITS)
+    begun, end = threading.Event(), threading.Event()
+
+    def hang(_connection: Connection) -> None:
+        begun.set()
+        end.wait(30)
+
+    def lose(_connection: Connection) -> None:
+        raise OperationalError("select 1", {}, Exception("the connection was lost"))
+
+    away: list[bool] = []
+    try:
+        with caplog.at_level(logging.WARNING):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(refused(store, hang))
+                await asyncio.to_thread(begun.wait, 10)
+                await refused(store, lose)
+                away.append(store.is_away)
+                await store.transaction(names)
+                away.append(store.is_away)
+            away.append(store.is_away)  # it was given up at its limit, most of which was before
+    finally:
+        end.set()
+        store.close()
+    assert away == [True, False, False]
+    assert (caplog.text.count("store.lost"), caplog.text.count("store.recovered")) == (1, 1)

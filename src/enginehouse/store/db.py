@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import threading
 import time
@@ -102,6 +103,7 @@ class Store:
             self._reading = StorePool("reading", engines.reading, threads.reading, _READ_PROBES, gate)
         self._under_way: set[Attempt] = set()
         self._away_since: float | None = None
+        self._back_at = -math.inf
         self._logged_at: dict[str, float] = {}  # when each failure was last seen
         self.on_back: Callable[[], None] = _nothing  # called when the database is available again
 
@@ -163,6 +165,7 @@ class Store:
         return await self._answer(self._looking, work)
 
     async def _answer(self, pool: StorePool, work: Callable[[Connection], T]) -> T:
+        began = asyncio.get_running_loop().time()
         try:
             attempt = self._attempt if self._away_since is None else self._probe
             result = await attempt(pool, lambda attempt: self._run(pool, work, attempt), self._limits.answer_seconds)
@@ -174,7 +177,9 @@ class Store:
             is_read = pool is not self._steering
             if is_read and _is_write(error):
                 raise Hopeless("cannot write to the database here: this was to be a read") from error
-            (self._note_failed_read if is_read else self._note_failure)(error)
+            # What began before the database was back failed by what was before.
+            if began >= self._back_at:
+                (self._note_failed_read if is_read else self._note_failure)(error)
             unavailable = Unavailable(
                 "cannot use the database: it is unavailable. Try again in a moment", code="store_unavailable"
             )
@@ -266,7 +271,7 @@ class Store:
             log.warning("%s error=%s", what, reason)
 
     def _note_back(self, since: float) -> None:
-        self._away_since = None
+        self._away_since, self._back_at = None, asyncio.get_running_loop().time()
         log.warning("store.recovered lost_seconds=%.1f", asyncio.get_running_loop().time() - since)
         self.on_back()
 
