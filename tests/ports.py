@@ -15,11 +15,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-FIRST, RANGES, LENGTH = 10_000, 10, 2_200  # the kernel begins at 32,768
-SINGLE = 1_200  # of a range; the rest is for those who need several in a row
+FIRST, RANGES, LENGTH = 10_000, 5, 4_400  # the kernel begins at 32,768
+SINGLE = 1_400  # of a range; the rest is for those who need several in a row
+BELOW = 10  # the HTTP server of a worker takes the port before its first, or one below
 _held: list[int] = []  # descriptors of locks, for as long as this process lives
 _turns = itertools.count()
-_rows_used = itertools.count()
+_places = [0]  # where the next row begins
 
 
 @cache
@@ -38,8 +39,11 @@ def _first() -> int:
     raise AssertionError("every range of ports is in use by other runs of the tests")
 
 
-def is_free(port: int) -> bool:
+def is_free(port: int, *, rests: bool = True) -> bool:
+    """Whether nobody listens there; with `rests`, also no closed connection is remembered."""
     with socket.socket() as probe, contextlib.suppress(OSError):
+        if not rests:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
         return True
     return False
@@ -55,6 +59,18 @@ def free_port() -> int:
 
 
 def ports_in_a_row(count: int = 50) -> int:
-    """The first of so many ports that were not given for a long time. Some of them may be in use."""
-    rows = (LENGTH - SINGLE) // count
-    return _first() + SINGLE + next(_rows_used) % rows * count
+    """The first of so many ports that were not given for a long time and that nobody uses."""
+    rows = LENGTH - SINGLE
+    for _ in range(rows // count):
+        place = _places[0] if _places[0] + BELOW + count <= rows else 0
+        _places[0] = place + BELOW + count
+        first = _first() + SINGLE + place
+        if all(is_free(port, rests=False) for port in range(first, first + BELOW + count)):
+            return first + BELOW
+    raise AssertionError(f"no {count} ports in a row are free")
+
+
+@cache
+def ports_of(directory: Path) -> int:
+    """The first port of a worker with this data directory: the same after a restart."""
+    return ports_in_a_row()

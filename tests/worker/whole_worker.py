@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 from tests.bus.memory import MemoryBus
-from tests.ports import ports_in_a_row
+from tests.ports import ports_of
 from tests.worker.world import KEY, MemoryLink, tiny_chat, until
 
 from enginehouse.build_worker import make_parts
@@ -44,7 +44,7 @@ class WholeWorker:
             directory=directory,
             name="node-one",
             join_token="join",
-            base_port=ports_in_a_row(),
+            base_port=ports_of(directory),
             grace_seconds=2.0,
             installing=installing,
         )

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import msgspec
 from tests.bus.memory import MemoryBus
-from tests.ports import ports_in_a_row
+from tests.ports import ports_of
 
 from enginehouse.build_worker import make_parts
 from enginehouse.core.backend import Resolved, package_digest
@@ -119,7 +119,7 @@ class World:
             directory=directory,
             name="world",
             # Away from the default, where a worker of this machine may be, and below the ports of clients.
-            base_port=base_port or ports_in_a_row(),
+            base_port=base_port or ports_of(directory),
             grace_seconds=2.0,
             thread_budget=thread_budget,
             installing=installing,

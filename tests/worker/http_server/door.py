@@ -23,7 +23,7 @@ from enginehouse.worker.http_server.server import HttpOptions, PresentedToken, W
 from enginehouse.worker.http_server.storage import Roots
 
 TOKEN = "the-token-of-registrations"
-BASE_PORT = ports_in_a_row() + 25  # servers take the port before, or one below it
+BASE_PORT = ports_in_a_row()
 
 
 class Reply(Struct, frozen=True):
