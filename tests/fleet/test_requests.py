@@ -47,14 +47,20 @@ def test_an_upgrade_of_one_node_changes_that_node_and_asks_no_other(
         _until_digests(frontend, name, {"worker-1": new.digest, "worker-2": old.digest})
         offered = frontend.post("/backends/upgrades/check")[name]
         assert [one["node_name"] for one in offered["nodes"]] == ["worker-2"]
-    serving.load(models["worker-1"], "worker-1")
+    # Its replica is replaced after the upgrade; until then the old one answers.
+    wait_for("the new version to answer", lambda: _says(fleet, serving, models["worker-1"]) == {"two"}, 60)
     says, pid = _answering(fleet, serving, name, "worker-1", models["worker-1"])
     assert says == "two"
     assert pid != before["worker-1"][1]
-    assert not psutil.pid_exists(before["worker-1"][1]), "the old one serves nobody any more"
+    wait_for("the old one to end", lambda: not psutil.pid_exists(before["worker-1"][1]), 60)
     assert _answering(fleet, serving, name, "worker-2", models["worker-2"]) == before["worker-2"], "the same process"
     fleet.done("upgrade", name, ["worker-2"])
     _until_nothing_is_offered(fleet, name)
+
+
+def _says(fleet: Fleet, serving: Serving, model: str) -> set[str]:
+    """What a model says through either frontend."""
+    return {ask(port, serving.token, model)[1].partition(" ")[0] for port in ports(fleet)}
 
 
 def _answering(fleet: Fleet, serving: Serving, name: str, worker: str, model: str) -> tuple[str, int]:

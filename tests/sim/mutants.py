@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant("a newer request leaves the older open", ("G2",), _nothing_is_superseded),
     Mutant("a failure is taken for success", ("G2", "G10"), _failure_is_success, {"failing_rate": 0.5}),
     Mutant("a lease is taken before it ends", ("G3",), _lease_is_ignored),
-    Mutant("a subject has no lock", ("G3", "G2"), _no_lock),
+    Mutant("a subject has no lock", ("G3", "G2"), _no_lock, QUICK, delete_at_once),
     Mutant("results are forgotten", ("G4",), _results_are_forgotten, BAD_BUS),
     Mutant("an idempotency key is ignored", ("G4",), _key_is_ignored, BAD_STORE, _several_with_keys),
     Mutant("all subjects share one lock", ("G5",), _one_lock_for_all, SLOW, _several),

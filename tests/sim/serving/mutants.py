@@ -489,7 +489,7 @@ SERVING_MUTANTS = (
         name="after a pass with nothing to do nobody looks",
         guarantees=("wanted", "G20"),
         make=_nothing_is_ever_to_do_again,
-        script=_least_of_two,
+        script=_no_longer_labelled,
     ),
     ServingMutant(name="a load is not kept", guarantees=("wanted",), make=_loads_are_not_kept, script=_load),
     ServingMutant(
