@@ -93,6 +93,7 @@ async def test_progress_is_told_at_the_pace_of_steps_not_of_events(world: World)
     await world.join("first")
     view = await world.install()
     await world.dispatcher.step()
+    await world.board.step()
     intent = await world.intent(view)
     with world.events.watch() as watcher:
         for sequence in range(1, 20):
@@ -457,3 +458,19 @@ async def test_many_errors_are_counted_not_repeated(world: World) -> None:
     [view] = await world.board.page(1)
     assert view.error.endswith("; and 3 more")
     assert view.error.count(": no") == MAX_ERRORS
+
+
+async def test_machines_that_come_back_together_are_told_together(world: World, time: Time) -> None:
+    await world.join_many(*(f"node-{number}" for number in range(6)))
+    await world.board.step()
+    time.passed += 1
+    with world.events.watch() as watcher:
+        every, _ = await world.nodes.every()
+        for node in every:
+            await world.set_health(node.id, "unhealthy")
+            await world.board.node_changed(node.id)
+        assert [one[1] for one in told(watcher)] == [every[0].id], "the first at once"
+        await world.board.step()
+        assert sorted(one[1] for one in told(watcher)) == sorted(node.id for node in every[1:])
+        await world.board.step()
+        assert told(watcher) == []

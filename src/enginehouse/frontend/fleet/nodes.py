@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from hashlib import sha256
 
 import msgspec
@@ -330,10 +330,10 @@ class Nodes:
         if await self._store.transaction(work):
             await self.publish_changed([node_id])
 
-    async def publish_changed(self, node_ids: Iterable[NodeId]) -> None:
+    async def publish_changed(self, node_ids: Collection[NodeId]) -> None:
         """Publish changed nodes, and wake the loops that depend on them."""
-        for node_id in node_ids:
-            await self._board.node_changed(node_id)
+        if node_ids:
+            await self._board.nodes_changed(node_ids)
             self._wake()
 
     async def every(self) -> tuple[list[Node], float]:
@@ -352,10 +352,7 @@ class Nodes:
             return [node_id for node_id, health in judged.items() if nodes.set_health(connection, node_id, health, now)]
 
         changed = await self._store.transaction(work)
-        for node_id in changed:
-            await self._board.node_changed(node_id)
-        if changed:
-            self._wake()
+        await self.publish_changed(changed)
 
     def _judged(self, connection: Connection, now: float) -> dict[NodeId, Health]:
         """Return the nodes whose health is worse than stored."""

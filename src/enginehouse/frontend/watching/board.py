@@ -9,7 +9,7 @@ and after a gap. Progress reaches watchers without the store: it is kept here pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import msgspec
@@ -24,7 +24,7 @@ from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.core.views import NodeView, OperationView
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.news import Known, News, read_news
-from enginehouse.frontend.watching.snapshots import Snapshot, read_snapshots
+from enginehouse.frontend.watching.snapshots import NEVER, Snapshot, read_snapshots
 from enginehouse.frontend.watching.views import Sign, SilenceLimits, render_node
 from enginehouse.ports import Clock
 from enginehouse.store import db, history, nodes, operations
@@ -75,6 +75,8 @@ class Board:
         self._open: dict[OperationId, Snapshot] = {}
         self._tracked: dict[IntentId, Tracked] = {}
         self._dirty: set[OperationId] = set()
+        self._dirty_nodes: set[NodeId] = set()
+        self._nodes_told_at = NEVER
         self._told: dict[OperationId, int] = {}
         self._told_nodes: dict[NodeId, float] = {}
         self._caught_up_to = 0.0
@@ -302,7 +304,9 @@ class Board:
         return None, progress
 
     async def step(self) -> None:
-        """Publish the operations that changed since the last step."""
+        """Publish the nodes and operations that changed since the last step."""
+        if self._dirty_nodes:
+            await self._publish_nodes()
         now = self._clock.monotonic()
         if now < self._rests_until:
             return
@@ -320,19 +324,26 @@ class Board:
     async def node_changed(self, node_id: NodeId) -> None:
         await self.nodes_changed([node_id])
 
-    async def nodes_changed(self, node_ids: Collection[NodeId]) -> None:
-        """Publish these nodes, in one read for any number of them."""
-        if not node_ids:
-            return
+    async def nodes_changed(self, node_ids: Iterable[NodeId]) -> None:
+        """Publish these nodes at once, or with the next step if others were published a moment ago: every event is a
+        write to every watcher, and a thousand machines may come back at the same time.
+        """
+        self._dirty_nodes.update(node_ids)
+        if self._dirty_nodes and self._clock.monotonic() - self._nodes_told_at >= PUBLISH_SECONDS:
+            await self._publish_nodes()
+
+    async def _publish_nodes(self) -> None:
+        """In one read for any number of them."""
+        node_ids, self._dirty_nodes = self._dirty_nodes, set()
+        self._nodes_told_at = self._clock.monotonic()
         try:
             found, now = await self._store.look(lambda c: (nodes.many(c, node_ids), db.now(c)))
         except Unavailable:
             return  # `catch_up_step` publishes them
-        for count, node in enumerate(found, start=1):
+        # Together, so that every watcher is woken once.
+        for node in found:
             if node.updated_at >= self._told_nodes.get(node.id, 0.0):
                 self._note_node(node, now)
-            if count % _RENDERED_AT_ONCE == 0:
-                await asyncio.sleep(0)
 
     def _note_node(self, node: Node, now: float) -> None:
         self._told_nodes[node.id] = node.updated_at
