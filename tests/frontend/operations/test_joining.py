@@ -71,6 +71,30 @@ async def test_the_meta_name_joins_an_open_install_of_the_concrete_one_and_gets_
     assert await world.open_intents(node.id) == []
 
 
+@pytest.mark.parametrize("by_report", [False, True])
+async def test_no_watcher_is_told_of_the_end_before_the_pointer_is_there(world: World, by_report: bool) -> None:
+    node = await world.join("first")
+    await world.install(name=BUILD)
+    second = await world.install(name=META)
+    install = await sent(world, node)
+    world.time.passed += 1
+    with world.events.watch() as watcher:
+        if by_report:
+            digest = install.action.resolved.digest  # type: ignore[union-attr]
+            await world.report(node.id, backends=(installed(BUILD, digest),))
+        else:
+            await world.reply(install, DONE)
+        await world.board.step()
+        told = [msgspec.json.decode(one.body) for one in watcher.take() if one.id == second.jobID]
+        assert told
+        assert {one["status"] for one in told} <= {"queued", "running"}
+        world.time.passed += 1
+        await world.reply(await sent(world, node), DONE)
+        await world.board.step()
+        told = [msgspec.json.decode(one.body) for one in watcher.take() if one.id == second.jobID]
+        assert told[-1]["status"] == "succeeded"
+
+
 async def test_a_pointer_is_brought_also_where_the_reply_was_lost_and_only_a_report_tells(world: World) -> None:
     node = await world.join("first")
     await world.install(name=BUILD)

@@ -8,17 +8,20 @@ import pytest
 from tests.frontend.world import GALLERY, UNREAD, Time, World, installed, registration
 
 from enginehouse.core import wire
-from enginehouse.core.action import InstallBackend
+from enginehouse.core.action import InstallBackend, StopReplica
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.backend import InstalledBackend, Resolved
 from enginehouse.core.errors import Conflict, Invalid, NotFound, Unavailable
-from enginehouse.core.ids import NodeId
+from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.node import Node
-from enginehouse.core.operation import BackendRequest
+from enginehouse.core.operation import BackendRequest, Operation
 from enginehouse.core.views import NodeRow, OperationView
 from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.operations.versions import Versions
+from enginehouse.store import operations
+from enginehouse.store.db import Connection
+from enginehouse.store.supersession import add_intent
 
 ME = Requester(author="me")
 IMAGE = "registry.example/image:latest"
@@ -397,6 +400,20 @@ async def test_a_drained_node_gets_nothing_new_until_it_is_resumed(world: World)
     await world.dispatcher.step()
     assert len(world.bus.take()) == 1
     assert node.id == row.node_id
+
+
+async def test_a_drained_node_gets_stops(world: World) -> None:
+    node = await world.join("first")
+    await world.operations.request_drain("first", ME)
+    made = Operation(id=OperationId("stop"), kind="unload", name="m", author="me", created_at=1.0, targets=(node.id,))
+
+    def add(connection: Connection) -> None:
+        operations.insert(connection, made)
+        add_intent(connection, made.id, node.id, StopReplica(model="m", slot=0), IntentId("i"), 1.0)
+
+    await world.store.transaction(add)
+    await world.dispatcher.step()
+    assert [message.subject for message in world.bus.take()] == [f"nodes.{node.id}.model.stop"]
 
 
 async def test_draining_survives_going_away_and_coming_back(world: World) -> None:
