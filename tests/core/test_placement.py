@@ -111,6 +111,12 @@ def test_memory_that_another_load_has_reserved_is_not_promised_again() -> None:
     assert isinstance(found, NoRoom)
     assert found.is_temporary
     assert "8.0 GiB free, 4.0 GiB reserved for qwen" in explanation(wanted, found)
+    # What a heartbeat has shown is not named: it is no longer free.
+    heard = msgspec.structs.replace(one, last_heartbeat=9.0)
+    both = Room(node=heard, reserved=(reserved("llama", GIB, settled_at=8.0), reserved("qwen", 4 * GIB)))
+    found = place(wanted, [both])
+    assert isinstance(found, NoRoom)
+    assert "reserved for qwen" in explanation(wanted, found)
     # Its replica is ready, and a heartbeat since then shows its memory as used.
     settled = Room(
         node=msgspec.structs.replace(one, last_heartbeat=9.0), reserved=(reserved("qwen", 4 * GIB, settled_at=8.0),)

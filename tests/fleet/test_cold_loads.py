@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -109,7 +110,8 @@ def test_a_model_that_fits_nowhere_is_refused_at_once_with_what_each_node_has(
             (reason,) = [part for part in answer.message.split("; ") if f"{worker} " in part]
             assert "needs 1.0 PiB" in reason, reason
             assert f"of {what}" in reason, reason
-            assert reason.endswith(" free"), reason
+            # Of a replica that was ready a moment ago, no heartbeat has shown the memory yet.
+            assert re.search(r" free(, [0-9.]+ \w+ reserved for [^,]+)?$", reason), reason
 
 
 def test_the_loads_of_a_killed_frontend_are_served_to_those_who_wait_elsewhere_whatever_their_phase(

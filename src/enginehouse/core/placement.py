@@ -73,9 +73,13 @@ class Room(Struct, frozen=True, kw_only=True):
     def reserved_bytes(self) -> int:
         return sum(self.unseen_amounts())
 
+    def unseen(self) -> list[Reservation]:
+        """Those whose memory still counts as free."""
+        return [one for one in self.reserved if self._is_unseen(one)]
+
     def unseen_amounts(self) -> list[int]:
         """What loads will take that the node's free memory does not show yet."""
-        return [one.memory_bytes for one in self.reserved if self._is_unseen(one)]
+        return [one.memory_bytes for one in self.unseen()]
 
     def _is_unseen(self, one: Reservation) -> bool:
         """Whether the free memory of the node is from before the replica. A heartbeat may have been long on its way: it
@@ -203,7 +207,7 @@ def memory_short(needs: Needs, room: Room) -> str:
     kind = "VRAM and RAM" if capacity.available_vram and not is_unified(capacity) else "memory"
     why = f"needs {needs.demand.phrase} of {kind}, {format_bytes(free)} free"
     if reserved:
-        names = ", ".join(dict.fromkeys(one.model for one in room.reserved if one.memory_bytes))
+        names = ", ".join(dict.fromkeys(one.model for one in room.unseen() if one.memory_bytes))
         why += f", {format_bytes(reserved)} reserved for {names}"
     return why
 
