@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import BindParameter, Select, bindparam, func, or_, select, update
+from sqlalchemy import BindParameter, Select, bindparam, func, select, update
 
 from enginehouse.core.action import UnknownAction
 from enginehouse.core.ids import IntentId, NodeId
@@ -24,15 +24,12 @@ _Held = dict[tuple[NodeId, str], set[IntentId]]  # (node, subject) to the intent
 _STOPS = ("remove_model", "stop_replica")  # the only kinds that a drained node gets
 _NOW: BindParameter[Any] = bindparam("now")
 _LANE: BindParameter[Any] = bindparam("lane")
-# Nodes first: due rows of absent nodes, which may be thousands, are not looked at.
-_AT_PRESENT = nodes.join(intents, intents.c.node_id == nodes.c.id)
+_PRESENT = select(nodes.c.id, nodes.c.drained).where(nodes.c.approved.is_(True), nodes.c.health == "healthy")
 _DUE = (
-    nodes.c.approved.is_(True),
-    nodes.c.health == "healthy",
+    intents.c.node_id.in_(bindparam("node_ids", expanding=True)),
     intents.c.state.in_(("accepted", "waiting")),
     intents.c.due_at <= _NOW,
-    intents.c.kind.in_(KNOWN_KINDS),
-    or_(nodes.c.drained.is_(False), intents.c.kind.in_(_STOPS)),
+    intents.c.kind.in_(bindparam("kinds", expanding=True)),
 )
 # SQLite keeps no statistics, so it would scan all due rows.
 _BY_NODE = "INDEXED BY intents_node"
@@ -44,17 +41,13 @@ def _locked(query: Select[Any]) -> Select[Any]:
 
 _OLDEST = _locked(
     select(intents)
-    .select_from(_AT_PRESENT)
     .where(*_DUE, intents.c.lane == _LANE)
     .with_hint(intents, _BY_NODE, "sqlite")
     .order_by(intents.c.created_at)
     .limit(bindparam("most"))
 )
-# A frontend looks every second, and mostly there is nothing.
-_ANY = select(intents.c.id).select_from(_AT_PRESENT).where(*_DUE).with_hint(intents, _BY_NODE, "sqlite").limit(1)
 _LANES = (
     select(intents.c.lane, func.max(intents.c.lane_width))
-    .select_from(_AT_PRESENT)
     .with_hint(intents, _BY_NODE, "sqlite")
     .where(*_DUE, intents.c.lane != "")
     .group_by(intents.c.lane)
@@ -84,20 +77,29 @@ def claim_due(connection: Connection, owner: str, now: float, lease_until: float
     Oldest first. Intents locked by another frontend are skipped, and no lane exceeds its width. An intent is not
     claimed while its worker may still carry out an older command on the same subject that cannot be cancelled.
     """
-    if connection.execute(_ANY, {"now": now}).scalar_one_or_none() is None:
-        return []
+    by_drained: dict[bool, list[NodeId]] = {False: [], True: []}
+    for node_id, is_drained in connection.execute(_PRESENT):
+        by_drained[bool(is_drained)].append(node_id)
     change = Change(kind="claim", now=now, owner=owner, lease_until=lease_until)
     held: _Held = {}
     for row in lingering.every(connection):
         held.setdefault((row.node_id, row.subject), set()).add(row.intent_id)
-    claimed = _take_free(connection, change, {"now": now, "lane": ""}, limit, held)
-    for lane, width in connection.execute(_LANES, {"now": now}).all():
+    claimed: list[Intent] = []
+    for node_ids, kinds in ((by_drained[False], KNOWN_KINDS), (by_drained[True], _STOPS)):
+        if node_ids:
+            claimed += _claim(connection, {"now": now, "node_ids": node_ids, "kinds": kinds}, change, limit, held)
+    return claimed
+
+
+def _claim(connection: Connection, due: Mapping[str, object], change: Change, limit: int, held: _Held) -> list[Intent]:
+    claimed = _take_free(connection, change, {**due, "lane": ""}, limit, held)
+    for lane, width in connection.execute(_LANES, due).all():
         # Locked, because two frontends that count at the same time would admit twice the width.
         if connection.execute(_OWN_LANE, {"lane": lane}).scalar_one_or_none() is None:
             continue
         free = width - int(connection.execute(_RUNNING_IN_LANE, {"lane": lane}).scalar_one())
         if free > 0:
-            claimed += _take_free(connection, change, {"now": now, "lane": lane}, free, held)
+            claimed += _take_free(connection, change, {**due, "lane": lane}, free, held)
     return claimed
 
 
