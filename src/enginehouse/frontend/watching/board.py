@@ -9,7 +9,7 @@ and after a gap. Progress reaches watchers without the store: it is kept here pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import msgspec
@@ -165,7 +165,15 @@ class Board:
                 return  # `catch_up_step` publishes all of it
         touched = self._note(one for one in changed.values() if self._is_followed(one.id))
         self._keep(read)
-        self._publish_soon(touched & self._open.keys())
+        await self._tell_changes(touched & self._open.keys())
+
+    async def _tell_changes(self, operation_ids: Collection[OperationId]) -> None:
+        """Publish operations whose intents changed. An end is read from the store first: another frontend may have
+        cancelled a share of it, which the intents do not show.
+        """
+        ended = [one for one in operation_ids if not self._open[one].is_open]
+        self._publish_soon(set(operation_ids).difference(ended))
+        await self.operations_changed(ended)
 
     def _is_followed(self, intent_id: IntentId) -> bool:
         """Whether all operations that an intent is known to serve are known here, with this intent."""
@@ -207,7 +215,9 @@ class Board:
                 tracked = self._tracked.setdefault(intent.id, Tracked(intent.node_id, set()))
                 tracked.operations.add(operation_id)
                 tracked.note(intent)
-            if known.changed or known.operation != before:
+            if not known.is_open and read.is_open:
+                self._dirty.add(operation_id)  # it ended after this was read; the next step reads its end
+            elif known.changed or known.operation != before:
                 self._publish(known)
 
     def _publish_soon(self, operation_ids: Iterable[OperationId]) -> None:
@@ -215,7 +225,7 @@ class Board:
         now = self._clock.monotonic()
         for operation_id in operation_ids:
             snapshot = self._open[operation_id]
-            if now - snapshot.published_at >= PUBLISH_SECONDS or not snapshot.is_open:
+            if now - snapshot.published_at >= PUBLISH_SECONDS:
                 self._publish(snapshot)
             else:
                 self._dirty.add(operation_id)
@@ -316,8 +326,10 @@ class Board:
         self._rests_until = now + (min(SLOWEST_SECONDS, rest) if rest > PUBLISH_SECONDS else 0.0)
         for count, operation_id in enumerate(taken, start=1):
             snapshot = self._open.get(operation_id)
-            if snapshot is not None:
+            if snapshot is not None and snapshot.is_open:
                 self._publish(snapshot)
+            elif snapshot is not None:
+                await self._tell_changes([operation_id])
             if count % _RENDERED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -419,7 +431,10 @@ class Board:
         news, snapshots = await self._store.look(work)
         self._keep(snapshots)
         touched = self._note(one for one in news.intents if self._is_followed(one.id))
-        self._publish_soon(touched & self._open.keys())
+        # Also the ends that could not be read when they came.
+        await self._tell_changes(
+            {*(touched & self._open.keys()), *(one for one, known in self._open.items() if not known.is_open)}
+        )
         self._note_silence()
         await self.nodes_changed(news.nodes)
         gone = [one for one in told_nodes if one not in news.present] if news.present is not None else []
