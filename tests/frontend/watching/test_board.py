@@ -474,3 +474,18 @@ async def test_machines_that_come_back_together_are_told_together(world: World, 
         assert sorted(one[1] for one in told(watcher)) == sorted(node.id for node in every[1:])
         await world.board.step()
         assert told(watcher) == []
+
+
+async def test_an_end_is_not_told_before_what_another_frontend_cancelled_is_known(world: World, time: Time) -> None:
+    await world.join("first")
+    kept, cancelled = await world.install(), await world.install()
+    await world.dispatcher.step()
+    await world.board.step()
+    other = World(world.store, time, owner="other")
+    await other.start()
+    await other.cancellation.cancel(cancelled.jobID, None, "me")
+    with world.events.watch() as watcher:
+        await world.reply(await world.intent(kept), Outcome())
+        await world.board.step()
+        ends = [(one[1], one[2]["status"]) for one in told(watcher) if one[0] == "operation"]
+    assert sorted(ends) == sorted([(kept.jobID, "succeeded"), (cancelled.jobID, "cancelled")])
