@@ -31,6 +31,7 @@ from enginehouse.api.node_logs import NodeLogRoutes
 from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
+from enginehouse.api.pages import PageRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.routes import ApiRoute, RouteObjects, make_routes
 from enginehouse.api.schedules import ScheduleRoutes
@@ -452,6 +453,7 @@ def make_entries(
     store, board, requests, cancellation = frontend.store, frontend.board, frontend.operations, frontend.cancellation
     unready = partial(unready_reasons, store, bus, frontend.nodes, wakes)
     objects = RouteObjects(
+        pages=PageRoutes(),
         system=SystemRoutes(frontend.metrics, unready),
         workers=WorkerRoutes(
             frontend.nodes,

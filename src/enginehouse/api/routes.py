@@ -25,6 +25,7 @@ from enginehouse.api.node_logs import NodeLogRoutes
 from enginehouse.api.nodes import NodeBackend, NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes, OperationTarget
+from enginehouse.api.pages import PageRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.schedules import ScheduleRoutes
 from enginehouse.api.system import SystemRoutes
@@ -72,6 +73,7 @@ class ApiRoute(Struct, frozen=True):
 class RouteObjects(Struct, frozen=True, kw_only=True):
     """The objects whose methods the table calls, one per resource."""
 
+    pages: PageRoutes
     system: SystemRoutes
     workers: WorkerRoutes
     nodes: NodeRoutes
@@ -96,7 +98,8 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
     backends, jobs, tokens, scheduled = of.backends, of.jobs, of.tokens, of.schedules
     return [
         # The frontend itself.
-        get("/", "public", "A page about this server, for browsers.", system.root),
+        get("/", "public", "The web page.", of.pages.index),
+        get("/web/{path:path}", "public", "A file of the web page.", of.pages.file),
         get("/healthz", "public", "Liveness.", system.alive),
         get("/readyz", "public", "Readiness, with the reasons if not ready.", system.ready),
         get("/version", "user", "The version of this frontend.", system.version),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,16 +11,6 @@ from enginehouse import __version__
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.requests import json_response
 
-_ROOT = (Path(__file__).parent / "web" / "root.html").read_bytes()
-# The page loads nothing but its own style, and no other site may frame it.
-_PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
-
 
 class SystemRoutes:
     def __init__(self, metrics: Metrics, unready: Callable[[], Sequence[str]]) -> None:
@@ -29,9 +18,6 @@ class SystemRoutes:
         self._metrics = metrics
         self._unready = unready
         self.openapi: Mapping[str, object] = {}  # set once the route table exists
-
-    async def root(self, _request: Request) -> Response:
-        return Response(_ROOT, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
 
     async def alive(self, _request: Request) -> Response:
         return json_response({"status": "ok"})

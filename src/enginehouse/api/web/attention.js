@@ -1,0 +1,122 @@
+// What needs a person, most urgent first, each with the one thing that helps. Pure. An empty list means that nothing does.
+
+import { isEnded } from "./state.js";
+import * as words from "./words.js";
+
+export const FULL_DISK = 0.05; // of the disk that is free
+
+/** `{key, kind, colour, text, link?, action?: {label, name, …}}` per matter. */
+export function attention(state, now) {
+  const found = [];
+  const pending = [];
+  const waiting = waitingRequests(state);
+  for (const node of state.nodes.values()) {
+    if (node.removedAt) continue;
+    if (!node.approved) {
+      pending.push(node);
+      continue;
+    }
+    const free = figure(state, node, "available_disk");
+    if (node.total_disk && free !== null && free < FULL_DISK * node.total_disk && node.health !== "offline") {
+      found.push({
+        key: `disk ${node.id}`, kind: "disk", colour: "bad", link: `#/nodes/${encodeURIComponent(node.name)}`,
+        text: `${node.name} has ${words.bytes(free)} of ${words.bytes(node.total_disk)} disk free. Delete what it no longer needs.`,
+      });
+    }
+    for (const failed of node.failed_replicas || []) {
+      found.push({
+        key: `replica ${node.id} ${failed.model_id}#${failed.replica_index}`, kind: "replica", colour: "bad",
+        link: `#/logs/${encodeURIComponent(node.name)}/${encodeURIComponent(failed.model_id)}`,
+        text: `${failed.model_id} does not stay up on ${node.name}: ${failed.message}`, action: { name: "link", label: "Show its log" },
+      });
+    }
+    if (node.health === "offline") {
+      const many = waiting.get(node.id) || 0;
+      found.push({
+        key: `away ${node.id}`, kind: "away", colour: "warn", link: `#/nodes/${encodeURIComponent(node.name)}`,
+        text: `${node.name} has been offline for ${words.span(now - heardAt(state, node))}${many ? `; ${words.count(many, "request")} ${many === 1 ? "waits" : "wait"} for it` : ""}.`,
+      });
+    } else if (node.degraded) {
+      found.push({
+        key: `degraded ${node.id}`, kind: "degraded", colour: "warn", link: `#/nodes/${encodeURIComponent(node.name)}`,
+        text: `${node.name} sends heartbeats, but commands do not reach it. Check that it reaches the port of NATS.`,
+      });
+    }
+  }
+  for (const operation of state.operations.values()) {
+    if (operation.dismissed || !isEnded(operation) || !["failed", "partial"].includes(operation.status)) continue;
+    if (replacedByRetry(state, operation)) continue;
+    found.push({
+      key: `operation ${operation.jobID}`, kind: "failed", colour: operation.status === "partial" ? "warn" : "bad",
+      link: `#/operations/${operation.jobID}`, operation,
+      text: `${words.operationSentence(operation, nameOf(state))} ${firstError(operation)}`.trim(),
+      action: { name: "retry", label: "Retry" },
+    });
+  }
+  pending.sort((a, b) => (a.name < b.name ? -1 : 1));
+  const joins = pending.map((node) => ({
+    key: `pending ${node.id}`, kind: "pending", colour: "warn", node,
+    text: node.waits_for ? `${node.name} asks to join again: ${node.waits_for}` : `${node.name} asks to join`,
+    action: { name: "approve", label: "Approve" },
+  }));
+  const order = { replica: 0, disk: 1, failed: 2, degraded: 3, away: 4 };
+  found.sort((a, b) => order[a.kind] - order[b.kind] || (a.key < b.key ? -1 : 1));
+  return [...joins, ...found];
+}
+
+/** A figure of a node as it was last heard; null if unknown. */
+export function figure(state, node, name) {
+  const vitals = state.vitals.get(node.id);
+  const value = vitals && vitals[name] !== undefined ? vitals[name] : node[name];
+  return value === undefined ? null : value;
+}
+
+export function heardAt(state, node) {
+  const vitals = state.vitals.get(node.id);
+  return Math.max(vitals ? vitals.heard_at : 0, words.seconds(node.last_heartbeat));
+}
+
+export const nameOf = (state) => (id) => (state.nodes.get(id) || {}).name || id;
+
+/** How many requests wait for each node, by its id. */
+export function waitingRequests(state) {
+  const counts = new Map();
+  for (const operation of state.operations.values()) {
+    if (isEnded(operation)) continue;
+    for (const row of operation.nodes || []) {
+      if (row.reason === "node_away" || row.reason === "draining") counts.set(row.node_id, (counts.get(row.node_id) || 0) + 1);
+    }
+  }
+  return counts;
+}
+
+function replacedByRetry(state, operation) {
+  for (const other of state.operations.values()) if (other.retryOf === operation.jobID) return true;
+  return false;
+}
+
+function firstError(operation) {
+  const failed = (operation.nodes || []).find((row) => row.status === "error" && row.error);
+  const text = failed ? `${failed.node_name}: ${failed.error}` : operation.error || "";
+  return text.length > 240 ? `${text.slice(0, 240)}…` : text;
+}
+
+/** The first line of every page: what is so, in words. */
+export function truth(state) {
+  const nodes = [...state.nodes.values()].filter((node) => node.approved && !node.removedAt);
+  const healthy = nodes.filter((node) => node.health === "healthy" && !node.drained).length;
+  const replicas = [...state.models.values()].reduce((sum, model) => sum + (model.replicas || []).length, 0);
+  const running = [...state.operations.values()].filter((one) => !isEnded(one)).length;
+  const traffic = state.traffic;
+  return {
+    healthy,
+    nodes: nodes.length,
+    pieces: [
+      nodes.length ? `${healthy} of ${words.count(nodes.length, "node")} healthy` : "no nodes yet",
+      words.count(replicas, "replica"),
+      `${words.rate(traffic && traffic.requests_per_second)} req/s`,
+      `${words.rate(traffic && traffic.tokens_per_second)} tok/s`,
+      ...(running ? [`${words.count(running, "operation")} running`] : []),
+    ],
+  };
+}

@@ -1,0 +1,158 @@
+// The one live source: the event stream, its state, and who is told of changes. Nothing here polls while the stream works.
+//
+// The stream begins before the lists are read, so nothing is lost between; after a gap it resumes by the id of the last
+// event, on any frontend. Silence longer than the server's sign of life means that the connection is dead.
+
+import { get, readEvents, Refusal, send } from "./client.js";
+import { apply, emptyState, putLists, sweep } from "./state.js";
+
+const SILENCE_MS = 12_000; // the server sends a sign of life every five seconds
+const FIRST_PAUSE_MS = 500;
+const LONGEST_PAUSE_MS = 8_000;
+const DRAWN_EVERY_MS = 150; // faster updates of numbers cannot be read
+const LISTED = 50; // operations of the first list
+
+export const state = emptyState();
+export const connection = { status: "connecting", heardAt: 0, error: "" };
+
+let listeners = new Set();
+let stopping = null;
+let lastId = "";
+let drawing = 0;
+let drawnAt = 0;
+
+/** The server's clock as it is now, in seconds. */
+export const now = () => Date.now() / 1000 + state.ahead;
+
+/** Calls `listener` after changes, at most a few times a second. Returns the function that ends this. */
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+/** Draws soon: at once for what a person did, and seldom enough for a flood of events. */
+export function changed(isByPerson = false) {
+  if (drawing && !isByPerson) return;
+  const rest = isByPerson ? 0 : Math.max(0, drawnAt + DRAWN_EVERY_MS - performance.now());
+  clearTimeout(drawing);
+  drawing = setTimeout(() => requestAnimationFrame(draw), rest);
+  // A page in the background gets no animation frames; it is drawn when it is looked at.
+}
+
+function draw() {
+  drawing = 0;
+  drawnAt = performance.now();
+  for (const listener of listeners) listener();
+}
+
+export function start() {
+  if (stopping) return;
+  stopping = new AbortController();
+  follow(stopping.signal);
+  const ticking = setInterval(tick, 1000);
+  stopping.signal.addEventListener("abort", () => clearInterval(ticking));
+}
+
+export function stop() {
+  if (stopping) stopping.abort();
+  stopping = null;
+  lastId = "";
+  Object.assign(state, emptyState());
+  Object.assign(connection, { status: "connecting", heardAt: 0, error: "" });
+}
+
+/** Ages are shown, so something changes every second. */
+function tick() {
+  sweep(state, Date.now() / 1000);
+  if (!document.hidden) changed();
+}
+
+async function follow(signal) {
+  let pause = FIRST_PAUSE_MS;
+  while (!signal.aborted) {
+    const began = Date.now();
+    try {
+      await read(signal);
+    } catch (error) {
+      if (signal.aborted) return;
+      connection.error = error instanceof Refusal ? error.message : "";
+      if (error instanceof Refusal && (error.status === 401 || error.status === 403)) {
+        connection.status = "refused";
+        changed();
+        return;
+      }
+    }
+    if (signal.aborted) return;
+    if (Date.now() - began > 5_000) pause = FIRST_PAUSE_MS;
+    connection.status = "reconnecting";
+    changed();
+    await rest(pause * (0.75 + Math.random() / 2), signal);
+    pause = Math.min(LONGEST_PAUSE_MS, 2 * pause);
+  }
+}
+
+function rest(milliseconds, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(done, milliseconds);
+    function done() {
+      clearTimeout(timer);
+      window.removeEventListener("online", done);
+      resolve();
+    }
+    window.addEventListener("online", done, { once: true });
+    signal.addEventListener("abort", done, { once: true });
+  });
+}
+
+async function read(signal) {
+  const attempt = new AbortController();
+  const abort = () => attempt.abort();
+  signal.addEventListener("abort", abort);
+  let watchdog = setTimeout(abort, SILENCE_MS);
+  try {
+    const headers = lastId ? { "last-event-id": lastId } : {};
+    const isResumed = Boolean(lastId);
+    const answer = await send("GET", "/api/events", undefined, { headers, signal: attempt.signal });
+    for await (const event of readEvents(answer)) {
+      clearTimeout(watchdog);
+      watchdog = setTimeout(abort, SILENCE_MS);
+      connection.heardAt = Date.now() / 1000;
+      if (event.id) lastId = event.id;
+      if (event.event === "hello") {
+        connection.status = "live";
+        connection.error = "";
+        // What a resumed stream missed it sends itself; of models it has no list of the present ones.
+        list(isResumed ? ["models", "schedules"] : ["nodes", "models", "operations", "schedules"]);
+      } else if (event.event === "bye") {
+        return;
+      } else if (event.event) {
+        apply(state, event.event, JSON.parse(event.data), Date.now() / 1000);
+        if (event.event === "overflow") list(["nodes", "models", "operations", "schedules"]);
+      }
+      changed();
+    }
+  } finally {
+    clearTimeout(watchdog);
+    signal.removeEventListener("abort", abort);
+    attempt.abort();
+  }
+}
+
+const PATHS = {
+  nodes: "/api/nodes",
+  models: "/api/models",
+  operations: `/api/operations?all=true&rows=false&limit=${LISTED}`,
+  schedules: "/api/nodes/scheduling",
+};
+const PART = { operations: (answer) => (Array.isArray(answer) ? answer : answer.operations || []) };
+
+/** Reads lists again. One that fails is read with the next connection; the stream itself tells that it is lost. */
+export async function list(wanted) {
+  const found = await Promise.all(wanted.map((one) => get(PATHS[one]).catch(() => null)));
+  const lists = {};
+  wanted.forEach((one, at) => {
+    if (found[at] !== null) lists[one] = PART[one] ? PART[one](found[at]) : found[at];
+  });
+  putLists(state, lists, Date.now() / 1000);
+  changed();
+}

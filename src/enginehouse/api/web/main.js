@@ -1,0 +1,95 @@
+// READ FIRST. Who is here decides what is shown: the way in, or the shell with the page of the address.
+//
+// Pages are functions of the live state and of the address; each file under `pages/` has one or two. A page is
+// `{view(context), enter?(context), leave?(), title}`; `context` has the route, the state, and what a person may do.
+
+import { get, Refusal, whenSignedOut } from "./client.js";
+import { forgetUnused, h, render } from "./dom.js";
+import * as keys from "./keys.js";
+import * as live from "./live.js";
+import { current } from "./route.js";
+import { pages } from "./pages/table.js";
+import * as login from "./pages/login.js";
+import { layers } from "./parts/layers.js";
+import { shell } from "./parts/shell.js";
+
+const app = document.getElementById("app");
+const session = { name: "", role: "", version: "", frontend: "" };
+let isHere = false; // whether a session is known
+let shown = null; // the page that was entered
+let shownAt = "";
+
+export async function start() {
+  whenSignedOut(leave);
+  window.addEventListener("hashchange", () => live.changed(true));
+  document.addEventListener("visibilitychange", () => live.changed(true));
+  live.subscribe(draw);
+  keys.listen(() => isHere);
+  const { page, parts } = current();
+  if (page === "login" && parts[0]) await login.useCode(parts[0]);
+  await enter();
+}
+
+/** Begins with the session that the browser has; shows the way in if it has none. */
+export async function enter() {
+  try {
+    Object.assign(session, await get("/api/session"));
+    isHere = true;
+    live.start();
+  } catch (error) {
+    isHere = false;
+    login.failed(error instanceof Refusal && error.status === 401 ? "" : error.message);
+  }
+  draw();
+}
+
+function leave() {
+  if (!isHere) return;
+  isHere = false;
+  live.stop();
+  login.failed("You have been signed out, or the session has expired.");
+  draw();
+}
+
+function context() {
+  const route = current();
+  return {
+    route,
+    state: live.state,
+    connection: live.connection,
+    now: live.now(),
+    session,
+    canAct: session.role === "admin",
+    refresh: () => live.changed(true),
+    signOut: leave,
+  };
+}
+
+function draw() {
+  const here = context();
+  if (!isHere) {
+    show(null, "", here);
+    document.title = "Enginehouse";
+    render(app, login.view({ ...here, enter }));
+  } else {
+    const page = pages[here.route.page] || pages.missing;
+    show(page, `${here.route.page}/${here.route.parts.join("/")}`, here);
+    document.title = `${page.title(here)} · Enginehouse`;
+    render(app, shell(here, page));
+  }
+  render(document.getElementById("layers"), layers(here));
+  forgetUnused();
+}
+
+/** Tells a page that it is entered or left; another address of the same page is another visit. */
+function show(page, address, here) {
+  if (address === shownAt && page === shown) return;
+  const before = shown;
+  shown = page;
+  shownAt = address;
+  if (before && before.leave) before.leave();
+  if (page && page.enter) page.enter(here);
+  if (page) requestAnimationFrame(() => window.scrollTo(0, 0));
+}
+
+start();

@@ -1,0 +1,33 @@
+// Every page by the first part of its address.
+
+import { h } from "../dom.js";
+import * as fleet from "./fleet.js";
+import * as node from "./node.js";
+import * as operations from "./operations.js";
+import * as operation from "./operation.js";
+
+const missing = {
+  title: () => "Not found",
+  view: ({ route }) => h("div", { class: "empty" }, h("p", null, `There is no page ${route.text}.`), h("a", { href: "#/fleet" }, "Go to the fleet")),
+};
+
+/** A page of one object, where the address names one, else the page of all. */
+const either = (all, one) => ({
+  title: (context) => (context.route.parts.length ? one : all).title(context),
+  view: (context) => (context.route.parts.length ? one : all).view(context),
+  enter: (context) => {
+    const page = context.route.parts.length ? one : all;
+    if (page.enter) page.enter(context);
+  },
+  leave: () => {
+    for (const page of [all, one]) if (page.leave) page.leave();
+  },
+});
+
+export const pages = {
+  fleet,
+  nodes: either(fleet, node),
+  operations: either(operations, operation),
+  login: fleet,
+  missing,
+};
