@@ -7,8 +7,9 @@ import { h, memo } from "../dom.js";
 import * as history from "../history.js";
 import { setQuery } from "../route.js";
 import * as words from "../words.js";
-import { addMachine, approve, approveAll, labelText, nodeMenu } from "../parts/nodes.js";
+import { addMachine, approve, approveAll, labelText, nodeActions, removeNode } from "../parts/nodes.js";
 import { accepted, attempt } from "../parts/layers.js";
+import { menuButton } from "../parts/menu.js";
 import { age, empty, meter, pill } from "../parts/marks.js";
 import { plots } from "../parts/plots.js";
 import { firstSteps } from "../parts/first_steps.js";
@@ -35,13 +36,13 @@ export function view(context) {
       canAct && h("div", { class: "buttons" }, h("button", { onclick: () => addMachine() }, "Add a machine"))),
     needsYou(needs, context),
     firstSteps(context, needs),
-    approved.length > 0 && plots(context),
     approved.length > 5 && h("div", { class: "filters" },
       h("input", { type: "search", "data-search": true, "aria-label": "Search nodes", placeholder: "Search by name, label, model or backend  ( / )", value: route.query.get("q") || "",
         oninput: (event) => { setQuery("q", event.target.value); context.refresh(); } }),
       h("span", { class: "muted" }, search ? `${shown.length} of ${words.count(approved.length, "node")}` : "")),
     h("div", { class: "panels" }, shown.map((node) => panel(node, context))),
     approved.length > 0 && !shown.length && empty(`No node matches “${search}”.`),
+    approved.length > 0 && plots(),
   ];
 }
 
@@ -85,7 +86,7 @@ function needsYou(needs, context) {
       h("span", { class: "buttons" },
         one.link && h("a", { href: one.link }, one.action && one.action.name === "link" ? one.action.label : "Show"),
         canAct && one.kind === "pending" && h("button", { class: "main", onclick: () => approve(one.node) }, "Approve"),
-        canAct && one.kind === "pending" && h("button", { onclick: () => deny(one.node) }, "Deny"),
+        canAct && one.kind === "pending" && h("button", { onclick: () => removeNode(one.node, "Deny") }, "Deny"),
         canAct && one.kind === "failed" && h("button", { onclick: () => retry(one.operation, nameOf(state)) }, "Retry"),
         canAct && one.kind === "failed" && h("button", { class: "quiet", onclick: () => attempt(() => post(`/api/operations/${one.operation.jobID}/dismiss`)) }, "Dismiss"))))),
     needs.length > 12 && h("p", { class: "muted" }, `and ${needs.length - 12} more`));
@@ -93,10 +94,6 @@ function needsYou(needs, context) {
 
 function fingerprint(node, now) {
   return h("small", null, " ", node.fingerprint ? h("code", null, node.fingerprint) : "without a key of its own", ` · ${node.platform || "unknown platform"} · asked ${words.ago(words.seconds(node.created_at), now)}`);
-}
-
-function deny(node) {
-  return import("../parts/nodes.js").then((nodes) => nodes.removeNode(node, "Deny"));
 }
 
 function retry(operation, name) {
@@ -121,7 +118,7 @@ function panel(node, context) {
       pill(words.nodeMark(node)),
       h("span", { class: "grow" }),
       h("span", { class: "muted" }, isAway ? "last known " : "", age(heard, now)),
-      canAct && !node.removedAt && nodeMenu(node)),
+      canAct && !node.removedAt && menuButton(`Actions for ${node.name}`, () => nodeActions(node))),
     h("p", { class: "muted facts" }, [cards, node.platform, labelText(node), node.worker_version && `v${node.worker_version}`].filter(Boolean).join(" · ")),
     h("div", { class: "meters" },
       node.total_vram ? meter("VRAM", used(node.total_vram, free("available_vram")), node.total_vram, words.bytesOf(used(node.total_vram, free("available_vram")), node.total_vram)) : null,

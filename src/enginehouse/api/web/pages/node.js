@@ -6,7 +6,7 @@ import { h } from "../dom.js";
 import * as history from "../history.js";
 import { isEnded } from "../state.js";
 import * as words from "../words.js";
-import { approve, drainState, nodeButtons } from "../parts/nodes.js";
+import { approve, drainState, nodeActions } from "../parts/nodes.js";
 import { operationRow } from "../parts/operation_rows.js";
 import { age, empty, meter, mono, pill, table } from "../parts/marks.js";
 
@@ -27,7 +27,7 @@ export function view(context) {
   return [
     h("div", { class: "head" },
       h("h1", null, node.name, " ", pill(words.nodeMark(node))),
-      canAct && h("div", { class: "buttons" }, !node.approved ? h("button", { class: "main", onclick: () => approve(node) }, "Approve…") : nodeButtons(node))),
+      canAct && h("div", { class: "buttons" }, !node.approved ? h("button", { class: "main", onclick: () => approve(node) }, "Approve…") : nodeActions(node).map((one) => h("button", { key: one.label, class: one.colour, onclick: one.act }, one.label)))),
     h("p", null, isAway ? ["Everything below is what it last reported, ", age(heard, now), "."] : ["Last heartbeat ", age(heard, now), "."]),
     node.waits_for && h("p", { class: "note warn" }, node.waits_for),
     drained && h("p", { class: ["note", drained.isSafe ? "ok" : "warn"], role: "status" }, drained.text),

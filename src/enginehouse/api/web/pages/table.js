@@ -1,10 +1,17 @@
 // Every page by the first part of its address.
 
 import { h } from "../dom.js";
+import * as access from "./access.js";
+import * as backends from "./backends.js";
+import * as chat from "./chat.js";
 import * as fleet from "./fleet.js";
+import * as logs from "./logs.js";
+import * as model from "./model.js";
+import * as models from "./models.js";
 import * as node from "./node.js";
 import * as operations from "./operations.js";
 import * as operation from "./operation.js";
+import * as settings from "./settings.js";
 
 const missing = {
   title: () => "Not found",
@@ -28,6 +35,12 @@ export const pages = {
   fleet,
   nodes: either(fleet, node),
   operations: either(operations, operation),
+  backends,
+  models: either(models, model),
+  chat,
+  logs,
+  access,
+  settings,
   login: fleet,
   missing,
 };

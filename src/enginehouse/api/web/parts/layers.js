@@ -4,6 +4,7 @@ import { announce, h } from "../dom.js";
 import { changed } from "../live.js";
 import { PLACES } from "../keys.js";
 import { Refusal } from "../client.js";
+import { closeMenu, menuLayer } from "./menu.js";
 
 const MESSAGE_MS = 8_000;
 const stack = []; // open dialogs: {key, title, view, isWide, before}
@@ -19,6 +20,7 @@ export function open(title, view, { isDrawer = false } = {}) {
 }
 
 export function closeTop() {
+  if (closeMenu()) return true;
   const closed = stack.pop();
   if (!closed) return false;
   changed(true);
@@ -89,6 +91,7 @@ export function openHelp() {
 
 export function layers(context) {
   return [
+    menuLayer(),
     stack.map((dialog) => h("div", { key: `dialog ${dialog.key}`, class: ["veil", dialog.isDrawer && "drawer"], onclick: (event) => { if (event.target === event.currentTarget) closeTop(); } },
       h("section", {
         class: "dialog", role: "dialog", "aria-modal": "true", "aria-label": dialog.title, tabindex: "-1",

@@ -40,20 +40,14 @@ async function approveNow(nodes) {
   if (done.length) say(`Approved ${words.names(done)}.`);
 }
 
-/** The menu of a node, as buttons behind one. */
-export function nodeMenu(node) {
-  return h("details", { class: "menu" },
-    h("summary", { "aria-label": `Actions for ${node.name}` }, "⋯"),
-    h("div", { class: "items", onclick: (event) => { event.currentTarget.parentElement.open = false; } }, nodeButtons(node)));
-}
-
-export function nodeButtons(node) {
+/** What can be done with a joined node. */
+export function nodeActions(node) {
   return [
     node.drained
-      ? h("button", { onclick: () => attempt(() => post(`/api/nodes/${part(node.id)}/resume`), () => say(`${node.name} gets work again.`)) }, "Resume")
-      : h("button", { onclick: () => drain(node) }, "Drain…"),
-    h("button", { onclick: () => editLabels(node) }, "Labels…"),
-    h("button", { class: "bad", onclick: () => removeNode(node) }, "Remove…"),
+      ? { label: "Resume", act: () => attempt(() => post(`/api/nodes/${part(node.id)}/resume`), () => say(`${node.name} gets work again.`)) }
+      : { label: "Drain…", act: () => drain(node) },
+    { label: "Labels…", act: () => editLabels(node) },
+    { label: "Remove…", colour: "bad", act: () => removeNode(node) },
   ];
 }
 
