@@ -19,43 +19,61 @@ export function attention(state, now) {
     const free = figure(state, node, "available_disk");
     if (node.total_disk && free !== null && free < FULL_DISK * node.total_disk && node.health !== "offline") {
       found.push({
-        key: `disk ${node.id}`, kind: "disk", colour: "bad", link: `#/nodes/${encodeURIComponent(node.name)}`,
+        key: `disk ${node.id}`,
+        kind: "disk",
+        colour: "bad",
+        link: `#/nodes/${encodeURIComponent(node.name)}`,
         text: `${node.name} has ${words.bytes(free)} of ${words.bytes(node.total_disk)} disk free. Delete what it no longer needs.`,
       });
     }
     for (const failed of node.failed_replicas || []) {
       found.push({
-        key: `replica ${node.id} ${failed.model_id}#${failed.replica_index}`, kind: "replica", colour: "bad",
+        key: `replica ${node.id} ${failed.model_id}#${failed.replica_index}`,
+        kind: "replica",
+        colour: "bad",
         link: `#/logs/${encodeURIComponent(node.name)}/${encodeURIComponent(failed.model_id)}`,
-        text: `${failed.model_id} does not stay up on ${node.name}: ${failed.message}`, action: { name: "link", label: "Show its log" },
+        text: `${failed.model_id} does not stay up on ${node.name}: ${failed.message}`,
+        action: { name: "link", label: "Show its log" },
       });
     }
     if (node.health === "offline") {
       const many = waiting.get(node.id) || 0;
       found.push({
-        key: `away ${node.id}`, kind: "away", colour: "warn", link: `#/nodes/${encodeURIComponent(node.name)}`,
+        key: `away ${node.id}`,
+        kind: "away",
+        colour: "warn",
+        link: `#/nodes/${encodeURIComponent(node.name)}`,
         text: `${node.name} has been offline for ${words.span(now - heardAt(state, node))}${many ? `; ${words.count(many, "request")} ${many === 1 ? "waits" : "wait"} for it` : ""}.`,
       });
     } else if (node.degraded) {
       found.push({
-        key: `degraded ${node.id}`, kind: "degraded", colour: "warn", link: `#/nodes/${encodeURIComponent(node.name)}`,
+        key: `degraded ${node.id}`,
+        kind: "degraded",
+        colour: "warn",
+        link: `#/nodes/${encodeURIComponent(node.name)}`,
         text: `${node.name} sends heartbeats, but commands do not reach it. Check that it reaches the port of NATS.`,
       });
     }
   }
   for (const operation of state.operations.values()) {
     if (operation.dismissed || !isEnded(operation) || !["failed", "partial"].includes(operation.status)) continue;
-    if (replacedByRetry(state, operation)) continue;
+    if (isSettled(state, operation)) continue;
     found.push({
-      key: `operation ${operation.jobID}`, kind: "failed", colour: operation.status === "partial" ? "warn" : "bad",
-      link: `#/operations/${operation.jobID}`, operation,
-      text: `${words.operationSentence(operation, nameOf(state))} ${firstError(operation)}`.trim(),
+      key: `operation ${operation.jobID}`,
+      kind: "failed",
+      colour: operation.status === "partial" ? "warn" : "bad",
+      link: `#/operations/${operation.jobID}`,
+      operation,
+      text: failure(state, operation),
       action: { name: "retry", label: "Retry" },
     });
   }
   pending.sort((a, b) => (a.name < b.name ? -1 : 1));
   const joins = pending.map((node) => ({
-    key: `pending ${node.id}`, kind: "pending", colour: "warn", node,
+    key: `pending ${node.id}`,
+    kind: "pending",
+    colour: "warn",
+    node,
     text: node.waits_for ? `${node.name} asks to join again: ${node.waits_for}` : `${node.name} asks to join`,
     action: { name: "approve", label: "Approve" },
   }));
@@ -84,21 +102,32 @@ export function waitingRequests(state) {
   for (const operation of state.operations.values()) {
     if (isEnded(operation)) continue;
     for (const row of operation.nodes || []) {
-      if (row.reason === "node_away" || row.reason === "draining") counts.set(row.node_id, (counts.get(row.node_id) || 0) + 1);
+      if (row.reason === "node_away" || row.reason === "draining")
+        counts.set(row.node_id, (counts.get(row.node_id) || 0) + 1);
     }
   }
   return counts;
 }
 
-function replacedByRetry(state, operation) {
-  for (const other of state.operations.values()) if (other.retryOf === operation.jobID) return true;
+/** Whether a later request has done what this one could not: a retry, the same again, or a model that runs by now. */
+function isSettled(state, operation) {
+  if (operation.kind === "load" && ((state.models.get(operation.name) || {}).replicas || []).length) return true;
+  for (const other of state.operations.values()) {
+    if (other.retryOf === operation.jobID) return true;
+    const isSame =
+      other.kind === operation.kind && other.name === operation.name && other.createdAt > operation.createdAt;
+    if (isSame && other.status === "succeeded") return true;
+  }
   return false;
 }
 
-function firstError(operation) {
+/** The sentence about a failed operation, with what one of its nodes said. */
+function failure(state, operation) {
+  const sentence = words.operationSentence(operation, nameOf(state));
   const failed = (operation.nodes || []).find((row) => row.status === "error" && row.error);
-  const text = failed ? `${failed.node_name}: ${failed.error}` : operation.error || "";
-  return text.length > 240 ? `${text.slice(0, 240)}…` : text;
+  const why = failed ? `${failed.node_name}: ${failed.error}` : operation.error || "";
+  if (!why || sentence.includes(why)) return sentence;
+  return `${sentence} ${why.length > 240 ? `${why.slice(0, 240)}…` : why}`;
 }
 
 /** The first line of every page: what is so, in words. */

@@ -16,7 +16,9 @@ export function pieces(values, width, height, top) {
     piece.push(`${x.toFixed(1)},${(height - (Math.min(value, top) / top) * height).toFixed(1)}`);
   });
   if (piece.length) found.push(piece);
-  return found.map((one) => (one.length > 1 ? one : [one[0], `${(parseFloat(one[0]) + 1).toFixed(1)},${one[0].split(",")[1]}`]).join(" "));
+  return found.map((one) =>
+    (one.length > 1 ? one : [one[0], `${(parseFloat(one[0]) + 1).toFixed(1)},${one[0].split(",")[1]}`]).join(" "),
+  );
 }
 
 const known = (values) => values.filter((value) => value !== null && value !== undefined);
@@ -33,8 +35,18 @@ export function ceiling(values) {
 export function spark(values, { label, top, width = 96, height = 20 } = {}) {
   const highest = top || ceiling(values);
   const last = known(values).at(-1);
-  return h("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label || (last === undefined ? "no figures yet" : "the last hour") },
-    pieces(values, width, height - 2, highest).map((points) => h("polyline", { points })));
+  return h(
+    "svg",
+    {
+      class: "spark",
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
+      role: "img",
+      "aria-label": label || (last === undefined ? "no figures yet" : "the last hour"),
+    },
+    pieces(values, width, height - 2, highest).map((points) => h("polyline", { points })),
+  );
 }
 
 /** One plot of the last hour, with its highest and its present value in words. */
@@ -44,19 +56,43 @@ export function plot(title, values, { format, stepSeconds = 10, isShare = false 
   const all = known(values);
   const last = values.length ? values[values.length - 1] : null;
   const shown = last === null || last === undefined ? "–" : format(last);
-  const text = all.length ? `now ${shown}, at most ${format(Math.max(...all))} in the last ${Math.round((values.length * stepSeconds) / 60)} minutes` : "no figures yet";
-  return h("figure", { class: "plot" },
+  const text = all.length
+    ? `now ${shown}, at most ${format(Math.max(...all))} in the last ${Math.round((values.length * stepSeconds) / 60)} minutes`
+    : "no figures yet";
+  return h(
+    "figure",
+    { class: "plot" },
     h("figcaption", null, h("span", null, title), h("strong", null, shown)),
-    h("svg", { viewBox: `0 0 ${width} ${height + 14}`, role: "img", "aria-label": `${title}: ${text}`, preserveAspectRatio: "none" },
+    h(
+      "svg",
+      {
+        viewBox: `0 0 ${width} ${height + 14}`,
+        role: "img",
+        "aria-label": `${title}: ${text}`,
+        preserveAspectRatio: "none",
+      },
       h("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }),
       h("line", { class: "grid", x1: 0, x2: width, y1: height / 2, y2: height / 2 }),
-      pieces(values, width, height - 4, top).map((points) => h("polyline", { points }))),
-    h("div", { class: "range" }, h("span", null, `${Math.round((values.length * stepSeconds) / 60)} min ago`), h("span", null, all.length ? `highest ${format(top)}` : "no figures yet"), h("span", null, "now")));
+      pieces(values, width, height - 4, top).map((points) => h("polyline", { points })),
+    ),
+    h(
+      "div",
+      { class: "range" },
+      h("span", null, `${Math.round((values.length * stepSeconds) / 60)} min ago`),
+      h("span", null, all.length ? `highest ${format(top)}` : "no figures yet"),
+      h("span", null, "now"),
+    ),
+  );
 }
 
 /** Wanted and actual replicas as squares: filled, empty, and those that are too many. */
 export function squares(actual, wanted) {
   const boxes = [];
-  for (let at = 0; at < Math.min(24, Math.max(actual, wanted)); at += 1) boxes.push(at < actual ? (at < wanted || !wanted ? "full" : "extra") : "missing");
-  return h("span", { class: "squares", role: "img", "aria-label": `${actual} of ${wanted || actual} wanted replicas` }, boxes.map((kind) => h("span", { class: kind })));
+  for (let at = 0; at < Math.min(24, Math.max(actual, wanted)); at += 1)
+    boxes.push(at < actual ? (at < wanted || !wanted ? "full" : "extra") : "missing");
+  return h(
+    "span",
+    { class: "squares", role: "img", "aria-label": `${actual} of ${wanted || actual} wanted replicas` },
+    boxes.map((kind) => h("span", { class: kind })),
+  );
 }

@@ -32,7 +32,10 @@ export async function send(method, path, body, { headers = {}, signal } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, { message: "The server does not answer. Check that it runs and that this machine reaches it.", code: "unreachable" });
+    throw new Refusal(0, {
+      message: "The server does not answer. Check that it runs and that this machine reaches it.",
+      code: "unreachable",
+    });
   }
   if (!answer.ok) {
     const refusal = new Refusal(answer.status, await explained(answer));

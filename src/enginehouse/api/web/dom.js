@@ -26,7 +26,11 @@ const memos = new Map();
 /** Returns the description made last under this name while every dependency is the same. */
 export function memo(name, dependencies, make) {
   const known = memos.get(name);
-  if (known && known.dependencies.length === dependencies.length && known.dependencies.every((one, at) => one === dependencies[at])) {
+  if (
+    known &&
+    known.dependencies.length === dependencies.length &&
+    known.dependencies.every((one, at) => one === dependencies[at])
+  ) {
     known.used = true;
     return known.made;
   }
@@ -90,7 +94,8 @@ function create(wanted, isSvg) {
     return wanted;
   }
   const inSvg = isSvg || wanted.tag === "svg";
-  const element = inSvg && SVG_TAGS.has(wanted.tag) ? document.createElementNS(SVG, wanted.tag) : document.createElement(wanted.tag);
+  const element =
+    inSvg && SVG_TAGS.has(wanted.tag) ? document.createElementNS(SVG, wanted.tag) : document.createElement(wanted.tag);
   wanted.element = element;
   update(element, [], wanted.children, inSvg);
   for (const name in wanted.props) set(element, name, undefined, wanted.props[name]);
@@ -108,7 +113,8 @@ function patch(old, wanted, isSvg) {
   }
   update(element, element.shownChildren || [], wanted.children, isSvg || wanted.tag === "svg");
   for (const name in old.props) if (!(name in wanted.props)) set(element, name, old.props[name], undefined);
-  for (const name in wanted.props) if (old.props[name] !== wanted.props[name]) set(element, name, old.props[name], wanted.props[name]);
+  for (const name in wanted.props)
+    if (old.props[name] !== wanted.props[name]) set(element, name, old.props[name], wanted.props[name]);
   return wanted;
 }
 
@@ -121,7 +127,8 @@ function set(element, name, before, value) {
     if (element.getAttribute("class") !== text) element.setAttribute("class", text);
   } else if (name === "style") {
     for (const key in before || {}) if (!value || !(key in value)) element.style.removeProperty(key);
-    for (const key in value || {}) if (!before || before[key] !== value[key]) element.style.setProperty(key, value[key]);
+    for (const key in value || {})
+      if (!before || before[key] !== value[key]) element.style.setProperty(key, value[key]);
   } else if (PROPERTIES.has(name)) {
     // A value is set only where it differs, so a cursor stays in its place.
     const wanted = value === undefined ? (name === "value" ? "" : false) : value;

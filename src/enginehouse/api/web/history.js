@@ -46,7 +46,10 @@ subscribe(() => {
   }
   if (at - grownTo < found.step_seconds) return;
   grownTo += found.step_seconds;
-  const grow = (values, value) => [...values.slice(values.length >= POINTS ? 1 : 0), value === undefined ? null : value];
+  const grow = (values, value) => [
+    ...values.slice(values.length >= POINTS ? 1 : 0),
+    value === undefined ? null : value,
+  ];
   const series = {};
   for (const [name, values] of Object.entries(found.series)) series[name] = grow(values, state.traffic[name]);
   const nodes = {};

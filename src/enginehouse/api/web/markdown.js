@@ -17,7 +17,9 @@ export function markdown(text) {
     if (fence) {
       const end = lines.findIndex((one, number) => number > at && one.trim().startsWith(fence[1]));
       const code = lines.slice(at + 1, end < 0 ? lines.length : end).join("\n");
-      found.push(h("pre", { class: "code", "data-language": fence[2] || undefined, tabindex: "0" }, h("code", null, code)));
+      found.push(
+        h("pre", { class: "code", "data-language": fence[2] || undefined, tabindex: "0" }, h("code", null, code)),
+      );
       at = end < 0 ? lines.length : end + 1;
     } else if (heading) {
       found.push(h("p", { class: `heading level${heading[1].length}` }, inline(heading[2])));
@@ -26,11 +28,23 @@ export function markdown(text) {
       const items = [];
       while (at < lines.length && (LIST.test(lines[at]) || (lines[at].startsWith("  ") && lines[at].trim()))) {
         const item = lines[at].match(LIST);
-        if (item) items.push({ depth: Math.min(4, Math.floor(item[1].length / 2)), isNumbered: /\d/.test(item[2]), start: parseInt(item[2], 10), text: item[3] });
+        if (item)
+          items.push({
+            depth: Math.min(4, Math.floor(item[1].length / 2)),
+            isNumbered: /\d/.test(item[2]),
+            start: parseInt(item[2], 10),
+            text: item[3],
+          });
         else items[items.length - 1].text += `\n${lines[at].trim()}`;
         at += 1;
       }
-      found.push(h(items[0].isNumbered ? "ol" : "ul", { class: "list", start: items[0].isNumbered ? items[0].start : undefined }, items.map((item) => h("li", { class: `depth${item.depth}` }, inline(item.text)))));
+      found.push(
+        h(
+          items[0].isNumbered ? "ol" : "ul",
+          { class: "list", start: items[0].isNumbered ? items[0].start : undefined },
+          items.map((item) => h("li", { class: `depth${item.depth}` }, inline(item.text))),
+        ),
+      );
     } else if (/^\s*>/.test(line)) {
       const quoted = [];
       while (at < lines.length && /^\s*>/.test(lines[at])) quoted.push(lines[at++].replace(/^\s*>\s?/, ""));
@@ -42,7 +56,13 @@ export function markdown(text) {
       at += 1;
     } else {
       const paragraph = [];
-      while (at < lines.length && lines[at].trim() && !/^(\s*(```|~~~|>)|#{1,6}\s)/.test(lines[at]) && !(paragraph.length && LIST.test(lines[at]))) paragraph.push(lines[at++]);
+      while (
+        at < lines.length &&
+        lines[at].trim() &&
+        !/^(\s*(```|~~~|>)|#{1,6}\s)/.test(lines[at]) &&
+        !(paragraph.length && LIST.test(lines[at]))
+      )
+        paragraph.push(lines[at++]);
       if (!paragraph.length) paragraph.push(lines[at++]);
       found.push(h("p", null, inline(paragraph.join("\n"))));
     }
@@ -50,7 +70,8 @@ export function markdown(text) {
   return found;
 }
 
-const INLINE = /`([^`]+)`|\*\*([^*]+?)\*\*|\*([^*\s][^*]*?)\*|\b_([^_\s][^_]*?)_\b|\[([^\]]{1,500})\]\(([^\s)]{1,2000})\)/;
+const INLINE =
+  /`([^`]+)`|\*\*([^*]+?)\*\*|\*([^*\s][^*]*?)\*|\b_([^_\s][^_]*?)_\b|\[([^\]]{1,500})\]\(([^\s)]{1,2000})\)/;
 
 function inline(text, depth = 0) {
   const found = [];
@@ -61,7 +82,8 @@ function inline(text, depth = 0) {
     if (match.index) found.push(...broken(rest.slice(0, match.index)));
     if (match[1] !== undefined) found.push(h("code", null, match[1]));
     else if (match[2] !== undefined) found.push(h("strong", null, inline(match[2], depth + 1)));
-    else if (match[3] !== undefined || match[4] !== undefined) found.push(h("em", null, inline(match[3] ?? match[4], depth + 1)));
+    else if (match[3] !== undefined || match[4] !== undefined)
+      found.push(h("em", null, inline(match[3] ?? match[4], depth + 1)));
     else found.push(link(match[5], match[6]));
     rest = rest.slice(match.index + match[0].length);
   }
@@ -71,7 +93,9 @@ function inline(text, depth = 0) {
 /** Only http and https; anything else stays text, with its address shown. */
 function link(text, address) {
   const isSafe = /^https?:\/\/[^\s]+$/i.test(address);
-  return isSafe ? h("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" }, text) : `${text} (${address})`;
+  return isSafe
+    ? h("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" }, text)
+    : `${text} (${address})`;
 }
 
 function broken(text) {

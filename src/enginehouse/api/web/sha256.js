@@ -61,14 +61,24 @@ export class Sha256 {
       const t1 = (h + s1 + ((e & f) ^ (~e & g)) + K[i] + w[i]) | 0;
       const s0 = ((a >>> 2) | (a << 30)) ^ ((a >>> 13) | (a << 19)) ^ ((a >>> 22) | (a << 10));
       const t2 = (s0 + ((a & b) ^ (a & c) ^ (b & c))) | 0;
-      h = g; g = f; f = e;
+      h = g;
+      g = f;
+      f = e;
       e = (d + t1) | 0;
-      d = c; c = b; b = a;
+      d = c;
+      c = b;
+      b = a;
       a = (t1 + t2) | 0;
     }
     const state = this.state;
-    state[0] += a; state[1] += b; state[2] += c; state[3] += d;
-    state[4] += e; state[5] += f; state[6] += g; state[7] += h;
+    state[0] += a;
+    state[1] += b;
+    state[2] += c;
+    state[3] += d;
+    state[4] += e;
+    state[5] += f;
+    state[6] += g;
+    state[7] += h;
   }
 
   /** The digest as hexadecimal digits; nothing can be added afterwards. */

@@ -21,7 +21,6 @@ export function emptyState() {
 }
 
 export const isEnded = (operation) => operation.status !== "queued" && operation.status !== "running";
-export const isFailed = (operation) => operation.status === "failed" || operation.status === "partial" || operation.status === "partially_failed";
 
 /** Applies one event of the stream. Returns whether anything changed. */
 export function apply(state, event, data, now) {
@@ -34,7 +33,9 @@ export function apply(state, event, data, now) {
     case "node-removed":
       return dropNode(state, data.id, now);
     case "model":
-      return putModel(state, data, now);
+      return putModel(state, data);
+    case "model-removed":
+      return dropModel(state, data.name, now);
     case "pulse":
       return putPulse(state, data, now);
     case "caught-up":
@@ -62,7 +63,12 @@ export function putOperation(state, found, now) {
 }
 
 function followed(known, found) {
-  if (!found.partial) return { ...found, nodes: found.nodes || (known && found.counts ? known.nodes : []), seenAt: known ? known.seenAt : undefined };
+  if (!found.partial)
+    return {
+      ...found,
+      nodes: found.nodes || (known && found.counts ? known.nodes : []),
+      seenAt: known ? known.seenAt : undefined,
+    };
   const rows = new Map(known ? known.byIntent : []);
   for (const row of found.nodes || []) rows.set(row.intent, row);
   const nodes = [...rows.values()].sort((a, b) => (a.node_name < b.node_name ? -1 : a.node_name > b.node_name ? 1 : 0));
@@ -149,13 +155,15 @@ function keepNodes(state, present, now) {
   for (const id of state.nodes.keys()) if (!present.has(id)) dropNode(state, id, now);
 }
 
-export function putModel(state, model, now) {
-  if (model.removed || model.state === "removed") {
-    const known = state.models.get(model.name);
-    if (known) state.models.set(model.name, { ...known, removedAt: now });
-  } else {
-    state.models.set(model.name, model);
-  }
+function putModel(state, model) {
+  state.models.set(model.name, model);
+  return true;
+}
+
+function dropModel(state, name, now) {
+  const known = state.models.get(name);
+  if (!known || known.removedAt) return false;
+  state.models.set(name, { ...known, removedAt: now });
   return true;
 }
 
@@ -177,12 +185,14 @@ export function putLists(state, { nodes, models, operations, schedules }, now) {
   if (models) {
     const present = new Set(models.map((model) => model.name));
     for (const model of models) state.models.set(model.name, model);
-    for (const [name, model] of state.models) if (!present.has(name) && !model.removedAt) state.models.set(name, { ...model, removedAt: now });
+    for (const [name, model] of state.models)
+      if (!present.has(name) && !model.removedAt) state.models.set(name, { ...model, removedAt: now });
   }
   // A summary has no revision and no rows: what the stream said of an open operation counts before it.
   for (const one of operations || []) {
     const known = state.operations.get(one.jobID);
-    if (!known || (isEnded(one) && !isEnded(known))) putOperation(state, { ...one, revision: known ? known.revision : 0 }, now);
+    if (!known || (isEnded(one) && !isEnded(known)))
+      putOperation(state, { ...one, revision: known ? known.revision : 0 }, now);
   }
   if (schedules) state.schedules = new Map(schedules.map((one) => [one.model_name, one]));
   state.isListed = true;

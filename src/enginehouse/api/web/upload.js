@@ -21,14 +21,26 @@ export async function upload(file, show, signal) {
     show("uploading", offset);
     const end = Math.min(file.size, offset + PART_BYTES);
     try {
-      await send("PUT", `/api/uploads/${sha256}`, file.slice(offset, end), { signal, headers: { "content-type": "application/octet-stream", "content-range": `bytes ${offset}-${end - 1}/${file.size}` } });
+      await send("PUT", `/api/uploads/${sha256}`, file.slice(offset, end), {
+        signal,
+        headers: {
+          "content-type": "application/octet-stream",
+          "content-range": `bytes ${offset}-${end - 1}/${file.size}`,
+        },
+      });
       offset = end;
       isComplete = end === file.size;
       tries = TRIES;
     } catch (error) {
       // The part may have arrived although its answer was lost.
       tries -= 1;
-      if (!(error instanceof Refusal) || tries <= 0 || error.code === "disk_full" || ![0, 409, 502, 503, 504].includes(error.status)) throw error;
+      if (
+        !(error instanceof Refusal) ||
+        tries <= 0 ||
+        error.code === "disk_full" ||
+        ![0, 409, 502, 503, 504].includes(error.status)
+      )
+        throw error;
       ({ offset, isComplete } = await reached(sha256, signal));
     }
   }
@@ -39,7 +51,10 @@ export async function upload(file, show, signal) {
 async function reached(sha256, signal) {
   try {
     const answer = await send("HEAD", `/api/uploads/${sha256}`, undefined, { signal });
-    return { offset: Number(answer.headers.get("upload-offset") || 0), isComplete: answer.headers.get("upload-complete") === "?1" };
+    return {
+      offset: Number(answer.headers.get("upload-offset") || 0),
+      isComplete: answer.headers.get("upload-complete") === "?1",
+    };
   } catch (error) {
     if (error instanceof Refusal && error.status === 404) return { offset: 0, isComplete: false };
     throw error;

@@ -84,7 +84,13 @@ const ROWS = {
   cancelled: ["⊘", "Cancelled", "idle"],
   superseded: ["⊘", "Superseded", "idle"],
 };
-const PHASES = { downloading: "downloading", resolving: "downloading", extracting: "installing", starting: "starting", loading: "loading" };
+const PHASES = {
+  downloading: "downloading",
+  resolving: "downloading",
+  extracting: "installing",
+  starting: "starting",
+  loading: "loading",
+};
 
 /** The mark of one node in an operation. */
 export function rowMark(row) {
@@ -106,7 +112,8 @@ const OPERATIONS = {
 };
 
 export function operationMark(operation) {
-  if (operation.isParked && !OPERATIONS[operation.status]?.[1].match(/Done|Failed|Partly/)) return ["◌", "Waiting for nodes", "idle"];
+  if (operation.isParked && !OPERATIONS[operation.status]?.[1].match(/Done|Failed|Partly/))
+    return ["◌", "Waiting for nodes", "idle"];
   return OPERATIONS[operation.status] || ["○", operation.status, "idle"];
 }
 
@@ -174,7 +181,8 @@ export function operationSentence(operation, nodeName) {
   const rows = operation.nodes || [];
   const pieces = [];
   const { count: total, done } = operation.totals;
-  if (total === 0) return `${title(operation, nodeName)}: ${operation.error || operationMark(operation)[1].toLowerCase()}.`;
+  if (total === 0)
+    return `${title(operation, nodeName)}: ${operation.error || operationMark(operation)[1].toLowerCase()}.`;
   pieces.push(`${done} of ${total} done`);
   const failed = counts.error || 0;
   if (failed) pieces.push(`${failed} failed`);
@@ -203,6 +211,7 @@ export function shortName(name, most = 36) {
 
 /** Names in a sentence: "a, b and 3 more". */
 export function names(list, most = 3) {
-  if (list.length <= most) return list.length > 1 ? `${list.slice(0, -1).join(", ")} and ${list[list.length - 1]}` : list[0] || "";
+  if (list.length <= most)
+    return list.length > 1 ? `${list.slice(0, -1).join(", ")} and ${list[list.length - 1]}` : list[0] || "";
   return `${list.slice(0, most).join(", ")} and ${list.length - most} more`;
 }

@@ -72,6 +72,8 @@ class ModelViews:
         for name, view in views.items():
             if told.get(name) != view:
                 self._events.publish("model", name, msgspec.json.encode(view))
+        for name in told.keys() - views.keys():
+            self._events.publish("model-removed", name, msgspec.json.encode({"name": name}))
 
 
 def _view(model: Model, state: str, running: list[ReplicaView], created_at: float) -> ModelView:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-EventKind = Literal["operation", "node", "node-removed", "model", "bye"]
+EventKind = Literal["operation", "node", "node-removed", "model", "model-removed", "bye"]
 LOG_LENGTH = 8192  # events; a few seconds of a busy fleet
 LOG_BYTES = 32 * 1024 * 1024  # an operation over a hundred nodes takes fifty thousand bytes
 _KEPT_CHUNKS = 8  # encoded ranges of the log; most watchers read the same ones

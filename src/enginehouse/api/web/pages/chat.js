@@ -1,6 +1,7 @@
 // A playground: one conversation with one model, streamed. It says which node answered and how fast, and why it waits.
 
-import { get, part, readEvents, send } from "../client.js";
+import { get, part } from "../client.js";
+import { ask, conversation, forget, requestCode, stop } from "../conversation.js";
 import { h } from "../dom.js";
 import { changed } from "../live.js";
 import { markdown } from "../markdown.js";
@@ -10,138 +11,244 @@ import { attempt, complain, copy, open } from "../parts/layers.js";
 import { empty } from "../parts/marks.js";
 import { loadProgress } from "../parts/models.js";
 
-let messages = []; // {role, content, files?, node?, firstToken?, perSecond?, error?}
-let running = null; // {stopping, began}
+const LARGEST_FILE = 20 * 1024 * 1024;
 let draft = "";
 let files = []; // {name, kind, url}
-let system = "";
 let takes = { model: "", images: false, audio: false };
 
 export const title = () => "Chat";
 
 export function view(context) {
+  const { messages, running } = conversation;
   const { state, route, canAct } = context;
   if (!canAct) return empty("This session is read-only; only a person with the role admin may ask a model here.");
-  const models = [...state.models.values()].filter((one) => !one.removedAt).sort((a, b) => (a.state === "loaded" ? 0 : 1) - (b.state === "loaded" ? 0 : 1) || (a.name < b.name ? -1 : 1));
+  const models = [...state.models.values()]
+    .filter((one) => !one.removedAt)
+    .sort((a, b) => (a.state === "loaded" ? 0 : 1) - (b.state === "loaded" ? 0 : 1) || (a.name < b.name ? -1 : 1));
   const chosen = route.query.get("model") || (models[0] || {}).name || "";
   const model = state.models.get(chosen);
   look(chosen);
-  return h("div", { class: "chat" },
-    h("div", { class: "head" },
-      h("label", null, "Model ", h("select", { onchange: (event) => { setQuery("model", event.target.value); changed(true); } }, models.map((one) => h("option", { key: one.name, value: one.name, selected: one.name === chosen }, `${one.name}${one.state === "loaded" ? "" : ` (${words.modelMark(one)[1]})`}`)))),
-      h("div", { class: "buttons" },
+  return h(
+    "div",
+    { class: "chat" },
+    h(
+      "div",
+      { class: "head" },
+      h(
+        "label",
+        null,
+        "Model ",
+        h(
+          "select",
+          {
+            onchange: (event) => {
+              setQuery("model", event.target.value);
+              changed(true);
+            },
+          },
+          models.map((one) =>
+            h(
+              "option",
+              { key: one.name, value: one.name, selected: one.name === chosen },
+              `${one.name}${one.state === "loaded" ? "" : ` (${words.modelMark(one)[1]})`}`,
+            ),
+          ),
+        ),
+      ),
+      h(
+        "div",
+        { class: "buttons" },
         h("button", { onclick: () => showCode(chosen) }, "As curl or Python"),
-        h("button", { disabled: !messages.length || Boolean(running), onclick: () => { messages = []; changed(true); } }, "New conversation"))),
-    h("details", { class: "system" }, h("summary", { class: "muted" }, "System prompt"), h("textarea", { rows: 2, "aria-label": "System prompt", value: system, placeholder: (model && model.options && model.options.system_prompt) || "", oninput: (event) => { system = event.target.value; } })),
-    h("div", { class: "talk", role: "log", "aria-label": "Conversation" }, messages.length ? messages.map((one, at) => shown(one, at)) : h("p", { class: "muted" }, chosen ? `Ask ${chosen} something.` : "No model is known yet.")),
+        h(
+          "button",
+          {
+            disabled: !messages.length || Boolean(running),
+            onclick: forget,
+          },
+          "New conversation",
+        ),
+      ),
+    ),
+    h(
+      "details",
+      { class: "system" },
+      h("summary", { class: "muted" }, "System prompt"),
+      h("textarea", {
+        rows: 2,
+        "aria-label": "System prompt",
+        value: conversation.system,
+        placeholder: (model && model.options && model.options.system_prompt) || "",
+        oninput: (event) => {
+          conversation.system = event.target.value;
+        },
+      }),
+    ),
+    h(
+      "div",
+      { class: "talk", role: "log", "aria-label": "Conversation" },
+      messages.length
+        ? messages.map((one, at) => shown(one, at))
+        : h("p", { class: "muted" }, chosen ? `Ask ${chosen} something.` : "No model is known yet."),
+    ),
     running && !messages[messages.length - 1].content && waiting(model, context),
-    h("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); ask(chosen); } },
-      files.length > 0 && h("div", { class: "files" }, files.map((file, at) => h("span", { key: at, class: "chip" }, file.name, h("button", { type: "button", class: "quiet", "aria-label": `Remove ${file.name}`, onclick: () => { files = files.filter((one) => one !== file); changed(true); } }, "✕")))),
-      h("textarea", { rows: 3, "aria-label": "Your message", placeholder: "Your message (Enter sends, Shift+Enter is a new line)", value: draft, oninput: (event) => { draft = event.target.value; }, onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); ask(chosen); } } }),
-      h("div", { class: "buttons" },
-        running ? h("button", { type: "button", onclick: stop }, "Stop") : h("button", { class: "main", disabled: !chosen }, "Send"),
-        (takes.images || takes.audio) && h("label", { class: "button" }, takes.images ? "Add a picture" : "Add a sound", h("input", { type: "file", class: "unseen", accept: [takes.images && "image/*", takes.audio && "audio/*"].filter(Boolean).join(","), onchange: attach })))));
+    h(
+      "form",
+      {
+        class: "ask",
+        onsubmit: (event) => {
+          event.preventDefault();
+          sendDraft(chosen);
+        },
+      },
+      files.length > 0 &&
+        h(
+          "div",
+          { class: "files" },
+          files.map((file, at) =>
+            h(
+              "span",
+              { key: at, class: "chip" },
+              file.name,
+              h(
+                "button",
+                {
+                  type: "button",
+                  class: "quiet",
+                  "aria-label": `Remove ${file.name}`,
+                  onclick: () => {
+                    files = files.filter((one) => one !== file);
+                    changed(true);
+                  },
+                },
+                "✕",
+              ),
+            ),
+          ),
+        ),
+      h("textarea", {
+        rows: 3,
+        "aria-label": "Your message",
+        placeholder: "Your message (Enter sends, Shift+Enter is a new line)",
+        value: draft,
+        oninput: (event) => {
+          draft = event.target.value;
+        },
+        onkeydown: (event) => {
+          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+            event.preventDefault();
+            sendDraft(chosen);
+          }
+        },
+      }),
+      h(
+        "div",
+        { class: "buttons" },
+        running
+          ? h("button", { type: "button", onclick: stop }, "Stop")
+          : h("button", { class: "main", disabled: !chosen }, "Send"),
+        (takes.images || takes.audio) &&
+          h(
+            "label",
+            { class: "button" },
+            takes.images ? "Add a picture" : "Add a sound",
+            h("input", {
+              type: "file",
+              class: "unseen",
+              accept: [takes.images && "image/*", takes.audio && "audio/*"].filter(Boolean).join(","),
+              onchange: attach,
+            }),
+          ),
+      ),
+    ),
+  );
 }
 
 /** What a model takes, by its configuration; asked once per model. */
 function look(model) {
   if (!model || takes.model === model) return;
   takes = { model, images: false, audio: false };
-  get(`/api/models/${part(model)}`).then((found) => {
-    const config = found.config || {};
-    const uses = JSON.stringify([config.known_usecases || [], config.pipeline || {}, config.options || []]).toLowerCase();
-    takes = { model, images: Boolean(config.mmproj) || uses.includes("vision") || uses.includes("mmproj"), audio: uses.includes("transcript") || uses.includes("audio") };
-    changed();
-  }, () => {});
+  get(`/api/models/${part(model)}`).then(
+    (found) => {
+      const config = found.config || {};
+      const uses = JSON.stringify([
+        config.known_usecases || [],
+        config.pipeline || {},
+        config.options || [],
+      ]).toLowerCase();
+      takes = {
+        model,
+        images: Boolean(config.mmproj) || uses.includes("vision") || uses.includes("mmproj"),
+        audio: uses.includes("transcript") || uses.includes("audio"),
+      };
+      changed();
+    },
+    () => {},
+  );
 }
 
 function waiting(model, context) {
   const progress = model && loadProgress(model, context);
-  const seconds = (performance.now() - running.began) / 1000;
-  return h("div", { class: "waiting-for", role: "status" }, progress || h("p", { class: "muted" }, model && model.state === "loaded" ? `Waiting for the first token… ${seconds.toFixed(0)} s` : "The model is being loaded…"));
+  const seconds = (performance.now() - conversation.running.began) / 1000;
+  return h(
+    "div",
+    { class: "waiting-for", role: "status" },
+    progress ||
+      h(
+        "p",
+        { class: "muted" },
+        model && model.state === "loaded"
+          ? `Waiting for the first token… ${seconds.toFixed(0)} s`
+          : "The model is being loaded…",
+      ),
+  );
 }
 
 function shown(message, at) {
   const isMine = message.role === "user";
-  const figures = [message.node && `on ${message.node}`, message.firstToken !== undefined && `first token after ${message.firstToken.toFixed(2)} s`, message.perSecond && `${words.rate(message.perSecond)} tokens/s`, message.tokens && words.count(message.tokens, "token"), message.ended].filter(Boolean);
-  return h("article", { key: at, class: ["said", isMine ? "mine" : "theirs"] },
+  const figures = [
+    message.node && `on ${message.node}`,
+    message.firstToken !== undefined && `first token after ${message.firstToken.toFixed(2)} s`,
+    message.perSecond && `${words.rate(message.perSecond)} tokens/s`,
+    message.tokens && words.count(message.tokens, "token"),
+    message.ended,
+  ].filter(Boolean);
+  return h(
+    "article",
+    { key: at, class: ["said", isMine ? "mine" : "theirs"] },
     h("header", { class: "muted" }, isMine ? "You" : message.model),
-    (message.files || []).map((file, number) => (file.kind === "image" ? h("img", { key: number, src: file.url, alt: file.name }) : h("span", { key: number, class: "chip" }, file.name))),
-    message.reasoning && h("details", { class: "reasoning" }, h("summary", { class: "muted" }, "Reasoning"), h("div", null, message.reasoning)),
-    isMine ? h("p", { class: "plain-text" }, message.content) : h("div", { class: "markdown" }, markdown(message.content)),
+    (message.files || []).map((file, number) =>
+      file.kind === "image"
+        ? h("img", { key: number, src: file.url, alt: file.name })
+        : h("span", { key: number, class: "chip" }, file.name),
+    ),
+    message.reasoning &&
+      h(
+        "details",
+        { class: "reasoning" },
+        h("summary", { class: "muted" }, "Reasoning"),
+        h("div", null, message.reasoning),
+      ),
+    isMine
+      ? h("p", { class: "plain-text" }, message.content)
+      : h("div", { class: "markdown" }, markdown(message.content)),
     message.error && h("p", { class: "note bad", role: "alert" }, message.error),
     figures.length > 0 && h("p", { class: "figures muted" }, figures.join(" · ")),
-    !isMine && message.content && h("button", { class: "quiet", onclick: () => copy(message.content) }, "Copy"));
+    !isMine && message.content && h("button", { class: "quiet", onclick: () => copy(message.content) }, "Copy"),
+  );
 }
 
-const asked = () => [...(system ? [{ role: "system", content: system }] : []), ...messages.filter((one) => one.content || one.files).map((one) => ({ role: one.role, content: one.files && one.files.length ? contentOf(one) : one.content }))];
-
-function contentOf(message) {
-  return [{ type: "text", text: message.content }, ...message.files.map((file) => (file.kind === "image" ? { type: "image_url", image_url: { url: file.url } } : { type: "input_audio", input_audio: { data: file.url.split(",")[1], format: file.name.split(".").pop() } }))];
-}
-
-const bodyOf = (model, list) => ({ model, stream: true, stream_options: { include_usage: true }, messages: list });
-
-async function ask(model) {
+function sendDraft(model) {
   const text = draft.trim();
-  if (running || !model || (!text && !files.length)) return;
-  messages.push({ role: "user", content: text, files });
-  const body = bodyOf(model, asked());
+  if (conversation.running || !model || (!text && !files.length)) return;
+  ask(model, text, files);
   [draft, files] = ["", []];
-  const answer = { role: "assistant", model, content: "", reasoning: "" };
-  messages.push(answer);
-  running = { stopping: new AbortController(), began: performance.now() };
-  changed(true);
-  try {
-    await stream(body, answer);
-  } catch (error) {
-    if (error.name === "AbortError") answer.ended = "stopped";
-    else answer.error = error.message;
-  } finally {
-    running = null;
-    changed(true);
-  }
-}
-
-async function stream(body, answer) {
-  const { began, stopping } = running;
-  const reply = await send("POST", "/v1/chat/completions", body, { signal: stopping.signal });
-  answer.node = reply.headers.get("x-enginehouse-node") || "";
-  let first = 0;
-  let pieces = 0;
-  for await (const event of readEvents(reply)) {
-    if (!event.data || event.data === "[DONE]") continue;
-    const data = JSON.parse(event.data);
-    if (data.error) throw new Error(data.error.message || "the engine broke off its answer");
-    const delta = (data.choices && data.choices[0] && data.choices[0].delta) || {};
-    const piece = delta.content || "";
-    const thought = delta.reasoning_content || delta.reasoning || "";
-    if (piece || thought) {
-      if (!first) {
-        first = performance.now();
-        answer.firstToken = (first - began) / 1000;
-      }
-      pieces += 1;
-      answer.content += piece;
-      answer.reasoning += thought;
-    }
-    if (data.usage) answer.tokens = data.usage.completion_tokens;
-    const seconds = (performance.now() - first) / 1000;
-    if (pieces > 1 && seconds > 0) answer.perSecond = (Math.max(answer.tokens || 0, pieces) - 1) / seconds;
-    changed();
-  }
-  if (!first) answer.ended = "an empty answer";
-}
-
-function stop() {
-  if (running) running.stopping.abort();
 }
 
 async function attach(event) {
   const [file] = event.target.files;
   event.target.value = "";
   if (!file) return;
-  if (file.size > 20 * 1024 * 1024) {
+  if (file.size > LARGEST_FILE) {
     complain(new Error(`${file.name} is larger than 20 MiB.`));
     return;
   }
@@ -157,13 +264,15 @@ async function attach(event) {
 }
 
 function showCode(model) {
-  const list = asked().length ? asked().map((one) => ({ ...one, content: typeof one.content === "string" ? one.content : "…" })).filter((one, at, all) => one.role !== "assistant" || at < all.length - 1) : [{ role: "user", content: draft.trim() || "What is the capital of France?" }];
-  const quoted = JSON.stringify({ model, messages: list }, null, 2).replace(/'/g, "'\\''");
-  const curl = `curl -s ${location.origin}/v1/chat/completions \\\n  -H "authorization: Bearer $ENGINEHOUSE_KEY" -H "content-type: application/json" \\\n  -d '${quoted}'`;
-  const python = `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key="…")  # enginehouse keys create\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(list, null, 4).replace(/\n/g, "\n    ")},\n)\nprint(answer.choices[0].message.content)`;
-  open("The same request", () => [
-    h("h3", null, "curl"), h("pre", { class: "line" }, curl), h("button", { onclick: () => copy(curl) }, "Copy"),
-    h("h3", null, "Python"), h("pre", { class: "line" }, python), h("button", { onclick: () => copy(python) }, "Copy"),
-  ]);
+  const { curl, python } = requestCode(model, draft.trim(), location.origin);
+  open("The same request", () =>
+    [
+      ["curl", curl],
+      ["Python", python],
+    ].map(([name, code]) => [
+      h("h3", null, name),
+      h("pre", { class: "line" }, code),
+      h("button", { onclick: () => copy(code) }, "Copy"),
+    ]),
+  );
 }
-

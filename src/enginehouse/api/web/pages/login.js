@@ -34,24 +34,85 @@ async function signIn(body) {
 }
 
 export function view({ enter }) {
-  return h("main", { class: "entry" },
+  return h(
+    "main",
+    { class: "entry" },
     h("h1", null, "Enginehouse"),
-    h("p", { class: "lead" }, "This server turns a set of machines into one OpenAI-compatible inference service, and keeps the engines on them installed, upgraded and running."),
+    h(
+      "p",
+      { class: "lead" },
+      "This server turns a set of machines into one OpenAI-compatible inference service, and keeps the engines on them installed, upgraded and running.",
+    ),
     problem && h("p", { class: "note bad", role: "alert" }, problem),
-    h("section", null,
+    h(
+      "section",
+      null,
       h("h2", null, "Getting in"),
-      h("p", null, "On the machine of the server, run ", h("code", null, "enginehouse login-link"), " and open the link that it prints. It works once, for ten minutes. ", h("code", null, "enginehouse up"), " prints one when it starts."),
-      h("form", { onsubmit: (event) => submit(event, enter) },
-        h("label", { class: "field" }, "Or sign in with a token of the role admin or viewer",
-          h("input", { name: "token", type: "password", autocomplete: "current-password", class: "mono", required: true, placeholder: "eh-admin-…" })),
-        h("div", { class: "buttons" }, h("button", { class: "main", disabled: isAsking }, isAsking ? "Signing in…" : "Sign in")))),
-    h("section", null,
+      h(
+        "p",
+        null,
+        "On the machine of the server, run ",
+        h("code", null, "enginehouse login-link"),
+        " and open the link that it prints. It works once, for ten minutes. ",
+        h("code", null, "enginehouse up"),
+        " prints one when it starts.",
+      ),
+      h(
+        "form",
+        { onsubmit: (event) => submit(event, enter) },
+        h(
+          "label",
+          { class: "field" },
+          "Or sign in with a token of the role admin or viewer",
+          h("input", {
+            name: "token",
+            type: "password",
+            autocomplete: "current-password",
+            class: "mono",
+            required: true,
+            placeholder: "eh-admin-…",
+          }),
+        ),
+        h(
+          "div",
+          { class: "buttons" },
+          h("button", { class: "main", disabled: isAsking }, isAsking ? "Signing in…" : "Sign in"),
+        ),
+      ),
+    ),
+    h(
+      "section",
+      null,
       h("h2", null, "For applications"),
-      h("p", null, "The API is at ", h("code", null, `${location.origin}/v1`), ", for any OpenAI client. ", h("code", null, "enginehouse keys create"), " makes a key; a server that listens on this machine only needs none.")),
-    h("section", null,
+      h(
+        "p",
+        null,
+        "The API is at ",
+        h("code", null, `${location.origin}/v1`),
+        ", for any OpenAI client. ",
+        h("code", null, "enginehouse keys create"),
+        " makes a key; a server that listens on this machine only needs none.",
+      ),
+    ),
+    h(
+      "section",
+      null,
       h("h2", null, "For another machine"),
-      h("p", null, "Run ", h("code", null, `enginehouse join ${location.origin}`), " there with a join token; the page shows the whole command under Fleet, Add a machine.")),
-    h("p", { class: "muted" }, h("a", { href: "/readyz" }, "/readyz"), " says whether the server is ready, or why not."));
+      h(
+        "p",
+        null,
+        "Run ",
+        h("code", null, `enginehouse join ${location.origin}`),
+        " there with a join token; the page shows the whole command under Fleet, Add a machine.",
+      ),
+    ),
+    h(
+      "p",
+      { class: "muted" },
+      h("a", { href: "/readyz" }, "/readyz"),
+      " says whether the server is ready, or why not.",
+    ),
+  );
 }
 
 async function submit(event, enter) {

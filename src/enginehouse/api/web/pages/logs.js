@@ -49,14 +49,17 @@ async function follow(node, model, signal) {
       status = error instanceof Refusal ? error.message : "The connection was lost; looking again…";
     }
     changed();
-    await new Promise((resolve) => { setTimeout(resolve, PAUSE_MS); });
+    await new Promise((resolve) => {
+      setTimeout(resolve, PAUSE_MS);
+    });
   }
 }
 
 function add(line) {
   const last = lines[lines.length - 1];
   // The followed stream begins with lines that are here.
-  if (last && (line.timestamp < last.timestamp || (line.timestamp === last.timestamp && line.text === last.text))) return;
+  if (last && (line.timestamp < last.timestamp || (line.timestamp === last.timestamp && line.text === last.text)))
+    return;
   lines.push(line);
   if (lines.length > KEPT) lines.splice(0, lines.length - KEPT);
   status = "";
@@ -70,15 +73,76 @@ export function view(context) {
   const shown = search ? lines.filter((line) => line.text.toLowerCase().includes(search.toLowerCase())) : lines;
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/logs" }, "Logs")),
-    h("div", { class: "head" }, h("h1", null, `Log of ${model} on ${node}`),
-      h("div", { class: "buttons" }, h("label", null, h("input", { type: "checkbox", checked: isFollowed, onchange: (event) => { isFollowed = event.target.checked; changed(true); } }), " follow"))),
-    h("div", { class: "filters" }, h("input", { type: "search", "data-search": true, "aria-label": "Search the log", placeholder: "Only lines with  ( / )", oninput: (event) => { search = event.target.value; changed(true); } }), h("span", { class: "muted" }, `${shown.length} lines`)),
+    h(
+      "div",
+      { class: "head" },
+      h("h1", null, `Log of ${model} on ${node}`),
+      h(
+        "div",
+        { class: "buttons" },
+        h(
+          "label",
+          null,
+          h("input", {
+            type: "checkbox",
+            checked: isFollowed,
+            onchange: (event) => {
+              isFollowed = event.target.checked;
+              changed(true);
+            },
+          }),
+          " follow",
+        ),
+      ),
+    ),
+    h(
+      "div",
+      { class: "filters" },
+      h("input", {
+        type: "search",
+        "data-search": true,
+        "aria-label": "Search the log",
+        placeholder: "Only lines with  ( / )",
+        oninput: (event) => {
+          search = event.target.value;
+          changed(true);
+        },
+      }),
+      h("span", { class: "muted" }, `${shown.length} lines`),
+    ),
     status && h("p", { class: "muted", role: "status" }, status),
-    h("div", {
-      class: "log", role: "log", "aria-label": "Log", tabindex: "0",
-      ref: (element) => { if (element && isFollowed) requestAnimationFrame(() => { element.scrollTop = element.scrollHeight; }); },
-      onscroll: (event) => { const log = event.target; const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 24; if (isAtEnd !== isFollowed) { isFollowed = isAtEnd; changed(); } },
-    }, shown.map((line, at) => h("div", { key: `${line.timestamp} ${at}`, class: ["logline", line.stream === "stderr" && "err"] }, h("time", { title: line.timestamp }, clock(line.timestamp)), h("span", null, plain(line.text)))), h("div", { key: "end", ref: scroll })),
+    h(
+      "div",
+      {
+        class: "log",
+        role: "log",
+        "aria-label": "Log",
+        tabindex: "0",
+        ref: (element) => {
+          if (element && isFollowed)
+            requestAnimationFrame(() => {
+              element.scrollTop = element.scrollHeight;
+            });
+        },
+        onscroll: (event) => {
+          const log = event.target;
+          const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 24;
+          if (isAtEnd !== isFollowed) {
+            isFollowed = isAtEnd;
+            changed();
+          }
+        },
+      },
+      shown.map((line, at) =>
+        h(
+          "div",
+          { key: `${line.timestamp} ${at}`, class: ["logline", line.stream === "stderr" && "err"] },
+          h("time", { title: line.timestamp }, clock(line.timestamp)),
+          h("span", null, plain(line.text)),
+        ),
+      ),
+      h("div", { key: "end", ref: scroll }),
+    ),
   ];
 }
 
@@ -90,7 +154,9 @@ function scroll(element) {
 function keepDown(log) {
   if (log.watched) return;
   log.watched = true;
-  new MutationObserver(() => { if (isFollowed) log.scrollTop = log.scrollHeight; }).observe(log, { childList: true });
+  new MutationObserver(() => {
+    if (isFollowed) log.scrollTop = log.scrollHeight;
+  }).observe(log, { childList: true });
 }
 
 function overview(state) {
@@ -102,13 +168,33 @@ function overview(state) {
   found.sort();
   return [
     h("h1", null, found.length ? "Choose a replica to see its log." : "No model runs, so there is no log."),
-    found.length ? h("div", { class: "rows" }, found.map(([node, model]) => h("a", { key: `${node} ${model}`, class: "row simple", "data-row": true, href: `#/logs/${encodeURIComponent(node)}/${encodeURIComponent(model)}` }, h("strong", null, model), h("span", { class: "muted" }, `on ${node}`))))
-      : empty("Logs are those of the engines, one per replica. The log of the server itself is in the directory logs of its data."),
+    found.length
+      ? h(
+          "div",
+          { class: "rows" },
+          found.map(([node, model]) =>
+            h(
+              "a",
+              {
+                key: `${node} ${model}`,
+                class: "row simple",
+                "data-row": true,
+                href: `#/logs/${encodeURIComponent(node)}/${encodeURIComponent(model)}`,
+              },
+              h("strong", null, model),
+              h("span", { class: "muted" }, `on ${node}`),
+            ),
+          ),
+        )
+      : empty(
+          "Logs are those of the engines, one per replica. The log of the server itself is in the directory logs of its data.",
+        ),
   ];
 }
 
 const clock = (timestamp) => (timestamp ? new Date(timestamp).toLocaleTimeString() : "");
 
 // Escape sequences of terminals and other control characters, which a page would show as boxes.
-const CONTROLS = /\u001b\[[0-?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g;
+const CONTROLS =
+  /\u001b\[[0-?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g;
 export const plain = (text) => text.replace(CONTROLS, "");

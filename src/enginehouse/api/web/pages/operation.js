@@ -36,7 +36,10 @@ export async function enter({ route }) {
 export function view(context) {
   const { state, now, route, canAct } = context;
   const operation = state.operations.get(route.parts[0]);
-  if (!operation) return problem ? empty(problem, h("a", { href: "#/operations" }, "All operations")) : h("p", { class: "muted" }, "Reading the operation…");
+  if (!operation)
+    return problem
+      ? empty(problem, h("a", { href: "#/operations" }, "All operations"))
+      : h("p", { class: "muted" }, "Reading the operation…");
   const name = nameOf(state);
   const { totals } = operation;
   const ended = isEnded(operation);
@@ -44,24 +47,97 @@ export function view(context) {
   const retryable = rows.filter((row) => ["error", "cancelled"].includes(row.status));
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/operations" }, "Operations")),
-    h("div", { class: "head" },
+    h(
+      "div",
+      { class: "head" },
       h("h1", null, words.operationSentence(operation, name)),
-      h("div", { class: "buttons" },
+      h(
+        "div",
+        { class: "buttons" },
         canAct && !ended && h("button", { onclick: () => cancelAll(operation, name) }, "Cancel"),
-        canAct && retryable.length > 0 && ended && h("button", { class: "main", onclick: () => retry(operation, null, name) }, `Retry on ${words.count(retryable.length, "node")}`),
-        canAct && ended && ["failed", "partial"].includes(operation.status) && !operation.dismissed && h("button", { onclick: () => attempt(() => post(`/api/operations/${part(operation.jobID)}/dismiss`)) }, "Dismiss"))),
-    h("div", { class: "total" }, pill(words.operationMark(operation)),
-      bar(ended && operation.status === "succeeded" ? 100 : totals.percent, { label: "all nodes", colour: (operation.counts || {}).error ? "warn" : "" }),
+        canAct &&
+          retryable.length > 0 &&
+          ended &&
+          h(
+            "button",
+            { class: "main", onclick: () => retry(operation, null, name) },
+            `Retry on ${words.count(retryable.length, "node")}`,
+          ),
+        canAct &&
+          ended &&
+          ["failed", "partial"].includes(operation.status) &&
+          !operation.dismissed &&
+          h(
+            "button",
+            { onclick: () => attempt(() => post(`/api/operations/${part(operation.jobID)}/dismiss`)) },
+            "Dismiss",
+          ),
+      ),
+    ),
+    h(
+      "div",
+      { class: "total" },
+      pill(words.operationMark(operation)),
+      bar(ended && operation.status === "succeeded" ? 100 : totals.percent, {
+        label: "all nodes",
+        colour: (operation.counts || {}).error ? "warn" : "",
+      }),
       h("span", { class: "amount" }, words.bytesOf(totals.currentBytes, totals.totalBytes)),
-      h("span", { class: "amount" }, !ended && operation.rate.perSecond > 1 && totals.currentBytes < totals.totalBytes ? `${words.bytes(operation.rate.perSecond)}/s` : ""),
-      h("span", { class: "left" }, ended ? "" : words.timeLeft(operation))),
+      h(
+        "span",
+        { class: "amount" },
+        !ended && operation.rate.perSecond > 1 && totals.currentBytes < totals.totalBytes
+          ? `${words.bytes(operation.rate.perSecond)}/s`
+          : "",
+      ),
+      h("span", { class: "left" }, ended ? "" : words.timeLeft(operation)),
+    ),
     operation.error && ended && !rows.length && h("p", { class: "note bad" }, operation.error),
-    operation.isParked && !ended && h("p", { class: "note info" }, "Only nodes that are away or drained are left. It goes on by itself when they return."),
+    operation.isParked &&
+      !ended &&
+      h(
+        "p",
+        { class: "note info" },
+        "Only nodes that are away or drained are left. It goes on by itself when they return.",
+      ),
     canary(operation, canAct),
-    h("div", { class: "noderows" }, rows.slice(0, limit).map((row) => nodeRow(row, operation, { canAct, now, onCancel: (one) => cancelOne(operation, one), onRetry: (one) => retry(operation, one, name) })),
-      (operation.excluded || []).map((one) => h("article", { key: `excluded ${one.node_id}`, class: "noderow skipped", "data-row": true, tabindex: "0" },
-        h("span", { class: "cell node" }, one.node_name), h("span", { class: "cell mark" }, pill(["–", "Skipped", "idle"])), h("span", { class: "cell what" }), h("p", { class: "why muted" }, one.reason)))),
-    rows.length > limit && h("div", { class: "buttons" }, h("button", { onclick: () => { limit += 1000; changed(true); } }, `Show ${words.count(rows.length - limit, "more node", "more nodes")}`)),
+    h(
+      "div",
+      { class: "noderows" },
+      rows.slice(0, limit).map((row) =>
+        nodeRow(row, operation, {
+          canAct,
+          now,
+          onCancel: (one) => cancelOne(operation, one),
+          onRetry: (one) => retry(operation, one, name),
+        }),
+      ),
+      (operation.excluded || []).map((one) =>
+        h(
+          "article",
+          { key: `excluded ${one.node_id}`, class: "noderow skipped", "data-row": true, tabindex: "0" },
+          h("span", { class: "cell node" }, one.node_name),
+          h("span", { class: "cell mark" }, pill(["–", "Skipped", "idle"])),
+          h("span", { class: "cell what" }),
+          h("p", { class: "why muted" }, one.reason),
+        ),
+      ),
+    ),
+    rows.length > limit &&
+      h(
+        "div",
+        { class: "buttons" },
+        h(
+          "button",
+          {
+            onclick: () => {
+              limit += 1000;
+              changed(true);
+            },
+          },
+          `Show ${words.count(rows.length - limit, "more node", "more nodes")}`,
+        ),
+      ),
     h("section", null, h("h2", null, "What was asked"), asked(operation, now)),
   ];
 }
@@ -78,40 +154,77 @@ function canary(operation, canAct) {
   };
   const text = found.message || texts[found.phase] || "";
   if (!text) return null;
-  return h("div", { class: ["note", found.phase === "failed" ? "bad" : "info"] }, h("p", null, text),
-    (found.nodes || []).map((one) => h("p", { key: one.node_id, class: "muted" }, `${one.node_name}: ${one.state}${one.waits_for ? ` (${one.waits_for})` : ""}`)),
-    canAct && found.phase === "watching" && h("button", { onclick: () => attempt(() => post(`/api/operations/${part(operation.jobID)}/release`)) }, "Let the others follow now"));
+  return h(
+    "div",
+    { class: ["note", found.phase === "failed" ? "bad" : "info"] },
+    h("p", null, text),
+    (found.nodes || []).map((one) =>
+      h(
+        "p",
+        { key: one.node_id, class: "muted" },
+        `${one.node_name}: ${one.state}${one.waits_for ? ` (${one.waits_for})` : ""}`,
+      ),
+    ),
+    canAct &&
+      found.phase === "watching" &&
+      h(
+        "button",
+        { onclick: () => attempt(() => post(`/api/operations/${part(operation.jobID)}/release`)) },
+        "Let the others follow now",
+      ),
+  );
 }
 
 function asked(operation, now) {
   const wanted = operation.asked || {};
   const rows = [
     ["By", operation.author],
-    ["When", [age(words.seconds(operation.createdAt), now), ` (${words.absolute(words.seconds(operation.createdAt))})`]],
-    isEnded(operation) && operation.finishedAt && ["Took", words.span(words.seconds(operation.finishedAt) - words.seconds(operation.createdAt))],
+    [
+      "When",
+      [age(words.seconds(operation.createdAt), now), ` (${words.absolute(words.seconds(operation.createdAt))})`],
+    ],
+    isEnded(operation) &&
+      operation.finishedAt && [
+        "Took",
+        words.span(words.seconds(operation.finishedAt) - words.seconds(operation.createdAt)),
+      ],
     wanted.nodes && ["Nodes", wanted.nodes.join(", ")],
     wanted.uri && ["From", mono(wanted.uri)],
     wanted.force && ["Forced", "yes: installed again even where it is installed"],
     wanted.max_parallel && ["At once", wanted.max_parallel],
-    operation.retryOf && ["Retry of", h("a", { href: `#/operations/${operation.retryOf}` }, operation.retryOf.slice(0, 8))],
+    operation.retryOf && [
+      "Retry of",
+      h("a", { href: `#/operations/${operation.retryOf}` }, operation.retryOf.slice(0, 8)),
+    ],
     ["Id", mono(operation.jobID)],
   ].filter(Boolean);
-  return h("dl", { class: "pairs" }, rows.map(([term, value]) => [h("dt", null, term), h("dd", null, value)]));
+  return h(
+    "dl",
+    { class: "pairs" },
+    rows.map(([term, value]) => [h("dt", null, term), h("dd", null, value)]),
+  );
 }
 
 function cancelAll(operation, name) {
-  const open = (operation.nodes || []).filter((row) => ["queued", "downloading", "running_on_worker"].includes(row.status));
+  const open = (operation.nodes || []).filter((row) =>
+    ["queued", "downloading", "running_on_worker"].includes(row.status),
+  );
   confirm({
-    title: `Cancel ${words.title(operation, name)}?`, button: `Cancel on ${words.count(open.length || operation.totals.count, "node")}`,
+    title: `Cancel ${words.title(operation, name)}?`,
+    button: `Cancel on ${words.count(open.length || operation.totals.count, "node")}`,
     text: "Downloads stop, and what was installed before stays. Nodes that are done keep what they have.",
     act: () => attempt(() => post(`/api/operations/${part(operation.jobID)}/cancel`)),
   });
 }
 
-const cancelOne = (operation, row) => attempt(() => post(`/api/operations/${part(operation.jobID)}/cancel`, { node: row.node_id }));
+const cancelOne = (operation, row) =>
+  attempt(() => post(`/api/operations/${part(operation.jobID)}/cancel`, { node: row.node_id }));
 
 function retry(operation, row, name) {
-  return attempt(() => post(`/api/operations/${part(operation.jobID)}/retry`, row ? { node: row.node_id } : {}), (made) => {
-    accepted(made, `${words.title(operation, name)} is tried again${row ? ` on ${row.node_name}` : ""}.`);
-  });
+  return attempt(
+    () => post(`/api/operations/${part(operation.jobID)}/retry`, row ? { node: row.node_id } : {}),
+    (made) => {
+      accepted(made, `${words.title(operation, name)} is tried again${row ? ` on ${row.node_name}` : ""}.`);
+    },
+  );
 }

@@ -15,7 +15,13 @@ import * as settings from "./settings.js";
 
 const missing = {
   title: () => "Not found",
-  view: ({ route }) => h("div", { class: "empty" }, h("p", null, `There is no page ${route.text}.`), h("a", { href: "#/fleet" }, "Go to the fleet")),
+  view: ({ route }) =>
+    h(
+      "div",
+      { class: "empty" },
+      h("p", null, `There is no page ${route.text}.`),
+      h("a", { href: "#/fleet" }, "Go to the fleet"),
+    ),
 };
 
 /** A page of one object, where the address names one, else the page of all. */

@@ -12,31 +12,64 @@ export async function editModel(name, done = () => {}) {
   let replicas = found.replicas;
   let problem = "";
   open(`Configuration of ${name}`, (close) => [
-    h("p", { class: "muted" }, "The keys are those of LocalAI's model YAML, as JSON. Running replicas are replaced one after the other."),
+    h(
+      "p",
+      { class: "muted" },
+      "The keys are those of LocalAI's model YAML, as JSON. Running replicas are replaced one after the other.",
+    ),
     h("textarea", {
-      class: ["mono", problem && "wrong"], rows: 16, spellcheck: "false", "aria-label": "Configuration as JSON", "aria-invalid": problem ? "true" : undefined, value: text,
-      oninput: (event) => { text = event.target.value; problem = mistake(text); changed(true); },
+      class: ["mono", problem && "wrong"],
+      rows: 16,
+      spellcheck: "false",
+      "aria-label": "Configuration as JSON",
+      "aria-invalid": problem ? "true" : undefined,
+      value: text,
+      oninput: (event) => {
+        text = event.target.value;
+        problem = mistake(text);
+        changed(true);
+      },
     }),
     problem && h("p", { class: "note bad", role: "alert" }, problem),
-    h("div", { class: "buttons" },
-      h("button", {
-        class: "main", disabled: Boolean(problem),
-        onclick: () => attempt(async () => {
-          try {
-            return await put(`/api/models/${part(name)}`, { config: JSON.parse(text), replicas, revision: found.revision });
-          } catch (error) {
-            problem = error.message;
-            throw error;
-          }
-        }, (stored) => {
-          close();
-          say(stored.revision === found.revision ? `Nothing in ${name} has changed.` : `${name} has a new configuration.`);
-          (stored.warnings || []).forEach((warning) => say(warning, { colour: "warn" }));
-          done();
-          list(["models"]);
-        }),
-      }, "Store the configuration"),
-      h("button", { onclick: close }, "Cancel")),
+    h(
+      "div",
+      { class: "buttons" },
+      h(
+        "button",
+        {
+          class: "main",
+          disabled: Boolean(problem),
+          onclick: () =>
+            attempt(
+              async () => {
+                try {
+                  return await put(`/api/models/${part(name)}`, {
+                    config: JSON.parse(text),
+                    replicas,
+                    revision: found.revision,
+                  });
+                } catch (error) {
+                  problem = error.message;
+                  throw error;
+                }
+              },
+              (stored) => {
+                close();
+                say(
+                  stored.revision === found.revision
+                    ? `Nothing in ${name} has changed.`
+                    : `${name} has a new configuration.`,
+                );
+                (stored.warnings || []).forEach((warning) => say(warning, { colour: "warn" }));
+                done();
+                list(["models"]);
+              },
+            ),
+        },
+        "Store the configuration",
+      ),
+      h("button", { onclick: close }, "Cancel"),
+    ),
   ]);
 }
 
@@ -44,7 +77,9 @@ export async function editModel(name, done = () => {}) {
 export function mistake(text) {
   try {
     const value = JSON.parse(text);
-    return value && typeof value === "object" && !Array.isArray(value) ? "" : "The configuration must be an object: { … }.";
+    return value && typeof value === "object" && !Array.isArray(value)
+      ? ""
+      : "The configuration must be an object: { … }.";
   } catch (error) {
     return `This is not valid JSON: ${error.message}`;
   }
@@ -53,9 +88,40 @@ export function mistake(text) {
 export function copyModel(name) {
   let wanted = `${name}-copy`;
   open(`Copy ${name}`, (close) => [
-    h("label", { class: "field" }, "Name of the copy", h("input", { class: "mono", value: wanted, oninput: (event) => { wanted = event.target.value; changed(true); } })),
-    h("div", { class: "buttons" },
-      h("button", { class: "main", disabled: !wanted.trim(), onclick: () => attempt(() => post(`/api/models/${part(name)}/copy`, { name: wanted.trim() }), () => { close(); say(`${wanted.trim()} is a copy of ${name}.`); list(["models"]); }) }, "Copy"),
-      h("button", { onclick: close }, "Cancel")),
+    h(
+      "label",
+      { class: "field" },
+      "Name of the copy",
+      h("input", {
+        class: "mono",
+        value: wanted,
+        oninput: (event) => {
+          wanted = event.target.value;
+          changed(true);
+        },
+      }),
+    ),
+    h(
+      "div",
+      { class: "buttons" },
+      h(
+        "button",
+        {
+          class: "main",
+          disabled: !wanted.trim(),
+          onclick: () =>
+            attempt(
+              () => post(`/api/models/${part(name)}/copy`, { name: wanted.trim() }),
+              () => {
+                close();
+                say(`${wanted.trim()} is a copy of ${name}.`);
+                list(["models"]);
+              },
+            ),
+        },
+        "Copy",
+      ),
+      h("button", { onclick: close }, "Cancel"),
+    ),
   ]);
 }

@@ -14,12 +14,48 @@ export function firstSteps({ state, canAct }) {
   const hasModel = models.some((model) => (model.replicas || []).length > 0);
   if (hasNode && (hasEngine || hasModel)) return null;
   const isLoading = models.some((model) => model.state === "loading");
-  const step = (isDone, text, button) => h("li", { class: isDone ? "done" : "" }, h("span", { class: "shape", "aria-hidden": "true" }, isDone ? "●" : "○"), h("span", { class: "text" }, text), !isDone && canAct && button);
-  return h("section", { class: "first", "aria-label": "First steps" },
+  const step = (isDone, text, button) =>
+    h(
+      "li",
+      { class: isDone ? "done" : "" },
+      h("span", { class: "shape", "aria-hidden": "true" }, isDone ? "●" : "○"),
+      h("span", { class: "text" }, text),
+      !isDone && canAct && button,
+    );
+  return h(
+    "section",
+    { class: "first", "aria-label": "First steps" },
     h("h2", null, "Three steps to a first answer"),
-    h("ol", null,
-      step(hasNode, hasNode ? `${nodes[0].name} has joined.` : "Let a machine join: this one with enginehouse up, another one with one command.", h("button", { onclick: () => addMachine() }, "Add a machine")),
-      step(hasModel, isLoading ? "A model is being loaded; the strip above shows how far it is." : "Load a model. tiny-chat is 2 MB and part of the program; its engine is installed with it (100 MB).",
-        h("button", { class: "main", disabled: !hasNode || isLoading, onclick: () => attempt(() => post("/api/models/tiny-chat/load"), (made) => made.jobID && accepted(made, "tiny-chat is being loaded.")) }, "Load tiny-chat")),
-      step(false, "Ask it something.", h("a", { class: "button", href: "#/chat" }, "Open the chat"))));
+    h(
+      "ol",
+      null,
+      step(
+        hasNode,
+        hasNode
+          ? `${nodes[0].name} has joined.`
+          : "Let a machine join: this one with enginehouse up, another one with one command.",
+        h("button", { onclick: () => addMachine() }, "Add a machine"),
+      ),
+      step(
+        hasModel,
+        isLoading
+          ? "A model is being loaded; the strip above shows how far it is."
+          : "Load a model. tiny-chat is 2 MB and part of the program; its engine is installed with it (100 MB).",
+        h(
+          "button",
+          {
+            class: "main",
+            disabled: !hasNode || isLoading,
+            onclick: () =>
+              attempt(
+                () => post("/api/models/tiny-chat/load"),
+                (made) => made.jobID && accepted(made, "tiny-chat is being loaded."),
+              ),
+          },
+          "Load tiny-chat",
+        ),
+      ),
+      step(false, "Ask it something.", h("a", { class: "button", href: "#/chat" }, "Open the chat")),
+    ),
+  );
 }

@@ -72,52 +72,129 @@ export function confirm({ title, text, button, word = "", isDangerous = true, ac
   let typed = "";
   open(title, (close) => [
     h("p", null, text),
-    word && h("label", { class: "field" }, `Type ${word} to confirm`, h("input", {
-      class: "mono", autocomplete: "off", spellcheck: "false",
-      oninput: (event) => { typed = event.target.value; changed(true); },
-    })),
-    h("div", { class: "buttons" },
-      h("button", { class: isDangerous ? "bad" : "main", disabled: Boolean(word) && typed !== word, onclick: () => { close(); act(); } }, button),
-      h("button", { onclick: close }, "Cancel")),
+    word &&
+      h(
+        "label",
+        { class: "field" },
+        `Type ${word} to confirm`,
+        h("input", {
+          class: "mono",
+          autocomplete: "off",
+          spellcheck: "false",
+          oninput: (event) => {
+            typed = event.target.value;
+            changed(true);
+          },
+        }),
+      ),
+    h(
+      "div",
+      { class: "buttons" },
+      h(
+        "button",
+        {
+          class: isDangerous ? "bad" : "main",
+          disabled: Boolean(word) && typed !== word,
+          onclick: () => {
+            close();
+            act();
+          },
+        },
+        button,
+      ),
+      h("button", { onclick: close }, "Cancel"),
+    ),
   ]);
 }
 
 export function openHelp() {
-  open("Keys", () => h("dl", { class: "keys" },
-    Object.entries(PLACES).map(([key, [, name]]) => [h("dt", null, h("kbd", null, "g"), " ", h("kbd", null, key)), h("dd", null, name)]),
-    [["/", "search"], ["j", "next row"], ["k", "row before"], ["Enter", "open"], ["Esc", "close"], ["?", "this list"]].map(
-      ([key, text]) => [h("dt", null, h("kbd", null, key)), h("dd", null, text)])));
+  open("Keys", () =>
+    h(
+      "dl",
+      { class: "keys" },
+      Object.entries(PLACES).map(([key, [, name]]) => [
+        h("dt", null, h("kbd", null, "g"), " ", h("kbd", null, key)),
+        h("dd", null, name),
+      ]),
+      [
+        ["/", "search"],
+        ["j", "next row"],
+        ["k", "row before"],
+        ["Enter", "open"],
+        ["Esc", "close"],
+        ["?", "this list"],
+      ].map(([key, text]) => [h("dt", null, h("kbd", null, key)), h("dd", null, text)]),
+    ),
+  );
 }
 
 export function layers(context) {
   return [
     menuLayer(),
-    stack.map((dialog) => h("div", { key: `dialog ${dialog.key}`, class: ["veil", dialog.isDrawer && "drawer"], onclick: (event) => { if (event.target === event.currentTarget) closeTop(); } },
-      h("section", {
-        class: "dialog", role: "dialog", "aria-modal": "true", "aria-label": dialog.title, tabindex: "-1",
-        ref: takeFocus, onkeydown: holdFocus,
-      },
-      h("header", null, h("h2", null, dialog.title), h("button", { class: "quiet close", "aria-label": "Close", onclick: closeTop }, "✕")),
-      h("div", { class: "inside" }, dialog.view(closeTop, context))))),
-    h("div", { key: "messages", class: "messages" }, messages.map((message) => h("div", { key: message.key, class: ["message", message.colour], role: message.colour === "bad" ? "alert" : "status" },
-      h("span", null, message.text, message.detail && h("small", null, ` ${message.detail}`)),
-      message.link && h("a", { href: message.link }, message.linkText),
-      message.colour === "bad" && h("button", { class: "quiet", onclick: () => copy(`${message.text} ${message.detail}`) }, "Copy"),
-      h("button", { class: "quiet close", "aria-label": "Dismiss", onclick: () => dismiss(message) }, "✕")))),
+    stack.map((dialog) =>
+      h(
+        "div",
+        {
+          key: `dialog ${dialog.key}`,
+          class: ["veil", dialog.isDrawer && "drawer"],
+          onclick: (event) => {
+            if (event.target === event.currentTarget) closeTop();
+          },
+        },
+        h(
+          "section",
+          {
+            class: "dialog",
+            role: "dialog",
+            "aria-modal": "true",
+            "aria-label": dialog.title,
+            tabindex: "-1",
+            ref: takeFocus,
+            onkeydown: holdFocus,
+          },
+          h(
+            "header",
+            null,
+            h("h2", null, dialog.title),
+            h("button", { class: "quiet close", "aria-label": "Close", onclick: closeTop }, "✕"),
+          ),
+          h("div", { class: "inside" }, dialog.view(closeTop, context)),
+        ),
+      ),
+    ),
+    h(
+      "div",
+      { key: "messages", class: "messages" },
+      messages.map((message) =>
+        h(
+          "div",
+          { key: message.key, class: ["message", message.colour], role: message.colour === "bad" ? "alert" : "status" },
+          h("span", null, message.text, message.detail && h("small", null, ` ${message.detail}`)),
+          message.link && h("a", { href: message.link }, message.linkText),
+          message.colour === "bad" &&
+            h("button", { class: "quiet", onclick: () => copy(`${message.text} ${message.detail}`) }, "Copy"),
+          h("button", { class: "quiet close", "aria-label": "Dismiss", onclick: () => dismiss(message) }, "✕"),
+        ),
+      ),
+    ),
   ];
 }
 
 function takeFocus(element) {
   if (!element) return;
   setTimeout(() => {
-    const first = element.querySelector("input:not([type=hidden]), textarea, select") || element.querySelector(".inside button, .inside a");
+    const first =
+      element.querySelector("input:not([type=hidden]), textarea, select") ||
+      element.querySelector(".inside button, .inside a");
     (first || element).focus();
   }, 0);
 }
 
 function holdFocus(event) {
   if (event.key !== "Tab") return;
-  const found = [...event.currentTarget.querySelectorAll("button, a[href], input, textarea, select")].filter((one) => !one.disabled);
+  const found = [...event.currentTarget.querySelectorAll("button, a[href], input, textarea, select")].filter(
+    (one) => !one.disabled,
+  );
   if (!found.length) return;
   const [first, last] = [found[0], found[found.length - 1]];
   if (event.shiftKey && document.activeElement === first) {
@@ -135,6 +212,14 @@ export async function copy(text) {
     await navigator.clipboard.writeText(text);
     say("Copied.");
   } catch {
-    open("Copy", () => h("textarea", { class: "mono", rows: 6, readonly: true, value: text, ref: (element) => element && setTimeout(() => element.select(), 0) }));
+    open("Copy", () =>
+      h("textarea", {
+        class: "mono",
+        rows: 6,
+        readonly: true,
+        value: text,
+        ref: (element) => element && setTimeout(() => element.select(), 0),
+      }),
+    );
   }
 }

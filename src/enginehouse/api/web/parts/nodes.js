@@ -9,28 +9,73 @@ import { accepted, attempt, confirm, copy, open, say } from "./layers.js";
 
 const JOIN_SECONDS = 3600;
 
-export const labelText = (node) => Object.entries(node.labels || {}).map(([key, value]) => (value ? `${key}=${value}` : key)).join(", ");
+export const labelText = (node) =>
+  Object.entries(node.labels || {})
+    .map(([key, value]) => (value ? `${key}=${value}` : key))
+    .join(", ");
 
 export function approve(node) {
   open(`Approve ${node.name}?`, (close) => [
-    h("p", null, "It may then run engines and gets models. Compare the fingerprint with what `enginehouse join` shows on that machine."),
-    h("dl", { class: "pairs" },
-      h("dt", null, "Fingerprint"), h("dd", null, node.fingerprint ? h("code", null, node.fingerprint) : "none: LocalAI's workers have no key"),
-      h("dt", null, "Address"), h("dd", null, h("code", null, node.address || "–")),
-      h("dt", null, "Machine"), h("dd", null, [node.platform, node.gpu_vendor, words.bytes(node.total_ram)].filter(Boolean).join(" · ")),
-      node.waits_for && [h("dt", null, "Why again"), h("dd", null, node.waits_for)]),
-    h("div", { class: "buttons" },
-      h("button", { class: "main", onclick: () => { close(); approveNow([node]); } }, `Approve ${node.name}`),
-      h("button", { onclick: close }, "Cancel")),
+    h(
+      "p",
+      null,
+      "It may then run engines and gets models. Compare the fingerprint with what `enginehouse join` shows on that machine.",
+    ),
+    h(
+      "dl",
+      { class: "pairs" },
+      h("dt", null, "Fingerprint"),
+      h("dd", null, node.fingerprint ? h("code", null, node.fingerprint) : "none: LocalAI's workers have no key"),
+      h("dt", null, "Address"),
+      h("dd", null, h("code", null, node.address || "–")),
+      h("dt", null, "Machine"),
+      h("dd", null, [node.platform, node.gpu_vendor, words.bytes(node.total_ram)].filter(Boolean).join(" · ")),
+      node.waits_for && [h("dt", null, "Why again"), h("dd", null, node.waits_for)],
+    ),
+    h(
+      "div",
+      { class: "buttons" },
+      h(
+        "button",
+        {
+          class: "main",
+          onclick: () => {
+            close();
+            approveNow([node]);
+          },
+        },
+        `Approve ${node.name}`,
+      ),
+      h("button", { onclick: close }, "Cancel"),
+    ),
   ]);
 }
 
 export function approveAll(nodes) {
   open(`Approve ${words.count(nodes.length, "machine")}?`, (close) => [
-    h("ul", { class: "plain" }, nodes.map((node) => h("li", { key: node.id }, h("strong", null, node.name), " ", h("code", null, node.fingerprint || "no key")))),
-    h("div", { class: "buttons" },
-      h("button", { class: "main", onclick: () => { close(); approveNow(nodes); } }, `Approve ${words.count(nodes.length, "machine")}`),
-      h("button", { onclick: close }, "Cancel")),
+    h(
+      "ul",
+      { class: "plain" },
+      nodes.map((node) =>
+        h("li", { key: node.id }, h("strong", null, node.name), " ", h("code", null, node.fingerprint || "no key")),
+      ),
+    ),
+    h(
+      "div",
+      { class: "buttons" },
+      h(
+        "button",
+        {
+          class: "main",
+          onclick: () => {
+            close();
+            approveNow(nodes);
+          },
+        },
+        `Approve ${words.count(nodes.length, "machine")}`,
+      ),
+      h("button", { onclick: close }, "Cancel"),
+    ),
   ]);
 }
 
@@ -44,7 +89,14 @@ async function approveNow(nodes) {
 export function nodeActions(node) {
   return [
     node.drained
-      ? { label: "Resume", act: () => attempt(() => post(`/api/nodes/${part(node.id)}/resume`), () => say(`${node.name} gets work again.`)) }
+      ? {
+          label: "Resume",
+          act: () =>
+            attempt(
+              () => post(`/api/nodes/${part(node.id)}/resume`),
+              () => say(`${node.name} gets work again.`),
+            ),
+        }
       : { label: "Drain…", act: () => drain(node) },
     { label: "Labels…", act: () => editLabels(node) },
     { label: "Remove…", colour: "bad", act: () => removeNode(node) },
@@ -54,9 +106,15 @@ export function nodeActions(node) {
 function drain(node) {
   const replicas = node.replicas || [];
   confirm({
-    title: `Drain ${node.name}?`, isDangerous: false, button: `Drain ${node.name}`,
+    title: `Drain ${node.name}?`,
+    isDangerous: false,
+    button: `Drain ${node.name}`,
     text: `It gets no new requests. Answers under way end first, then ${replicas.length ? `its ${words.count(replicas.length, "replica")} (${words.names(replicas.map((one) => one.model_id))}) ${replicas.length === 1 ? "stops" : "stop"}; what must stay up is loaded elsewhere before` : "nothing has to stop: no model runs there"}. The page says when it is safe to switch the machine off.`,
-    act: () => attempt(() => post(`/api/nodes/${part(node.id)}/drain`), (made) => accepted(made, `${node.name} is being drained.`)),
+    act: () =>
+      attempt(
+        () => post(`/api/nodes/${part(node.id)}/drain`),
+        (made) => accepted(made, `${node.name} is being drained.`),
+      ),
   });
 }
 
@@ -66,10 +124,15 @@ export function drainState(node, { state: known }) {
   const vitals = known.vitals.get(node.id);
   const underWay = vitals ? vitals.in_flight || 0 : 0;
   const running = (node.replicas || []).length;
-  const isDraining = [...known.operations.values()].some((one) => one.kind === "drain" && !isEnded(one) && (one.targets || []).includes(node.id));
+  const isDraining = [...known.operations.values()].some(
+    (one) => one.kind === "drain" && !isEnded(one) && (one.targets || []).includes(node.id),
+  );
   if (node.health === "offline") return { isSafe: true, text: "It is drained and offline." };
   if (underWay || running || isDraining) {
-    return { isSafe: false, text: `Draining: ${words.count(underWay, "request")} under way, ${words.count(running, "replica")} still running. Do not switch it off yet.` };
+    return {
+      isSafe: false,
+      text: `Draining: ${words.count(underWay, "request")} under way, ${words.count(running, "replica")} still running. Do not switch it off yet.`,
+    };
   }
   return { isSafe: true, text: "Safe to stop: nothing runs there, and nothing is sent there." };
 }
@@ -77,26 +140,69 @@ export function drainState(node, { state: known }) {
 export function removeNode(node, verb = "Remove") {
   const isPending = !node.approved;
   confirm({
-    title: `${verb} ${node.name}?`, button: `${verb} ${node.name}`, word: isPending || node.health !== "healthy" ? "" : node.name,
-    text: isPending ? "Its request to join is deleted. It may ask again while its join token is valid." : "Its row, its credentials and what waits for it end. The engines on its disk stay. It can join again with a join token.",
-    act: () => attempt(() => remove(`/api/nodes/${part(node.id)}`), () => say(`${node.name} is removed.`)),
+    title: `${verb} ${node.name}?`,
+    button: `${verb} ${node.name}`,
+    word: isPending || node.health !== "healthy" ? "" : node.name,
+    text: isPending
+      ? "Its request to join is deleted. It may ask again while its join token is valid."
+      : "Its row, its credentials and what waits for it end. The engines on its disk stay. It can join again with a join token.",
+    act: () =>
+      attempt(
+        () => remove(`/api/nodes/${part(node.id)}`),
+        () => say(`${node.name} is removed.`),
+      ),
   });
 }
 
 function editLabels(node) {
-  let text = Object.entries(node.labels || {}).map(([key, value]) => `${key}=${value}`).join("\n");
+  let text = Object.entries(node.labels || {})
+    .map(([key, value]) => `${key}=${value}`)
+    .join("\n");
   open(`Labels of ${node.name}`, (close) => [
     h("p", { class: "muted" }, "One per line, as key=value. Schedules of models select nodes by them."),
-    h("textarea", { class: "mono", rows: 6, "aria-label": "Labels", value: text, oninput: (event) => { text = event.target.value; } }),
-    h("div", { class: "buttons" },
-      h("button", { class: "main", onclick: () => attempt(() => put(`/api/nodes/${part(node.id)}/labels`, labelsOf(text)), () => { close(); say(`Labels of ${node.name} are set.`); }) }, "Set the labels"),
-      h("button", { onclick: close }, "Cancel")),
+    h("textarea", {
+      class: "mono",
+      rows: 6,
+      "aria-label": "Labels",
+      value: text,
+      oninput: (event) => {
+        text = event.target.value;
+      },
+    }),
+    h(
+      "div",
+      { class: "buttons" },
+      h(
+        "button",
+        {
+          class: "main",
+          onclick: () =>
+            attempt(
+              () => put(`/api/nodes/${part(node.id)}/labels`, labelsOf(text)),
+              () => {
+                close();
+                say(`Labels of ${node.name} are set.`);
+              },
+            ),
+        },
+        "Set the labels",
+      ),
+      h("button", { onclick: close }, "Cancel"),
+    ),
   ]);
 }
 
 function labelsOf(text) {
-  const lines = text.split("\n").map((line) => line.trim()).filter(Boolean);
-  return Object.fromEntries(lines.map((line) => [line.split("=")[0].trim(), line.includes("=") ? line.slice(line.indexOf("=") + 1).trim() : ""]));
+  const lines = text
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
+  return Object.fromEntries(
+    lines.map((line) => [
+      line.split("=")[0].trim(),
+      line.includes("=") ? line.slice(line.indexOf("=") + 1).trim() : "",
+    ]),
+  );
 }
 
 /** The exact line for another machine, with a fresh token; the node appears by itself. */
@@ -111,13 +217,52 @@ export async function addMachine() {
     const arrived = [...context.state.nodes.values()].filter((node) => !before.has(node.id));
     return [
       h("p", null, "Install Enginehouse there, then run this. The token is valid for one hour, for joining only."),
-      isLocal && h("p", { class: "note warn" }, "This server is open at a loopback address, which other machines cannot reach. Start it with ", h("code", null, "enginehouse up --host 0.0.0.0"), " and open this page by its network address. On this machine, add --data DIR for a second node."),
-      h("label", { class: "field" }, "Name of the machine (optional)", h("input", { class: "mono", spellcheck: "false", autocomplete: "off", oninput: (event) => { name = event.target.value.trim(); changed(true); } })),
+      isLocal &&
+        h(
+          "p",
+          { class: "note warn" },
+          "This server is open at a loopback address, which other machines cannot reach. Start it with ",
+          h("code", null, "enginehouse up --host 0.0.0.0"),
+          " and open this page by its network address. On this machine, add --data DIR for a second node.",
+        ),
+      h(
+        "label",
+        { class: "field" },
+        "Name of the machine (optional)",
+        h("input", {
+          class: "mono",
+          spellcheck: "false",
+          autocomplete: "off",
+          oninput: (event) => {
+            name = event.target.value.trim();
+            changed(true);
+          },
+        }),
+      ),
       h("pre", { class: "line" }, line),
-      h("div", { class: "buttons" }, h("button", { class: "main", onclick: () => copy(line) }, "Copy the command"), h("button", { onclick: close }, "Close")),
-      h("div", { role: "status" }, arrived.length ? arrived.map((node) => h("p", { key: node.id, class: "note ok" }, h("strong", null, node.name), ` is here: ${words.nodeMark(node)[1]}. `, !node.approved && h("button", { class: "main", onclick: () => approveNow([node]) }, "Approve"), " ", node.fingerprint && h("code", null, node.fingerprint)))
-        : h("p", { class: "muted" }, "Waiting for it… it appears here by itself.")),
+      h(
+        "div",
+        { class: "buttons" },
+        h("button", { class: "main", onclick: () => copy(line) }, "Copy the command"),
+        h("button", { onclick: close }, "Close"),
+      ),
+      h(
+        "div",
+        { role: "status" },
+        arrived.length
+          ? arrived.map((node) =>
+              h(
+                "p",
+                { key: node.id, class: "note ok" },
+                h("strong", null, node.name),
+                ` is here: ${words.nodeMark(node)[1]}. `,
+                !node.approved && h("button", { class: "main", onclick: () => approveNow([node]) }, "Approve"),
+                " ",
+                node.fingerprint && h("code", null, node.fingerprint),
+              ),
+            )
+          : h("p", { class: "muted" }, "Waiting for it… it appears here by itself."),
+      ),
     ];
   });
 }
-

@@ -15,26 +15,51 @@ export async function openPlan({ kind, names, nodes, force = false }) {
   const failures = new Map();
   let isSending = false;
   const body = (name) => ({ kind, name, ...(nodes ? { nodes } : {}), ...(force ? { force } : {}) });
-  open(`${VERBS[kind]} ${words.names(names)}${nodes ? ` on ${words.names(nodes)}` : ""}`, (close) => view(close), { isDrawer: true });
-  await Promise.all(names.map(async (name) => {
-    try {
-      plans.set(name, kind === "rollback" ? rollbackPlan(name, nodes) : await post("/api/operations/plan", body(name)));
-    } catch (error) {
-      failures.set(name, error.message);
-    }
-    changed(true);
-  }));
+  open(`${VERBS[kind]} ${words.names(names)}${nodes ? ` on ${words.names(nodes)}` : ""}`, (close) => view(close), {
+    isDrawer: true,
+  });
+  await Promise.all(
+    names.map(async (name) => {
+      try {
+        plans.set(
+          name,
+          kind === "rollback" ? rollbackPlan(name, nodes) : await post("/api/operations/plan", body(name)),
+        );
+      } catch (error) {
+        failures.set(name, error.message);
+      }
+      changed(true);
+    }),
+  );
 
   function view(close) {
-    if (plans.size + failures.size < names.length) return h("p", { class: "muted" }, "Asking the registries what each node would get…");
+    if (plans.size + failures.size < names.length)
+      return h("p", { class: "muted" }, "Asking the registries what each node would get…");
     const changing = [...plans].filter(([, plan]) => affected(plan).length);
     const many = new Set(changing.flatMap(([, plan]) => affected(plan).map((one) => one.node_id))).size;
     return [
       [...failures].map(([name, text]) => h("div", { key: name }, note(`${name}: ${text}`, "bad"))),
-      [...plans].map(([name, plan]) => h("section", { key: name }, names.length > 1 && h("h3", null, name), planned(plan))),
-      h("div", { class: "buttons" },
-        h("button", { class: "main", disabled: !many || isSending, onclick: () => send(close, changing.map(([name]) => name)) }, many ? `${VERBS[kind]} on ${words.count(many, "node")}` : "Nothing to do"),
-        h("button", { onclick: close }, "Cancel")),
+      [...plans].map(([name, plan]) =>
+        h("section", { key: name }, names.length > 1 && h("h3", null, name), planned(plan)),
+      ),
+      h(
+        "div",
+        { class: "buttons" },
+        h(
+          "button",
+          {
+            class: "main",
+            disabled: !many || isSending,
+            onclick: () =>
+              send(
+                close,
+                changing.map(([name]) => name),
+              ),
+          },
+          many ? `${VERBS[kind]} on ${words.count(many, "node")}` : "Nothing to do",
+        ),
+        h("button", { onclick: close }, "Cancel"),
+      ),
     ];
   }
 
@@ -60,7 +85,16 @@ function rollbackPlan(name, nodes) {
     const held = (node.backends || []).find((one) => one.name === name);
     if (!held || node.removedAt || (nodes && !nodes.includes(node.name))) continue;
     const before = held.previous_version || (held.previous_digest || "").replace("sha256:", "").slice(0, 12);
-    if (before) found.nodes.push({ node_id: node.id, node_name: node.name, node_status: node.status, does: "roll back", version: before, installed_version: words.version(held), backend: name });
+    if (before)
+      found.nodes.push({
+        node_id: node.id,
+        node_name: node.name,
+        node_status: node.status,
+        does: "roll back",
+        version: before,
+        installed_version: words.version(held),
+        backend: name,
+      });
     else found.excluded.push({ node_id: node.id, node_name: node.name, reason: "it has kept no version to return to" });
   }
   return found;
@@ -70,19 +104,76 @@ function planned(plan) {
   const total = plan.download_bytes || 0;
   const doing = affected(plan);
   return [
-    h("p", null, doing.length ? `${words.count(doing.length, "node")} would change` : "No node would change", total ? `, at most ${words.bytes(total)} to download` : "", (plan.excluded || []).length ? `; ${words.count(plan.excluded.length, "node")} left out` : "", "."),
-    (plan.canaries || []).length > 0 && h("p", { class: "muted" }, `Begins with ${words.names(plan.canaries)}; the others follow when the new version has proven itself there, else it is taken back.`),
-    plan.max_parallel > 0 && h("p", { class: "muted" }, `At most ${words.count(plan.max_parallel, "node")} at once, so that the others go on serving.`),
-    (plan.nodes || []).length > 0 && table([
-      { name: "Node", view: (one) => [one.node_name, one.node_status !== "healthy" && h("small", null, ` ${one.node_status}`)] },
-      { name: "Does", view: (one) => one.does },
-      { name: "Build", view: (one) => [one.backend || "", one.capability && h("small", null, ` ${one.capability}`)] },
-      { name: "Version", view: (one) => [one.installed_version && one.installed_version !== one.version && h("span", { class: "muted" }, one.installed_version, " → "), mono(words.version(one), one.digest)] },
-      { name: "Download", isNumber: true, view: (one) => words.bytes(one.download_bytes || null) },
-      { name: "Disk free", isNumber: true, view: (one) => h("span", { class: one.download_bytes && one.free_disk_bytes < 3 * one.download_bytes ? "warn" : "" }, words.bytes(one.free_disk_bytes)) },
-      { name: "Remark", isWide: true, view: (one) => one.note || "" },
-    ], plan.nodes, { label: "Plan per node", key: (one) => one.node_id }),
-    (plan.excluded || []).length > 0 && h("ul", { class: "plain" }, plan.excluded.map((one) => h("li", { key: one.node_id }, h("strong", null, one.node_name), h("span", { class: "muted" }, ` is left out: ${one.reason}`)))),
+    h(
+      "p",
+      null,
+      doing.length ? `${words.count(doing.length, "node")} would change` : "No node would change",
+      total ? `, at most ${words.bytes(total)} to download` : "",
+      (plan.excluded || []).length ? `; ${words.count(plan.excluded.length, "node")} left out` : "",
+      ".",
+    ),
+    (plan.canaries || []).length > 0 &&
+      h(
+        "p",
+        { class: "muted" },
+        `Begins with ${words.names(plan.canaries)}; the others follow when the new version has proven itself there, else it is taken back.`,
+      ),
+    plan.max_parallel > 0 &&
+      h(
+        "p",
+        { class: "muted" },
+        `At most ${words.count(plan.max_parallel, "node")} at once, so that the others go on serving.`,
+      ),
+    (plan.nodes || []).length > 0 &&
+      table(
+        [
+          {
+            name: "Node",
+            view: (one) => [one.node_name, one.node_status !== "healthy" && h("small", null, ` ${one.node_status}`)],
+          },
+          { name: "Does", view: (one) => one.does },
+          {
+            name: "Build",
+            view: (one) => [one.backend || "", one.capability && h("small", null, ` ${one.capability}`)],
+          },
+          {
+            name: "Version",
+            view: (one) => [
+              one.installed_version &&
+                one.installed_version !== one.version &&
+                h("span", { class: "muted" }, one.installed_version, " → "),
+              mono(words.version(one), one.digest),
+            ],
+          },
+          { name: "Download", isNumber: true, view: (one) => words.bytes(one.download_bytes || null) },
+          {
+            name: "Disk free",
+            isNumber: true,
+            view: (one) =>
+              h(
+                "span",
+                { class: one.download_bytes && one.free_disk_bytes < 3 * one.download_bytes ? "warn" : "" },
+                words.bytes(one.free_disk_bytes),
+              ),
+          },
+          { name: "Remark", isWide: true, view: (one) => one.note || "" },
+        ],
+        plan.nodes,
+        { label: "Plan per node", key: (one) => one.node_id },
+      ),
+    (plan.excluded || []).length > 0 &&
+      h(
+        "ul",
+        { class: "plain" },
+        plan.excluded.map((one) =>
+          h(
+            "li",
+            { key: one.node_id },
+            h("strong", null, one.node_name),
+            h("span", { class: "muted" }, ` is left out: ${one.reason}`),
+          ),
+        ),
+      ),
   ];
 }
 
@@ -91,4 +182,3 @@ export function openInstall(offer) {
   const name = offer.gallery ? `${offer.gallery.name}@${offer.name}` : offer.name;
   openPlan({ kind: "install", names: [name] });
 }
-

@@ -14,7 +14,18 @@ const LINES = [
 
 export function plots() {
   const found = history.known();
-  return memo("plots", [found], () => h("details", { key: "plots", class: "plots", open: window.innerWidth > 900 },
-    h("summary", null, "The last hour"),
-    h("div", { class: "plot-row" }, LINES.map(([name, title, format]) => plot(title, (found && found.series[name]) || [], { format, stepSeconds: found ? found.step_seconds : 10 })))));
+  return memo("plots", [found], () =>
+    h(
+      "details",
+      { key: "plots", class: "plots", open: window.innerWidth > 900 },
+      h("summary", null, "The last hour"),
+      h(
+        "div",
+        { class: "plot-row" },
+        LINES.map(([name, title, format]) =>
+          plot(title, (found && found.series[name]) || [], { format, stepSeconds: found ? found.step_seconds : 10 }),
+        ),
+      ),
+    ),
+  );
 }

@@ -17,44 +17,114 @@ const PARTS_OF = { nodes: "fleet", catalogue: "backends", audit: "access" };
 
 export function shell(context, page) {
   const { state } = context;
-  return h("div", { class: "shell" },
-    h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); document.getElementById("main").focus(); } }, "Skip to the content"),
+  return h(
+    "div",
+    { class: "shell" },
+    h(
+      "a",
+      {
+        class: "skip",
+        href: "#main",
+        onclick: (event) => {
+          event.preventDefault();
+          document.getElementById("main").focus();
+        },
+      },
+      "Skip to the content",
+    ),
     navigation(context),
-    h("div", { class: "body" },
-      h("header", { class: "top" },
-        h("p", { class: "truth" }, truth(state).pieces.map((piece, at) => [at > 0 && h("span", { class: "dot", "aria-hidden": "true" }, "·"), h("span", null, piece)])),
-        freshness(context)),
+    h(
+      "div",
+      { class: "body" },
+      h(
+        "header",
+        { class: "top" },
+        h(
+          "p",
+          { class: "truth" },
+          truth(state).pieces.map((piece, at) => [
+            at > 0 && h("span", { class: "dot", "aria-hidden": "true" }, "·"),
+            h("span", null, piece),
+          ]),
+        ),
+        freshness(context),
+      ),
       strip(context),
-      h("main", { id: "main", tabindex: "-1" }, page.view(context))));
+      h("main", { id: "main", tabindex: "-1" }, page.view(context)),
+    ),
+  );
 }
 
 function navigation(context) {
   const { page } = current();
   const here = PARTS_OF[page] || page;
   const needs = state(context);
-  return h("nav", { "aria-label": "Pages" },
+  return h(
+    "nav",
+    { "aria-label": "Pages" },
     h("div", { class: "brand" }, "Enginehouse"),
-    h("ul", null, Object.entries(PLACES).map(([key, [address, name]]) => h("li", { key: address },
-      h("a", { href: `#/${address}`, "aria-current": here === address ? "page" : undefined, title: `g ${key}` },
-        name, address === "fleet" && needs > 0 && h("span", { class: "badge", "aria-label": `${needs} things need you` }, needs))))),
-    h("div", { class: "foot" },
-      h("span", { class: "who", title: `role: ${context.session.role}` }, context.session.name, context.canAct ? "" : " (read-only)"),
+    h(
+      "ul",
+      null,
+      Object.entries(PLACES).map(([key, [address, name]]) =>
+        h(
+          "li",
+          { key: address },
+          h(
+            "a",
+            { href: `#/${address}`, "aria-current": here === address ? "page" : undefined, title: `g ${key}` },
+            name,
+            address === "fleet" &&
+              needs > 0 &&
+              h("span", { class: "badge", "aria-label": `${needs} things need you` }, needs),
+          ),
+        ),
+      ),
+    ),
+    h(
+      "div",
+      { class: "foot" },
+      h(
+        "span",
+        { class: "who", title: `role: ${context.session.role}` },
+        context.session.name,
+        context.canAct ? "" : " (read-only)",
+      ),
       h("span", null, context.session.version && `v${context.session.version}`),
-      h("div", null,
-        h("button", { class: "quiet", "aria-label": "Switch between light and dark", title: "Light or dark", onclick: switchTheme }, "◐"),
+      h(
+        "div",
+        null,
+        h(
+          "button",
+          {
+            class: "quiet",
+            "aria-label": "Switch between light and dark",
+            title: "Light or dark",
+            onclick: switchTheme,
+          },
+          "◐",
+        ),
         h("button", { class: "quiet", "aria-label": "Keys", title: "Keys (?)", onclick: openHelp }, "?"),
-        h("button", { class: "quiet", onclick: () => signOut(context) }, "Sign out"))));
+        h("button", { class: "quiet", onclick: () => signOut(context) }, "Sign out"),
+      ),
+    ),
+  );
 }
 
 const state = (context) => attention(context.state, context.now).length;
 
 async function signOut(context) {
-  await attempt(() => remove("/api/session"), () => context.signOut());
+  await attempt(
+    () => remove("/api/session"),
+    () => context.signOut(),
+  );
 }
 
 function switchTheme() {
   const root = document.documentElement;
-  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const isDark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
   localStorage.setItem("enginehouse.theme", root.dataset.theme);
 }
@@ -65,9 +135,23 @@ function freshness({ connection }) {
     return h("p", { class: "fresh ok", role: "status" }, h("span", { "aria-hidden": "true" }, "●"), " live");
   }
   const since = age === null ? "no data yet" : `data ${words.span(age)} old`;
-  const word = connection.status === "refused" ? "not allowed" : connection.status === "connecting" ? "connecting" : "reconnecting";
-  return h("p", { class: ["fresh", connection.status === "connecting" ? "idle" : "warn"], role: "status", title: connection.error || undefined },
-    h("span", { "aria-hidden": "true" }, "◌"), ` ${word} · `, h("span", null, since));
+  const word =
+    connection.status === "refused"
+      ? "not allowed"
+      : connection.status === "connecting"
+        ? "connecting"
+        : "reconnecting";
+  return h(
+    "p",
+    {
+      class: ["fresh", connection.status === "connecting" ? "idle" : "warn"],
+      role: "status",
+      title: connection.error || undefined,
+    },
+    h("span", { "aria-hidden": "true" }, "◌"),
+    ` ${word} · `,
+    h("span", null, since),
+  );
 }
 
 function strip(context) {
@@ -75,19 +159,42 @@ function strip(context) {
   const running = open.filter((one) => !one.isParked).sort((a, b) => (a.createdAt < b.createdAt ? -1 : 1));
   const parked = open.length - running.length;
   if (!open.length) return null;
-  return h("div", { class: "strip", "aria-label": "Running operations" },
-    running.slice(0, SHOWN).map((one) => memo(`strip ${one.jobID}`, [one, context.state.nodes.get(one.name)], () => line(one, context))),
-    running.length > SHOWN && h("a", { key: "more", class: "more", href: "#/operations" }, `and ${running.length - SHOWN} more`),
-    parked > 0 && h("a", { key: "parked", class: "more", href: "#/operations" }, `${words.count(parked, "operation")} ${parked === 1 ? "waits" : "wait"} for nodes that are away`));
+  return h(
+    "div",
+    { class: "strip", "aria-label": "Running operations" },
+    running
+      .slice(0, SHOWN)
+      .map((one) => memo(`strip ${one.jobID}`, [one, context.state.nodes.get(one.name)], () => line(one, context))),
+    running.length > SHOWN &&
+      h("a", { key: "more", class: "more", href: "#/operations" }, `and ${running.length - SHOWN} more`),
+    parked > 0 &&
+      h(
+        "a",
+        { key: "parked", class: "more", href: "#/operations" },
+        `${words.count(parked, "operation")} ${parked === 1 ? "waits" : "wait"} for nodes that are away`,
+      ),
+  );
 }
 
 function line(operation, context) {
   const { totals } = operation;
-  return h("a", { key: operation.jobID, class: "running", href: `#/operations/${operation.jobID}` },
+  return h(
+    "a",
+    { key: operation.jobID, class: "running", href: `#/operations/${operation.jobID}` },
     h("span", { class: "name" }, words.title(operation, nameOf(context.state))),
     h("span", { class: "count" }, words.doneOf(totals)),
-    bar(totals.percent, { label: words.title(operation, nameOf(context.state)), colour: (operation.counts || {}).error ? "warn" : "" }),
+    bar(totals.percent, {
+      label: words.title(operation, nameOf(context.state)),
+      colour: (operation.counts || {}).error ? "warn" : "",
+    }),
     h("span", { class: "amount" }, words.bytesOf(totals.currentBytes, totals.totalBytes)),
-    h("span", { class: "amount" }, operation.rate && operation.rate.perSecond > 1 && totals.currentBytes < totals.totalBytes ? `${words.bytes(operation.rate.perSecond)}/s` : ""),
-    h("span", { class: "left" }, words.timeLeft(operation)));
+    h(
+      "span",
+      { class: "amount" },
+      operation.rate && operation.rate.perSecond > 1 && totals.currentBytes < totals.totalBytes
+        ? `${words.bytes(operation.rate.perSecond)}/s`
+        : "",
+    ),
+    h("span", { class: "left" }, words.timeLeft(operation)),
+  );
 }
