@@ -4,6 +4,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "rect", "line", "polyline", "polygon", "circle", "g", "text", "title"]);
+const SPOKEN = new Set(["title", "aria-label", "aria-valuetext", "data-name", "alt"]);
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "open", "indeterminate", "scrollTop"]);
 
 /** Describes an element. `props`: attributes, `on…` listeners, `key`, `class` (text or list), `style` (object), `ref`. */
@@ -16,9 +17,19 @@ function flat(children, into) {
     if (child === null || child === undefined || child === false || child === true) continue;
     if (Array.isArray(child)) flat(child, into);
     else if (typeof child === "object") into.push(child);
-    else into.push({ tag: "", text: String(child), key: undefined, element: null });
+    else into.push({ tag: "", text: plain(String(child)), key: undefined, element: null });
   }
   return into;
+}
+
+// Sequences of terminals go; other control characters and marks that turn the direction of text are shown as unknown.
+const SEQUENCES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\))/g;
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+/** Text from elsewhere as it may be shown: it cannot reorder or hide what stands beside it. */
+export function plain(text) {
+  CONTROLS.lastIndex = 0;
+  return CONTROLS.test(text) ? text.replace(SEQUENCES, "").replace(CONTROLS, "\ufffd") : text;
 }
 
 const memos = new Map();
@@ -136,7 +147,7 @@ function set(element, name, before, value) {
   } else if (value === undefined || value === null || value === false) {
     element.removeAttribute(name);
   } else {
-    element.setAttribute(name, value === true ? "" : String(value));
+    element.setAttribute(name, value === true ? "" : SPOKEN.has(name) ? plain(String(value)) : String(value));
   }
 }
 

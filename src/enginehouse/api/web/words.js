@@ -162,9 +162,10 @@ export function title(operation, nodeName = (id) => id) {
   return `${kind} ${name}`;
 }
 
-/** "2 of 5 nodes"; the denominator is fixed when the operation is created. */
-export function doneOf(totals) {
-  return `${totals.done} of ${count(totals.count, "node")}`;
+/** "2 of 5 nodes"; the denominator is fixed when the operation is created. A load has several steps on one node. */
+export function doneOf(operation) {
+  const { done, count: total } = operation.totals;
+  return `${done} of ${count(total, operation.kind === "load" ? "step" : "node")}`;
 }
 
 /** The time that is left at the present rate; "" where nothing is known of it. */

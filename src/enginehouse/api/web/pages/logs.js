@@ -138,7 +138,7 @@ export function view(context) {
           "div",
           { key: `${line.timestamp} ${at}`, class: ["logline", line.stream === "stderr" && "err"] },
           h("time", { title: line.timestamp }, clock(line.timestamp)),
-          h("span", null, plain(line.text)),
+          h("span", null, line.text),
         ),
       ),
       h("div", { key: "end", ref: scroll }),
@@ -193,8 +193,3 @@ function overview(state) {
 }
 
 const clock = (timestamp) => (timestamp ? new Date(timestamp).toLocaleTimeString() : "");
-
-// Escape sequences of terminals and other control characters, which a page would show as boxes.
-const CONTROLS =
-  /\u001b\[[0-?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g;
-export const plain = (text) => text.replace(CONTROLS, "");

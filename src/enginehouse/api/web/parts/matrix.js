@@ -101,7 +101,7 @@ function marks(one, node, upgrade, usual) {
   if (one.is_broken) found.push(["✕ broken", "bad"]);
   const behind = upgrade && (upgrade.nodes || []).find((entry) => entry.node_id === node.id);
   if (behind) found.push(behind.unknown ? ["? version unknown", "idle"] : ["↑ upgrade", "warn"]);
-  else if (words.version(one) !== usual) found.push(["≠ differs", "warn"]);
+  else if (!upgrade && words.version(one) !== usual) found.push(["≠ differs", "warn"]);
   return found;
 }
 

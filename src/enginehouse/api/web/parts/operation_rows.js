@@ -22,7 +22,7 @@ export function operationRow(operation, context) {
       },
       h("span", { class: "cell mark" }, pill(words.operationMark(operation))),
       h("span", { class: "cell name" }, words.title(operation, name)),
-      h("span", { class: "cell count" }, operation.totals.count ? words.doneOf(operation.totals) : ""),
+      h("span", { class: "cell count" }, operation.totals.count ? words.doneOf(operation) : ""),
       h(
         "span",
         { class: "cell progress" },

@@ -182,7 +182,7 @@ function line(operation, context) {
     "a",
     { key: operation.jobID, class: "running", href: `#/operations/${operation.jobID}` },
     h("span", { class: "name" }, words.title(operation, nameOf(context.state))),
-    h("span", { class: "count" }, words.doneOf(totals)),
+    h("span", { class: "count" }, words.doneOf(operation)),
     bar(totals.percent, {
       label: words.title(operation, nameOf(context.state)),
       colour: (operation.counts || {}).error ? "warn" : "",
