@@ -24,6 +24,7 @@ from enginehouse.api.app import build
 from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
+from enginehouse.api.history import HistoryRoutes
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.model_definitions import DefinitionRoutes
 from enginehouse.api.models import ModelRoutes
@@ -44,14 +45,20 @@ from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
 from enginehouse.build_localai import CarrierSite, make_carrier, make_tokens
 from enginehouse.build_outside import Outside, address_rules, make_outside, store_schedules, with_localai
-from enginehouse.build_serving import make_reconciler, make_routing
+from enginehouse.build_serving import (
+    ModelRows,
+    make_loader,
+    make_model_rows,
+    make_pulse,
+    make_reconciler,
+    make_routing,
+)
 from enginehouse.bus import credentials
 from enginehouse.bus.credentials import BusAccounts
 from enginehouse.bus.nats import BusOptions, NatsBus
 from enginehouse.bus.violations import LOOK_SECONDS, ViolationLog
 from enginehouse.core import subjects
 from enginehouse.engine.engines import Engines
-from enginehouse.fetch.galleries.model_index import BaseDocuments
 from enginehouse.fetch.http.addresses import Rules
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.media import fetch_media
@@ -87,11 +94,7 @@ from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
 from enginehouse.frontend.operations.versions import Versions
 from enginehouse.frontend.readiness import unready_reasons
-from enginehouse.frontend.serving.catalogue import ModelCatalogue
 from enginehouse.frontend.serving.counts import TELL_SECONDS, SharedCounts
-from enginehouse.frontend.serving.definitions import DefinitionParts, Definitions
-from enginehouse.frontend.serving.drafts import Drafts
-from enginehouse.frontend.serving.installs import InstallParts, ModelInstalls
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.serving.proofs import Proofs
@@ -101,11 +104,12 @@ from enginehouse.frontend.serving.replica_views import ReplicaViews
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.serving.schedules import Schedules
 from enginehouse.frontend.serving.uploads import STEP_SECONDS as UPLOADS_SECONDS
-from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board
 from enginehouse.frontend.watching.events import Events
+from enginehouse.frontend.watching.pulse import PULSE_SECONDS, Pulse
 from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.frontend.watching.summaries import Summaries
+from enginehouse.frontend.watching.traffic import TrafficCounts
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
@@ -115,15 +119,6 @@ from enginehouse.store.db import Store
 from enginehouse.store.limits import StoreLimits
 
 HOPELESS_SECONDS = 60.0  # ends intents that can never run; not urgent
-
-
-class ModelRows(Struct, frozen=True, kw_only=True):
-    """The objects that define models."""
-
-    definitions: Definitions
-    installs: ModelInstalls
-    catalogue: ModelCatalogue
-    uploads: Uploads
 
 
 class Frontend(Struct, frozen=True, kw_only=True):
@@ -164,6 +159,8 @@ class Frontend(Struct, frozen=True, kw_only=True):
     reconciler: Reconciler
     canaries: Canaries
     counts: SharedCounts
+    traffic: TrafficCounts
+    pulse: Pulse
 
 
 async def run(settings: FrontendSettings) -> int:
@@ -258,7 +255,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     board = Board(store, events, clock, limits)
     board.on_nodes_changed(wakes.of("route", "dispatch", "reconcile"))
     nodes = _nodes(settings, outside, board, wakes)
-    loader = _loader(outside, board, wakes, lease)
+    loader = make_loader(outside, board, wakes, lease)
     tokens = make_tokens(store, outside.localai)
     routing = make_routing(settings, outside, loader, tokens)
     router = routing.router
@@ -279,7 +276,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     canaries = _canaries(settings, outside, board, wakes)
     targets = Targets(outside.galleries, versions, canaries.rules)
     freshen = outside.freshen or listings.freshen
-    model_rows = _model_rows(outside, board, loader, wakes)
+    model_rows = make_model_rows(outside, board, loader, wakes)
     site = CarrierSite(store, bus, nodes, collector, outside.galleries, router, model_rows.uploads, owner, limits)
     carrier = make_carrier(site, tokens, outside.localai)
     dispatcher.carry_with(carrier)
@@ -324,6 +321,8 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         ),
         reconciler=make_reconciler(outside, board, loader, router, wakes.of("load", "dispatch", "route"), lease),
         counts=routing.counts,
+        traffic=routing.traffic,
+        pulse=make_pulse(settings, outside, events, routing),
     )
 
 
@@ -362,48 +361,6 @@ def _metrics(
     return metrics
 
 
-def _loader(outside: Outside, board: Board, wakes: Wakes, lease_seconds: float) -> Loader:
-    loader = Loader(
-        outside.store,
-        board,
-        outside.galleries,
-        owner=outside.owner,
-        lease_seconds=lease_seconds,
-        has_carrier=outside.localai is not None,
-    )
-    loader.on_step(wakes.of("load", "dispatch", "route", "reconcile"))
-    return loader
-
-
-def _model_rows(outside: Outside, board: Board, loader: Loader, wakes: Wakes) -> ModelRows:
-    sources, store, galleries = outside.models.sources, outside.store, outside.galleries
-    uploads = Uploads(outside.models.uploads, store)
-    drafts = Drafts(store, galleries, sources, outside.models.check_endpoint, uploads)
-    documents = BaseDocuments(sources.client) if sources is not None else None
-    catalogue = ModelCatalogue(outside.models.galleries, documents, sources)
-    definitions = Definitions(
-        DefinitionParts(
-            store=store,
-            board=board,
-            galleries=galleries,
-            loader=loader,
-            drafts=drafts,
-            wake=wakes.of("load", "dispatch", "route", "reconcile"),
-        )
-    )
-    installs = ModelInstalls(
-        InstallParts(
-            store=store,
-            galleries=galleries,
-            definitions=definitions,
-            drafts=drafts,
-            catalogue=catalogue,
-            client=sources.client if sources is not None else None,
-        )
-    )
-    return ModelRows(definitions=definitions, installs=installs, catalogue=catalogue, uploads=uploads)
-
-
 def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop]:
     every = settings.reconcile_seconds
     loops = [
@@ -421,6 +378,7 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("canary", frontend.canaries.step, min(every, CANARY_STEP_SECONDS)),
         Loop("note-uses", frontend.reconciler.uses_step, USES_SECONDS),
         Loop("tell-counts", frontend.counts.step, TELL_SECONDS),
+        Loop("pulse", frontend.pulse.step, PULSE_SECONDS, is_housekeeping=True),
         Loop("keys", frontend.keys.step, every),
         Loop("watch-keys", frontend.keys.watch_step, WATCH_SECONDS),
         Loop("rates", frontend.rate_limits.step, SHARE_SECONDS),
@@ -467,7 +425,8 @@ def make_entries(
         operations=OperationRoutes(
             requests, cancellation, frontend.planner, board, frontend.canaries, Summaries(store)
         ),
-        events=EventRoutes(frontend.board, frontend.models, frontend.events),
+        events=EventRoutes(frontend.board, frontend.models, frontend.events, frontend.pulse),
+        history=HistoryRoutes(frontend.pulse.past),
         backends=BackendRoutes(frontend.nodes, frontend.galleries, frontend.upgrades),
         jobs=BackendJobRoutes(frontend.operations, frontend.galleries, frontend.board),
         models=ModelRoutes(frontend.models, frontend.loader, frontend.operations, frontend.board),
@@ -480,7 +439,11 @@ def make_entries(
         tokens=TokenRoutes(frontend.keys),
         usage=UsageRoutes(frontend.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
-        inference=OpenAI(frontend.router, engine, Accounts(frontend.metrics, frontend.rate_limits, frontend.usage)),
+        inference=OpenAI(
+            frontend.router,
+            engine,
+            Accounts(frontend.metrics, frontend.rate_limits, frontend.usage, frontend.traffic),
+        ),
     )
     routes = make_routes(objects)
     objects.system.openapi = openapi.document(routes)

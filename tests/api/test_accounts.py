@@ -35,6 +35,7 @@ class Served:
     def __init__(self, site: Site, answers: list[bytes]) -> None:
         self.answers = answers
         self.ask = site.ask
+        self.open = site.open
         self.frontend = site.frontend
         self.store = site.store
         self.tokens = site.tokens

@@ -204,7 +204,7 @@ async def test_a_token_is_shown_once_and_never_listed(here: Site) -> None:
 
 
 def _events(here: Site) -> EventRoutes:
-    return EventRoutes(here.frontend.board, here.frontend.models, here.frontend.events)
+    return EventRoutes(here.frontend.board, here.frontend.models, here.frontend.events, here.frontend.pulse)
 
 
 async def test_the_stream_begins_with_hello_and_the_operation_that_is_followed(here: Site) -> None:

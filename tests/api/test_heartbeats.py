@@ -58,6 +58,30 @@ async def test_a_digest_is_confirmed_and_stands_for_the_report(here: Site) -> No
     assert node["available_ram"] == 9
 
 
+async def test_a_node_that_is_away_is_shown_with_what_it_last_had(here: Site) -> None:
+    installed = {"name": "llama-cpp", "is_system": False, "is_meta": False, "version": "1.4", "digest": "sha256:ab"}
+    replica = {"model_id": "tiny", "replica_index": 0, "address": "127.0.0.1:9", "nonce": "n", "pid": 1}
+    report = {**REPORT, "version": "0.4", "backends": [installed], "replicas": [replica]}
+    said = {"available_ram": 7, "used_cores": 1.5, "report": report, "report_digest": DIGEST}
+    assert (await beat(here, said)).json["report_digest"] == DIGEST
+    admin = here.tokens["admin"]
+    assert (await here.ask("PUT", "/api/nodes/old/labels", {"room": "attic"}, token=admin)).status == 200
+    own = f"/api/node/{here.tokens['node id']}"
+    assert (await here.ask("POST", f"{own}/deregister", token=here.tokens["node"])).status == 200
+    (shown,) = (await here.ask("GET", "/api/nodes", token=admin)).json
+    assert (shown["health"], shown["approved"], shown["worker_version"]) == ("offline", True, "0.4")
+    assert (shown["available_ram"], shown["used_cores"], shown["labels"]) == (7, 1.5, {"room": "attic"})
+    assert [(one["version"], one["digest"]) for one in shown["backends"]] == [("1.4", "sha256:ab")]
+    assert [one["model_id"] for one in shown["replicas"]] == ["tiny"]
+    assert shown["heartbeat_age_seconds"] >= 0
+    assert "fingerprint" in shown
+    # How many requests wait for it: rows of open operations.
+    asked = {"kind": "delete", "name": "llama-cpp"}
+    assert (await here.ask("POST", "/api/operations", asked, token=admin)).status == 202
+    (operation,) = (await here.ask("GET", "/api/operations", token=admin)).json["operations"]
+    assert [(row["node_id"], row["reason"]) for row in operation["nodes"]] == [(shown["id"], "node_away")]
+
+
 async def test_a_report_that_is_not_there_is_asked_for_by_saying_nothing_of_it(here: Site) -> None:
     for body in (
         {"report_digest": DIGEST, "unchanged": {"sequence": 2, "mark": 3.0}},

@@ -24,6 +24,7 @@ async def test_a_plain_answer_passes_byte_for_byte_with_only_its_own_headers() -
             b"content-length": b"21",
             b"x-request-id": b"abc-1",
             b"x-correlation-id": b"abc-1",
+            b"x-enginehouse-node": b"node-0",
         }
         assert world.requests[0].endswith(b"\r\n\r\n" + CHAT)
         assert world.requests[0].startswith(b"POST /v1/chat/completions ")

@@ -298,7 +298,7 @@ async def test_a_model_is_deleted(here: Site) -> None:
 
 
 async def test_a_stream_that_is_resumed_begins_with_what_was_missed(here: Site) -> None:
-    routes = EventRoutes(here.frontend.board, here.frontend.models, here.frontend.events)
+    routes = EventRoutes(here.frontend.board, here.frontend.models, here.frontend.events, here.frontend.pulse)
     before = (await here.frontend.nodes.every())[1]
     operation = await install(here)
     await admin(here, "POST", f"/api/operations/{operation['jobID']}/cancel")

@@ -46,6 +46,7 @@ TABLE = {
     ("POST", "/api/operations/{id}/release"): "admin",
     ("POST", "/api/operations/{id}/dismiss"): "admin",
     ("GET", "/api/events"): "admin",
+    ("GET", "/api/history"): "admin",
     ("GET", "/backends"): "admin",
     ("GET", "/backends/available"): "admin",
     ("GET", "/backends/galleries"): "admin",

@@ -22,7 +22,7 @@ def test_a_registration_gives_its_resources_alone() -> None:
 def test_a_heartbeat_changes_only_resources_that_a_capacity_has() -> None:
     changed = set(HeartbeatRequest.__struct_fields__) - NO_RESOURCES
     assert changed
-    assert changed <= {*AMOUNTS, "gpu_vendor", "gpu_cards"}
+    assert changed <= {*AMOUNTS, "used_cores", "gpu_vendor", "gpu_cards"}
 
 
 def test_a_view_sends_every_resource_although_a_row_leaves_out_what_is_unknown() -> None:

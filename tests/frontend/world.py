@@ -165,6 +165,7 @@ class World:
         )
         made = make_frontend(settings, outside, self.wakes)
         self.events, self.board, self.galleries = made.events, made.board, made.galleries
+        self.traffic, self.pulse = made.traffic, made.pulse
         self.nodes, self.keys = made.nodes, made.keys
         self.versions, self.targets, self.acceptance = made.versions, made.targets, made.acceptance
         self.operations, self.cancellation, self.canaries = made.operations, made.cancellation, made.canaries

@@ -105,3 +105,22 @@ async def test_what_is_heard_of_many_is_stored_at_once(store: Store) -> None:
     await store.transaction(lambda connection: liveness.write(connection, changes, 8.0))
     found = await store.transaction(nodes.every)
     assert {(one.last_heartbeat, one.capacity.cores) for one in found} == {(8.0, 3)}
+
+
+async def test_the_last_signs_of_all_approved_nodes_are_read_at_once_and_one_without_any_is_unknown(
+    store: Store,
+) -> None:
+    heard, unheard = node("heard", last_heartbeat=5.0), node("unheard")
+    for one in (heard, unheard, node("pending", approved=False)):
+        await add_node(store, one)
+    change = LivenessChange(node_id=heard.id, capacity=Capacity(cores=4, used_cores=1.5))
+    await store.transaction(lambda connection: liveness.write(connection, [change], 7.0))
+    await store.transaction(
+        lambda connection: connection.execute(
+            text("delete from node_liveness where node_id = :id"), {"id": str(unheard.id)}
+        )
+    )
+    found = {row.id: row for row in await store.read(liveness.heard)}
+    assert found.keys() == {heard.id, unheard.id}
+    assert (found[heard.id].heard_at, found[heard.id].capacity.used_cores) == (7.0, 1.5)
+    assert (found[unheard.id].heard_at, found[unheard.id].capacity) == (0.0, Capacity())

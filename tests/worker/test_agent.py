@@ -169,6 +169,12 @@ async def test_reports_are_numbered_and_carry_the_last_mark(tmp_path: Path) -> N
         assert worker.link.heartbeats[0].available_ram
 
 
+async def test_heartbeats_tell_the_cores_in_use_once_there_is_something_to_compare(tmp_path: Path) -> None:
+    async with working(WholeWorker(tmp_path)) as worker:
+        await until(lambda: worker.link.heartbeats[-1].used_cores is not None)
+        assert 0 <= (worker.link.heartbeats[-1].used_cores or 0.0) <= hardware.cores()
+
+
 async def test_a_report_is_sent_whole_until_it_is_confirmed_and_whenever_it_has_changed(tmp_path: Path) -> None:
     async with working(WholeWorker(tmp_path)) as worker:
         link = worker.link

@@ -16,18 +16,21 @@ from enginehouse.core.rate import Remainder
 from enginehouse.frontend.fleet.rate_limits import Admission, RateLimits
 from enginehouse.frontend.fleet.tokens import Caller
 from enginehouse.frontend.fleet.usage import UsageLedger
+from enginehouse.frontend.watching.traffic import TrafficCounts
 
 CLIENT_ERRORS = 400  # from this status on, a request counts as an error
 SERVER_ERRORS = 500  # from this status on, the client is not to blame
 _NOT_IMPLEMENTED = 501  # the engine does not have the route; no version is to blame for that
 _CLIENT_GONE = 499  # not an error of the cluster
+_NOT_ADMITTED = (401, 403)  # neither of these is traffic; who waits for a limit, or finds a queue full, is
 _REFUSED_HERE = (401, 403, 429)  # without a node these are answers of this frontend, and nothing was used
 _WAITING = 1.0  # seconds; the least that `Retry-After` can say
 
 
 class Accounts:
-    def __init__(self, metrics: Metrics, limits: RateLimits, ledger: UsageLedger) -> None:
+    def __init__(self, metrics: Metrics, limits: RateLimits, ledger: UsageLedger, traffic: TrafficCounts) -> None:
         self._metrics = metrics
+        self._traffic = traffic
         self._limits = limits
         self._ledger = ledger
 
@@ -50,9 +53,17 @@ class Accounts:
     def request_done(self, done: Finished) -> None:
         self._metrics.request_done(done)
         caller = done.caller
+        is_error = done.status >= CLIENT_ERRORS and done.status != _CLIENT_GONE
+        if done.node or done.status not in _NOT_ADMITTED:
+            self._traffic.count(
+                done.model,
+                done.node_id,
+                tokens=done.used.completion_tokens if done.used is not None else 0,
+                is_error=is_error,
+                first_token_seconds=done.first_token_seconds,
+            )
         if caller is None or (done.status in _REFUSED_HERE and not done.node):
             return
-        is_error = done.status >= CLIENT_ERRORS and done.status != _CLIENT_GONE
         is_failure = done.is_broken or (done.status >= SERVER_ERRORS and done.status != _NOT_IMPLEMENTED)
         place = caller.token_id, caller.name, done.model, done.node
         self._ledger.count(place, done.used, is_error=is_error, is_failure=is_failure)

@@ -1,4 +1,4 @@
-"""The event stream: every change of a node, operation or model, as server-sent events.
+"""The event stream: every change of a node, operation or model, and the pulse, as server-sent events.
 
 A stream begins with all of the open operations; the events after that have the rows that changed. The id of an event is
 a time of the store up to which every change was sent, so it means the same on every frontend. A client that reconnects
@@ -25,6 +25,7 @@ from enginehouse.core.operation import unknown_operation
 from enginehouse.frontend.serving.models import ModelViews
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.events import Event, Events
+from enginehouse.frontend.watching.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,11 @@ _POSITION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
 
 class EventRoutes:
-    def __init__(self, board: Board, models: ModelViews, events: Events) -> None:
+    def __init__(self, board: Board, models: ModelViews, events: Events, pulse: Pulse) -> None:
         self._board = board
         self._models = models
         self._events = events
+        self._pulse = pulse
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects, this frontend stops, or the client stops reading."""
@@ -99,6 +101,8 @@ class EventRoutes:
                 yield _HELLO
                 for missed in await self._missed(since):
                     yield missed
+            if not only and (figures := await self._pulse.beginning()):
+                yield _rendered(Event(0.0, "pulse", "", figures))
             while True:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):

@@ -71,11 +71,14 @@ class Routes(Protocol):
 
 
 class Finished(Struct, frozen=True, kw_only=True):
-    """One request, however it ended. `node` is empty if no replica was reached, `model` if it is not known."""
+    """One request, however it ended. `node` is empty if no replica was reached, `model` if it is not known. A server
+    outside of the cluster has no `node_id`.
+    """
 
     caller: Caller | None
     model: str
     node: str
+    node_id: str = ""
     path: str
     status: int
     seconds: float
@@ -108,6 +111,7 @@ class _Exchange:
         self.model = ""
         self.is_model_known = False
         self.node = ""
+        self.node_id = ""
         self.first_token_seconds: float | None = None
         self.used: Used | None = None
         self.is_broken = False
@@ -205,6 +209,7 @@ class OpenAI:
                     # Clients can invent names of models; as labels these would grow the statistics without limit.
                     model=exchange.model if exchange.is_model_known else "",
                     node=exchange.node,
+                    node_id=exchange.node_id,
                     path=path,
                     status=exchange.status or CLIENT_GONE,
                     seconds=time.perf_counter() - exchange.started,
@@ -258,7 +263,7 @@ class OpenAI:
         for _ in range(ROUTES_TRIED):
             route = await self._acquire(exchange, body)
             try:
-                exchange.node = route.node_name
+                exchange.node, exchange.node_id = route.node_name, route.node_id
                 failure = await self._try(exchange, route, body)
                 if failure is None:
                     return
@@ -312,6 +317,8 @@ class OpenAI:
 
     async def _relay(self, exchange: _Exchange, response: EngineResponse) -> None:
         headers, is_stream = passed_headers(response.headers, exchange.request_id)
+        if exchange.node_id:  # the address of a server outside of the cluster is not for its clients
+            headers.append((b"x-enginehouse-node", exchange.node.encode()))
         if is_stream and response.status < 400:
             await exchange.begin(response.status, headers)
             await _relay_events(exchange, response)

@@ -19,6 +19,7 @@ from enginehouse.api.auth import RouteRole
 from enginehouse.api.backend_jobs import Apply, BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
+from enginehouse.api.history import HistoryRoutes
 from enginehouse.api.model_definitions import ApplyRequest, DefinitionRoutes
 from enginehouse.api.models import ModelRoutes, ModelTarget
 from enginehouse.api.node_logs import NodeLogRoutes
@@ -45,6 +46,7 @@ _CANCEL = "Cancel the open intents of an operation, on every node or on one."
 _RETRY = "Retry what failed or was cancelled, on every node or on one."
 _RELEASE = "Let the nodes of an upgrade follow that wait for its canaries."
 _EVENTS = "Stream every change as server-sent events; `operation=ID` selects one operation."
+_PAST = "Show the last hour of requests, nodes and models; `nodes=ID,ID` or `nodes=none` selects."
 _LOAD = "Load a model; installs what it needs."
 _ADD_MODEL = "Add a model from sources, a configuration or files; with `load`, answers 202 with the operation."
 _IMPORT = "Import LocalAI's model YAML or JSON from the body, or from `url`."
@@ -79,6 +81,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     nodes: NodeRoutes
     operations: OperationRoutes
     events: EventRoutes
+    history: HistoryRoutes
     backends: BackendRoutes
     jobs: BackendJobRoutes
     models: ModelRoutes
@@ -152,6 +155,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/api/operations/{id}/release", "admin", _RELEASE, operations.release),
         post("/api/operations/{id}/dismiss", "admin", "Take a failure off the open list.", operations.dismiss),
         get("/api/events", "admin", _EVENTS, raw=of.events.events),
+        get("/api/history", "admin", _PAST, of.history.last_hour),
         # Backends and galleries; LocalAI's paths.
         get("/backends", "admin", "List installed backends over all nodes.", backends.installed),
         get("/backends/available", "admin", "List the backends that the galleries offer.", backends.available),

@@ -22,6 +22,7 @@ class Capacity(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Resources as the machine reports them; 0 means not reported."""
 
     cores: int = 0
+    used_cores: float | None = None  # additive; of `cores`, between its last two heartbeats. None if unknown, never 0
     total_vram: int = 0
     available_vram: int = 0
     total_ram: int = 0
@@ -33,7 +34,8 @@ class Capacity(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gpu_cards: tuple[GraphicsCard, ...] = ()  # additive; empty if nothing is known about single cards
 
 
-AMOUNTS = tuple(field for field in Capacity.__struct_fields__ if not field.startswith("gpu_"))
+MAX_CORES = 1_000_000.0  # of a plausible machine
+AMOUNTS = tuple(field for field in Capacity.__struct_fields__ if not field.startswith("gpu_") and field != "used_cores")
 
 
 def capacity_of(described: Capacity) -> Capacity:

@@ -76,6 +76,7 @@ class HeartbeatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gpu_vendor: str | None = None
     # Additive.
     gpu_cards: tuple[GraphicsCard, ...] | None = None  # all of them, or absent if nothing changed or is known
+    used_cores: float | None = None  # absent if unknown now: unlike the others, an older value is not kept
     report: Report | None = None  # absent if the last answer confirmed its digest
     report_digest: str = ""  # of the worker's report, whether it is here or not
     unchanged: ReportStamp | None = None  # in place of the report: when the unchanged one was taken

@@ -18,6 +18,7 @@ from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
 from enginehouse.host.graphics import DevicePaths, Watch
+from enginehouse.host.processors import ProcessorWatch
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_QUOTA = _CGROUP / "cpu.max"
@@ -29,6 +30,7 @@ RUN_FILE = "/run/localai/capability"  # present in LocalAI's container images
 _LONGEST_WORD = 256
 FRESH_SECONDS = 1.0  # how old the memory of cards may be when an engine is started: the one before it may have taken it
 _graphics = Watch(DevicePaths())
+_processors = ProcessorWatch()
 
 
 def cores(quota_file: Path = _CGROUP_QUOTA) -> int:
@@ -72,8 +74,10 @@ def capacity(path: Path) -> Capacity:
     total, available = memory()
     disk = psutil.disk_usage(str(path))
     graphics = _graphics.look()
+    usable = cores()
     return Capacity(
-        cores=cores(),
+        cores=usable,
+        used_cores=_processors.look(usable),
         total_vram=graphics.total_bytes,
         available_vram=graphics.free_bytes,
         total_ram=total,

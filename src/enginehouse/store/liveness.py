@@ -209,6 +209,32 @@ def as_confirmed(report: Report, boot_id: str | None, sequence: int | None, mark
     return msgspec.structs.replace(report, sequence=sequence, mark=mark)
 
 
+class HeardNode(Struct, frozen=True):
+    """The last sign of life of an approved node; never heard is 0."""
+
+    id: NodeId
+    health: Health
+    heard_at: float
+    capacity: Capacity
+
+
+_HEARD = (
+    # Nothing of a node that comes after its report: SQLite would read every report to get to it.
+    select(nodes.c.id, nodes.c.health, node_liveness.c.heard_at, node_liveness.c.capacity)
+    .select_from(_OF_NODE)
+    .where(nodes.c.approved.is_(True))
+)
+_UNHEARD = Capacity()
+
+
+def heard(connection: Connection) -> list[HeardNode]:
+    """All approved nodes. Of one that only a frontend of the previous version has heard nothing is known."""
+    return [
+        HeardNode(row.id, row.health, row.heard_at or 0.0, _CAPACITY.decode(row.capacity) if row.capacity else _UNHEARD)
+        for row in connection.execute(_HEARD)
+    ]
+
+
 # Silence -----------------------------------------------------------------------------------------
 
 

@@ -358,6 +358,7 @@ class Agent:
             total_disk=capacity.total_disk,
             gpu_vendor=capacity.gpu_vendor,
             gpu_cards=capacity.gpu_cards or None,
+            used_cores=capacity.used_cores,
             report=report,
         )
 

@@ -19,6 +19,7 @@ NODE = {
     "platform": "linux/amd64",
     "capability": "default",
     "cores": 2,
+    "used_cores": 1.25,
     "total_ram": 8 * 1024**3,
     "available_ram": 4 * 1024**3,
     "total_vram": 0,
@@ -196,6 +197,7 @@ def test_a_node_is_shown_with_what_it_has(tmp_path: Path) -> None:
         "engine 0123456789ab (broken)",
     ]
     assert shown["labels"] == "room=attic"
+    assert shown["cores"] == "2, 1.2 in use"
     assert shown["model"] == "tiny-chat#0"
     assert shown["engines confined"] == "landlock"
     assert "free vram" not in shown

@@ -310,6 +310,30 @@ async def test_a_heartbeat_keeps_what_it_does_not_say_and_bounds_what_it_does(wo
     assert (capacity.total_disk, len(capacity.gpu_vendor)) == (2**63 - 1, 64)
 
 
+async def test_the_cores_in_use_are_those_of_the_last_heartbeat_or_unknown(world: World) -> None:
+    node = await world.join("first")
+    told = [1.25, -1.0, 1e12, None]
+    shown = []
+    for used in told:
+        await world.reports.heartbeat(node.id, node_api.HeartbeatRequest(used_cores=used))
+        shown.append((await world.nodes.get(node.id))[0].capacity.used_cores)
+    assert shown == [1.25, 0.0, 1_000_000.0, None]
+
+
+async def test_a_heartbeat_that_tells_other_cores_in_use_changes_no_row_that_watchers_see(world: World) -> None:
+    node = await world.join("first")
+    before = (await world.nodes.get(node.id))[0].updated_at
+    with world.events.watch() as watcher:
+        await world.board.catch_up_step()  # that the node joined
+        await world.board.step()
+        watcher.skip()
+        await world.reports.heartbeat(node.id, node_api.HeartbeatRequest(used_cores=1.5))
+        await world.board.step()
+        await world.board.catch_up_step()
+        assert [event for event in watcher.take() if event.kind == "node"] == []
+    assert (await world.nodes.get(node.id))[0].updated_at == before
+
+
 async def test_the_cards_of_a_registration_and_of_a_heartbeat_are_kept_with_what_is_unknown(world: World) -> None:
     first = GraphicsCard(name="A", total_vram=8, available_vram=5)
     second = GraphicsCard(index=1, total_vram=8)

@@ -100,7 +100,7 @@ def show(node: str) -> None:
         ("heard", heard(found.heartbeat_age_seconds)),
         ("platform", found.platform),
         ("capability", found.capability),
-        ("cores", str(found.cores or "")),
+        ("cores", _cores(found)),
         ("gpu", _accelerator(found.gpu_vendor, found.total_vram)),
         ("free ram", free_of(found.available_ram, found.total_ram)),
         ("free vram", free_of(found.available_vram, found.total_vram)),
@@ -230,6 +230,12 @@ def heard(age_seconds: float | None) -> str:
 def free_of(available: int, total: int) -> str:
     """Empty if the total is 0: the machine did not report it."""
     return f"{output.size(available)} of {output.size(total)}" if total else ""
+
+
+def _cores(node: NodeView) -> str:
+    if not node.cores or node.used_cores is None:
+        return str(node.cores or "")
+    return f"{node.cores}, {node.used_cores:.1f} in use"
 
 
 def _accelerator(vendor: str, total_vram: int) -> str:

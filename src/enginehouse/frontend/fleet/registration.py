@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from enginehouse.core.capacity import AMOUNTS, Capacity, GraphicsCard
+from enginehouse.core.capacity import AMOUNTS, MAX_CORES, Capacity, GraphicsCard
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name, shown
 from enginehouse.core.node import NodeType
@@ -51,6 +51,8 @@ def check_request(request: RegisterRequest) -> None:
     for field in AMOUNTS:
         if not 0 <= getattr(request, field) <= MAX_AMOUNT:
             raise refused(request.name, f"its {field} must be a number from 0 to {MAX_AMOUNT}", field)
+    if request.used_cores is not None and not 0 <= request.used_cores <= MAX_CORES:
+        raise refused(request.name, f"its used_cores must be a number from 0 to {MAX_CORES:.0f}", "used_cores")
     if len(request.gpu_cards) > MAX_CARDS or request.gpu_cards != bounded_cards(request.gpu_cards):
         why = f"it may have {MAX_CARDS} cards, with names of at most {MAX_WORD} printable characters"
         raise refused(request.name, f"its gpu_cards are out of bounds: {why}", "gpu_cards")
@@ -95,12 +97,15 @@ def node_type_of(value: str) -> NodeType:
 
 
 def capacity_after(capacity: Capacity, request: HeartbeatRequest) -> Capacity:
-    """Return the capacity after a heartbeat. An absent key keeps the stored value; an explicit 0 is stored."""
+    """Return the capacity after a heartbeat. An absent key keeps the stored value; an explicit 0 is stored. The cores
+    in use are those of this heartbeat, or unknown.
+    """
     amounts = {field: getattr(request, field, None) for field in AMOUNTS}
     given = {field: min(max(amount, 0), MAX_AMOUNT) for field, amount in amounts.items() if amount is not None}
     vendor = capacity.gpu_vendor if request.gpu_vendor is None else request.gpu_vendor[:MAX_WORD]
     cards = capacity.gpu_cards if request.gpu_cards is None else bounded_cards(request.gpu_cards)
-    return msgspec.structs.replace(capacity, **given, gpu_vendor=vendor, gpu_cards=cards)
+    used = None if request.used_cores is None else min(max(request.used_cores, 0.0), MAX_CORES)
+    return msgspec.structs.replace(capacity, **given, used_cores=used, gpu_vendor=vendor, gpu_cards=cards)
 
 
 def bounded_cards(cards: tuple[GraphicsCard, ...]) -> tuple[GraphicsCard, ...]:

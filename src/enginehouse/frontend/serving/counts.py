@@ -1,4 +1,5 @@
-"""What frontends tell each other of their requests: how many are in flight and wait, and which prefixes they have seen.
+"""What frontends tell each other of their requests: how many are in flight, wait and have ended, and which prefixes
+they have seen.
 
 Best effort: told on the bus every second, forgotten soon after. Each frontend tells its own; it lives in memory only,
 so nothing can leak. A frontend that is not heard for a few seconds counts as having none.
@@ -7,7 +8,7 @@ so nothing can leak. A frontend that is not heard for a few seconds counts as ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -15,8 +16,11 @@ from msgspec import Struct
 
 from enginehouse.core import subjects
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.ids import NodeId
+from enginehouse.core.routing import Route
 from enginehouse.frontend.serving.prefixes import Prefixes
 from enginehouse.frontend.serving.queues import RequestQueues
+from enginehouse.frontend.watching.traffic import Occupancy, PlaceCounts, TrafficCounts
 from enginehouse.ports import Bus, Clock, Message
 
 log = logging.getLogger(__name__)
@@ -34,10 +38,12 @@ class InFlight(Struct, frozen=True, omit_defaults=True):
     queued: dict[str, int] = {}  # requests that wait for a replica with room, by model
     disturbed: dict[str, float] = {}  # seconds since a request could not go to the replica with its prefix, by model
     prefixes: list[tuple[str, list[int]]] = []  # ids of routes, and the hashes of a prompt that they got
+    loading: dict[str, int] = {}  # requests that wait for a load, by model
+    ended: list[PlaceCounts] = []  # since the last message
 
     @property
     def is_empty(self) -> bool:
-        return not (self.counts or self.queued or self.disturbed or self.prefixes)
+        return not (self.counts or self.queued or self.disturbed or self.prefixes or self.loading or self.ended)
 
 
 class OwnRequests(Protocol):
@@ -48,16 +54,21 @@ class OwnRequests(Protocol):
 
     def counts(self) -> Mapping[str, int]: ...
 
+    def waiting(self) -> Mapping[str, int]: ...
+
+    def routes(self) -> Sequence[Route]: ...
+
     def room_changed(self) -> None: ...
 
 
 class SharedCounts:
-    def __init__(self, bus: Bus, clock: Clock, owner: str, own: OwnRequests) -> None:
+    def __init__(self, bus: Bus, clock: Clock, owner: str, own: OwnRequests, traffic: TrafficCounts) -> None:
         self._bus = bus
         self._clock = clock
         self._owner = owner
         self._subject = subjects.in_flight_subject(owner)
         self._own = own
+        self._traffic = traffic
         self._heard: dict[str, tuple[float, InFlight]] = {}
         self._total: dict[str, int] = {}
         self._queued: dict[str, int] = {}
@@ -81,6 +92,25 @@ class SharedCounts:
         now = self._clock.monotonic()
         ages = [now - at + told.disturbed[model] for at, told in self._heard.copy().values() if model in told.disturbed]
         return min(ages, default=None)
+
+    def occupancy(self) -> Occupancy:
+        """The requests of all frontends that are under way, for showing."""
+        own = self._own
+        in_flight = _summed(own.counts(), self._total)
+        of_models: dict[str, int] = {}
+        of_nodes: dict[NodeId, int] = {}
+        for route in own.routes() if in_flight else ():
+            if count := in_flight.get(route.nonce, 0):
+                of_models[route.model] = of_models.get(route.model, 0) + count
+                if route.node_id:
+                    of_nodes[route.node_id] = of_nodes.get(route.node_id, 0) + count
+        loading = [told.loading for _, told in self._heard.values()]
+        return Occupancy(
+            in_flight=sum(in_flight.values()),
+            in_flight_by_model=of_models,
+            in_flight_by_node=of_nodes,
+            queued_by_model=_summed(own.queues.lengths(), own.waiting(), self._queued, *loading),
+        )
 
     async def step(self) -> None:
         """Tell the own counts, and forget those of frontends that are silent."""
@@ -109,6 +139,8 @@ class SharedCounts:
             own.queues.lengths(),
             own.prefixes.disturbed(),
             [(route_id, list(chain)) for route_id, chain in own.prefixes.untold()],
+            {model: count for model, count in own.waiting().items() if count},
+            self._traffic.untold(),
         )
 
     def _take(self, message: Message) -> None:
@@ -120,7 +152,8 @@ class SharedCounts:
             log.warning("counts.dropped subject=%s error=%s", message.subject, error)
             return
         self._own.prefixes.take(told.prefixes)
-        self._heard[told.owner] = (self._clock.monotonic(), msgspec.structs.replace(told, prefixes=[]))
+        self._traffic.hear(told.ended)
+        self._heard[told.owner] = (self._clock.monotonic(), msgspec.structs.replace(told, prefixes=[], ended=[]))
         self._add_up()
         self._own.room_changed()
 
@@ -134,6 +167,15 @@ class SharedCounts:
                 queued[model] = queued.get(model, 0) + max(0, count)
         self._total = total
         self._queued = queued
+
+
+def _summed(*counts: Mapping[str, int]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for some in counts:
+        for name, count in some.items():
+            if count > 0:
+                total[name] = total.get(name, 0) + count
+    return total
 
 
 _TOLD = msgspec.json.Decoder(InFlight)

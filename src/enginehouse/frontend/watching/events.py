@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-EventKind = Literal["operation", "node", "node-removed", "model", "model-removed", "bye"]
+EventKind = Literal["operation", "node", "node-removed", "model", "model-removed", "pulse", "bye"]
 LOG_LENGTH = 8192  # events; a few seconds of a busy fleet
 LOG_BYTES = 32 * 1024 * 1024  # an operation over a hundred nodes takes fifty thousand bytes
 _KEPT_CHUNKS = 8  # encoded ranges of the log; most watchers read the same ones
@@ -24,7 +24,7 @@ _KEPT_CHUNKS = 8  # encoded ranges of the log; most watchers read the same ones
 class Event(Struct, frozen=True):
     position: float  # store time up to which everything was published; a watcher resumes from it on any frontend
     kind: EventKind
-    id: str  # of the operation, node or model
+    id: str  # of the operation, node or model; "" for what is about all
     body: bytes  # JSON, rendered once for all watchers
 
 
