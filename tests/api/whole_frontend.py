@@ -143,7 +143,7 @@ async def site(
     frontend = make_frontend(settings, outside, wakes)
     await frontend.collector.listen(bus)
     made = Site(store, frontend, bus, wakes, make_entries(settings, frontend, engine, bus, wakes))
-    for role in ("admin", "user", "join"):
+    for role in ("admin", "viewer", "user", "join"):
         made.tokens[role] = (await frontend.keys.create(role, "test")).token
     try:
         machine = {"name": "old", "platform": "linux/amd64", "capability": "default"}

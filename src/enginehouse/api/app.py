@@ -20,14 +20,15 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from enginehouse.api.auth import authorize, bearer
+from enginehouse.api.auth import bearer, check_role, check_site, identify
+from enginehouse.api.cookies import session_secret
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.routes import ApiRoute
 from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Malformed, NotFound, Unauthenticated
 from enginehouse.core.name import shown
-from enginehouse.frontend.fleet.tokens import Caller, Keys
+from enginehouse.frontend.fleet.tokens import Keys
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class RouteEndpoint:
             await send(message)  # type: ignore[arg-type]  # passed through untouched
 
         try:
-            scope["enginehouse.caller"] = await self._authorized(scope)
+            await self._authorized(scope)
             _check_address(scope)
             if self._route.raw is not None:
                 await self._route.raw(scope, receive, watched)
@@ -72,15 +73,37 @@ class RouteEndpoint:
             await _answer(hidden, request_id, send, is_started)
             del error
 
-    async def _authorized(self, scope: Scope) -> Caller:
+    async def _authorized(self, scope: Scope) -> None:
+        """Find out who asks, put that into the scope, and raise unless the caller may call the route."""
+        role = self._route.role
         try:
-            return authorize(self._keys, scope, self._route.role, is_loopback=self._is_loopback)
+            caller = identify(self._keys, scope, role, is_loopback=self._is_loopback)
         except Unauthenticated:
-            if not bearer(scope):
+            secret = bearer(scope) or session_secret(scope)
+            if not secret:
                 raise
-            # Another frontend may have created the token a moment ago.
-            await self._keys.look_again(bearer(scope))
-        return authorize(self._keys, scope, self._route.role, is_loopback=self._is_loopback)
+            # Another frontend may have created the token or the session a moment ago.
+            await self._keys.look_again(secret)
+            caller = identify(self._keys, scope, role, is_loopback=self._is_loopback)
+        scope["enginehouse.caller"] = caller
+        check_role(caller, role)
+        if caller.session_id:
+            await _from_proxy(scope)
+            check_site(scope)
+
+
+async def _ignore(scope: Scope, receive: Receive, send: Send) -> None:
+    pass
+
+
+# Only behind a proxy on this machine: who asks, and whether by HTTPS. Inference needs neither, unless a browser asks.
+_TRUSTED = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+_read_proxy_headers: Any = ProxyHeadersMiddleware(_ignore, trusted_hosts=_TRUSTED)  # type: ignore[arg-type]
+
+
+async def _from_proxy(scope: Scope) -> None:
+    """Read into the scope what a proxy says; on routes that have not passed the framework this is still to be done."""
+    await _read_proxy_headers(scope, None, None)
 
 
 def _check_address(scope: Scope) -> None:
@@ -109,9 +132,7 @@ class Application:
         self.routes = framework.routes
         self.endpoints = endpoints
         self._by_path = {path: endpoint for path, endpoint in endpoints.values()}
-        # Only behind a proxy on this machine: who asks, and whether by HTTPS. Inference needs neither.
-        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
-        self._framework: Any = ProxyHeadersMiddleware(framework, trusted_hosts=trusted)  # type: ignore[arg-type]
+        self._framework: Any = ProxyHeadersMiddleware(framework, trusted_hosts=_TRUSTED)  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._by_path.get(scope["path"]) if scope.get("method") == "POST" else None

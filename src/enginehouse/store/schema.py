@@ -294,6 +294,11 @@ tokens = Table(
     Column("requests_per_minute", BigInteger, nullable=False, server_default="0"),
     Column("tokens_per_minute", BigInteger, nullable=False, server_default="0"),
     Column("expires_at", Double, nullable=False, server_default="0"),  # 0 if it never expires
+    # Sessions of people and login codes are rows with the roles `session` and `login` (`store.sessions`): the role that
+    # they grant, the token they came from, and the address of who signed in.
+    Column("grants", String(16), nullable=False, server_default=""),
+    Column("parent", String(36), nullable=False, server_default=""),
+    Column("address", String(64), nullable=False, server_default=""),
 )
 
 # What limited tokens used in the last minute, in steps of some seconds (`core.rate`); all frontends add to it.
