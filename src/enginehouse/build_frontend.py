@@ -21,6 +21,7 @@ from enginehouse import frontends, parent
 from enginehouse.api import openapi
 from enginehouse.api.accounts import Accounts
 from enginehouse.api.app import build
+from enginehouse.api.audit import AuditRoutes
 from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
@@ -204,6 +205,7 @@ async def run(settings: FrontendSettings) -> int:
         make_entries(settings, frontend, engine, bus, wakes),
         frontend.keys,
         frontend.metrics,
+        frontend.access.audit,
         is_loopback=listen.is_loopback(settings.host),
     )
     try:
@@ -470,6 +472,7 @@ def make_entries(
         replicas=ReplicaRoutes(ReplicaViews(frontend.store, frontend.router)),
         tokens=TokenRoutes(frontend.keys),
         sessions=session_routes(access),
+        audit=AuditRoutes(access.audit),
         usage=UsageRoutes(access.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
         inference=OpenAI(frontend.router, engine, Accounts(frontend.metrics, access.rate_limits, access.usage)),

@@ -93,6 +93,7 @@ TABLE = {
     ("DELETE", "/api/session"): "viewer",
     ("POST", "/api/session/links"): "admin",
     ("GET", "/api/sessions"): "admin",
+    ("GET", "/api/audit"): "admin",
     ("DELETE", "/api/sessions/{id}"): "admin",
     ("POST", "/api/tokens"): "admin",
     ("GET", "/api/tokens"): "viewer",

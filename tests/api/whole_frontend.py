@@ -61,7 +61,9 @@ class Site:
         self.tokens: dict[str, str] = {"": ""}
 
     def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Application:
-        return build([*self.routes, *extra], self.frontend.keys, self.frontend.metrics, is_loopback=is_loopback)
+        frontend = self.frontend
+        routes = [*self.routes, *extra]
+        return build(routes, frontend.keys, frontend.metrics, frontend.access.audit, is_loopback=is_loopback)
 
     async def ask(
         self,

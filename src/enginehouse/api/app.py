@@ -20,14 +20,24 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from enginehouse.api.audit import record_of
 from enginehouse.api.auth import bearer, check_role, check_site, identify
 from enginehouse.api.cookies import session_secret
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.routes import ApiRoute
-from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Malformed, NotFound, Unauthenticated
+from enginehouse.core.errors import (
+    Denied,
+    EnginehouseError,
+    Hopeless,
+    Malformed,
+    NotFound,
+    Unauthenticated,
+    http_status,
+)
 from enginehouse.core.name import shown
+from enginehouse.frontend.fleet.audit import AuditLedger
 from enginehouse.frontend.fleet.tokens import Keys
 
 log = logging.getLogger(__name__)
@@ -36,10 +46,12 @@ log = logging.getLogger(__name__)
 class RouteEndpoint:
     """The ASGI endpoint of one route: authorizes the caller, calls the route, answers errors."""
 
-    def __init__(self, route: ApiRoute, keys: Keys, metrics: Metrics, *, is_loopback: bool) -> None:
+    def __init__(self, route: ApiRoute, keys: Keys, metrics: Metrics, audit: AuditLedger, *, is_loopback: bool) -> None:
         self._route = route
         self._keys = keys
         self._metrics = metrics
+        self._audit = audit
+        self._is_audited = route.is_audited
         self._is_loopback = is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,19 +71,27 @@ class RouteEndpoint:
                 await self._route.raw(scope, receive, watched)
             elif self._route.call is not None:
                 response = await self._route.call(Request(scope, receive))
+                self._record(scope, response.status_code, response)
                 response.headers["x-request-id"] = request_id
                 await response(scope, receive, watched)
         except EnginehouseError as error:
             if isinstance(error, Unauthenticated | Denied):
                 self._metrics.denied(error.code)
+            self._record(scope, http_status(error), error=error.code)
             await _answer(error, request_id, send, is_started)
         except ClientDisconnect:
             return  # the client left before its request was complete: nothing was done, and no answer can arrive
         except Exception as error:
             log.exception("request.failed id=%s method=%s path=%s", request_id, scope["method"], scope["path"])
             hidden = Hopeless(f"cannot answer: an internal error occurred; the log has it under {request_id}")
+            self._record(scope, http_status(hidden), error=hidden.code)
             await _answer(hidden, request_id, send, is_started)
             del error
+
+    def _record(self, scope: Scope, status: int, response: Response | None = None, *, error: str = "") -> None:
+        if self._is_audited:
+            body = bytes(getattr(response, "body", b""))  # a response that is streamed has none
+            self._audit.note(record_of(scope, self._route.summary, status, error=error, body=body))
 
     async def _authorized(self, scope: Scope) -> None:
         """Find out who asks, put that into the scope, and raise unless the caller may call the route."""
@@ -139,8 +159,10 @@ class Application:
         await (endpoint or self._framework)(scope, receive, send)
 
 
-def build(routes: Sequence[ApiRoute], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Application:
-    made = [(route, RouteEndpoint(route, keys, metrics, is_loopback=is_loopback)) for route in routes]
+def build(
+    routes: Sequence[ApiRoute], keys: Keys, metrics: Metrics, audit: AuditLedger, *, is_loopback: bool
+) -> Application:
+    made = [(route, RouteEndpoint(route, keys, metrics, audit, is_loopback=is_loopback)) for route in routes]
     framework = Starlette(
         routes=[Route(route.path, endpoint=endpoint, methods=[route.method]) for route, endpoint in made],
         exception_handlers={404: _no_route, 405: _no_route},

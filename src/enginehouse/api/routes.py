@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from enginehouse.api.audit import AuditRoutes
 from enginehouse.api.auth import RouteRole
 from enginehouse.api.backend_jobs import Apply, BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
@@ -54,6 +55,7 @@ _SCHEDULE = "Store the schedule of a model: minimum, maximum, selector, one per 
 _EXPLAIN = "Explain where another replica would go, and per node why not."
 _NODE_LOGS = "Show what the engine of a model has logged; with `follow=1` as events."
 _USAGE = "What was used from `from` to `to`, summed by `by` (token,model,node,hour,day); a user token sees its own."
+_AUDIT = "List who changed what and who was refused, newest first. `before` takes the page's `next`."
 _LINK = "Make a login link, for one sign-in with this role within ten minutes."
 _DELETE_MODEL = "Stop serving a model and remove its files from every node."
 
@@ -69,6 +71,13 @@ class ApiRoute(Struct, frozen=True):
     raw: ASGIApp | None = None
     body: type | None = None
     status: int = 200
+    is_plan: bool = False  # it changes nothing, although it is no GET
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether its requests change something that people answer for: neither inference nor what workers send."""
+        is_change = self.method not in ("GET", "HEAD") and not self.is_plan
+        return is_change and self.raw is None and self.role not in ("node", "join")
 
 
 class RouteObjects(Struct, frozen=True, kw_only=True):
@@ -88,6 +97,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     replicas: ReplicaRoutes
     tokens: TokenRoutes
     sessions: SessionRoutes
+    audit: AuditRoutes
     usage: UsageRoutes
     node_logs: NodeLogRoutes
     inference: OpenAI
@@ -95,6 +105,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
 
 def make_routes(of: RouteObjects) -> list[ApiRoute]:
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
+    plan = partial(ApiRoute, "POST", is_plan=True)
     system, workers, nodes, operations = of.system, of.workers, of.nodes, of.operations
     backends, jobs, scheduled = of.backends, of.jobs, of.schedules
     return [
@@ -143,7 +154,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         ),
         # Operations and the event stream.
         post("/api/operations", "admin", "Request an operation.", operations.request, body=BackendRequest, status=202),
-        post("/api/operations/plan", "viewer", "Plan a request.", operations.plan, body=BackendRequest),
+        plan("/api/operations/plan", "viewer", "Plan a request.", operations.plan, body=BackendRequest),
         get("/api/operations", "viewer", _OPERATIONS, operations.every),
         get("/api/operations/history", "viewer", _HISTORY, operations.history),
         get("/api/operations/{id}", "viewer", "Show an operation.", operations.one),
@@ -169,7 +180,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
 
 
 def _access_routes(of: RouteObjects) -> list[ApiRoute]:
-    """Sessions of people, tokens, and what was used with them."""
+    """Sessions of people, tokens, and what was done and used with them."""
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
     sessions, tokens = of.sessions, of.tokens
     return [
@@ -183,6 +194,7 @@ def _access_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/api/tokens", "admin", "Create a token.", tokens.create, body=TokenRequest, status=201),
         get("/api/tokens", "viewer", "List tokens; secrets are omitted.", tokens.every),
         delete("/api/tokens/{id}", "admin", "Revoke a token, by id or name, within a second.", tokens.revoke),
+        get("/api/audit", "admin", _AUDIT, of.audit.every),
         get("/api/usage", "reader", _USAGE, of.usage.summed),
     ]
 
@@ -190,6 +202,7 @@ def _access_routes(of: RouteObjects) -> list[ApiRoute]:
 def _model_routes(of: RouteObjects) -> list[ApiRoute]:
     """Models: rows, loads, LocalAI's routes, and uploads of their files."""
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
+    plan = partial(ApiRoute, "POST", is_plan=True)
     put, patch, head = partial(ApiRoute, "PUT"), partial(ApiRoute, "PATCH"), partial(ApiRoute, "HEAD")
     models, defined, uploads = of.models, of.definitions, of.uploads
     one, upload = "/api/models/{name:path}", "/api/uploads/{sha256}"
@@ -209,7 +222,7 @@ def _model_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/api/replicas", "viewer", "List the replicas of all models.", of.replicas.every),
         post("/models/import", "admin", _IMPORT, defined.import_all, status=201),
         post("/models/apply", "admin", "Add a model of a gallery and load it.", defined.apply, body=ApplyRequest),
-        post("/models/plan", "viewer", "Show what such a request would add.", defined.plan, body=ApplyRequest),
+        plan("/models/plan", "viewer", "Show what such a request would add.", defined.plan, body=ApplyRequest),
         get("/models/jobs/{id}", "viewer", "Show such an operation as a job of LocalAI's.", defined.job),
         post("/models/delete/{name:path}", "admin", _DELETE_MODEL, defined.delete),
         get("/models/available", "viewer", "List the models that galleries offer; `term` searches.", defined.available),

@@ -328,6 +328,28 @@ usage_counts = Table(
     Column("completion_tokens", BigInteger, nullable=False),
 )
 
+# Who changed what, and who was refused (`core.audit`). Written in batches.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("token_id", String(36), nullable=False),
+    Column("session_id", String(36), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("method", String(16), nullable=False),
+    Column("path", String(512), nullable=False),
+    Column("summary", String(255), nullable=False),
+    Column("target", String(512), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("error", String(64), nullable=False),
+    Column("operation_id", String(64), nullable=False),
+    Column("count", Integer, nullable=False, server_default="1"),
+    Index("audit_at", "at", "id"),
+)
+
 # Each challenge is valid once. A row is deleted when the challenge would have expired anyway.
 used_challenges = Table(
     "used_challenges",
