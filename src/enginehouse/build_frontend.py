@@ -21,6 +21,7 @@ from enginehouse import frontends, parent
 from enginehouse.api import openapi
 from enginehouse.api.accounts import Accounts
 from enginehouse.api.app import build
+from enginehouse.api.audit import AuditRoutes
 from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
 from enginehouse.api.events import EventRoutes
@@ -43,6 +44,7 @@ from enginehouse.api.uploads import UploadRoutes
 from enginehouse.api.usage import UsageRoutes
 from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
+from enginehouse.build_access import AccessParts, access_loops, make_access, session_routes
 from enginehouse.build_localai import CarrierSite, make_carrier, make_tokens
 from enginehouse.build_outside import Outside, address_rules, make_outside, store_schedules, with_localai
 from enginehouse.build_serving import (
@@ -74,11 +76,9 @@ from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.node_http import NodeDoors
 from enginehouse.frontend.fleet.node_views import NodeViews
 from enginehouse.frontend.fleet.nodes import Nodes
-from enginehouse.frontend.fleet.rate_limits import SHARE_SECONDS, RateLimits
+from enginehouse.frontend.fleet.rate_limits import RateLimits
 from enginehouse.frontend.fleet.token_files import take_tokens
-from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys
-from enginehouse.frontend.fleet.usage import PRUNE_SECONDS as PRUNE_USAGE_SECONDS
-from enginehouse.frontend.fleet.usage import WRITE_SECONDS, UsageLedger
+from enginehouse.frontend.fleet.tokens import Keys
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
 from enginehouse.frontend.localai import lingering
 from enginehouse.frontend.localai.carrier import Carrier
@@ -148,8 +148,7 @@ class Frontend(Struct, frozen=True, kw_only=True):
     planner: Planner
     upgrades: Upgrades
     metrics: Metrics
-    rate_limits: RateLimits
-    usage: UsageLedger
+    access: AccessParts
     violation_log: ViolationLog | None
     bus_credentials: BusCredentials
     worker_tokens: WorkerTokens | None = None
@@ -204,6 +203,7 @@ async def run(settings: FrontendSettings) -> int:
         make_entries(settings, frontend, engine, bus, wakes),
         frontend.keys,
         frontend.metrics,
+        frontend.access.audit,
         is_loopback=listen.is_loopback(settings.host),
     )
     try:
@@ -216,7 +216,7 @@ async def run(settings: FrontendSettings) -> int:
             linger_seconds=0.0 if inherited == "listening" else LINGER_SECONDS,
         )
     finally:
-        await frontend.usage.finish()
+        await frontend.access.finish()
         await bus.close()
         await engine.close()
         await servers.close()
@@ -286,8 +286,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         board=board,
         events=events,
         keys=keys,
-        rate_limits=RateLimits(store, keys.now, wakes.of("rates")),
-        usage=UsageLedger(store),
+        access=make_access(settings, outside, keys, RateLimits(store, keys.now, wakes.of("rates"))),
         nodes=nodes,
         acceptance=acceptance,
         targets=targets,
@@ -379,11 +378,7 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("note-uses", frontend.reconciler.uses_step, USES_SECONDS),
         Loop("tell-counts", frontend.counts.step, TELL_SECONDS),
         Loop("pulse", frontend.pulse.step, PULSE_SECONDS, is_housekeeping=True),
-        Loop("keys", frontend.keys.step, every),
-        Loop("watch-keys", frontend.keys.watch_step, WATCH_SECONDS),
-        Loop("rates", frontend.rate_limits.step, SHARE_SECONDS),
-        Loop("write-usage", frontend.usage.step, WRITE_SECONDS, is_housekeeping=True),
-        Loop("prune-usage", frontend.usage.prune_step, PRUNE_USAGE_SECONDS, is_housekeeping=True),
+        *access_loops(frontend.access, every),
         Loop("revoke", frontend.bus_credentials.step, REVOKING_SECONDS, is_housekeeping=True),
         Loop("publish", frontend.board.step, PUBLISH_SECONDS),
         Loop("publish-models", frontend.models.step, CATCH_UP_SECONDS),
@@ -409,7 +404,7 @@ def make_entries(
     settings: FrontendSettings, frontend: Frontend, engine: Engine, bus: Bus, wakes: Wakes
 ) -> list[ApiRoute]:
     store, board, requests, cancellation = frontend.store, frontend.board, frontend.operations, frontend.cancellation
-    unready = partial(unready_reasons, store, bus, frontend.nodes, wakes)
+    unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes), frontend.access
     objects = RouteObjects(
         pages=PageRoutes(),
         system=SystemRoutes(frontend.metrics, unready),
@@ -437,12 +432,14 @@ def make_entries(
         schedules=ScheduleRoutes(frontend.schedules, frontend.loader),
         replicas=ReplicaRoutes(ReplicaViews(frontend.store, frontend.router)),
         tokens=TokenRoutes(frontend.keys),
-        usage=UsageRoutes(frontend.usage),
+        sessions=session_routes(access),
+        audit=AuditRoutes(access.audit),
+        usage=UsageRoutes(access.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
         inference=OpenAI(
             frontend.router,
             engine,
-            Accounts(frontend.metrics, frontend.rate_limits, frontend.usage, frontend.traffic),
+            Accounts(frontend.metrics, access.rate_limits, access.usage, frontend.traffic),
         ),
     )
     routes = make_routes(objects)

@@ -63,10 +63,16 @@ class Welcome(Struct, frozen=True, kw_only=True):
     """What to show after the first start."""
 
     url: str
+    login: str  # the web page with a one-use code; "" if none could be made
+    login_again: str  # the command that makes another link
     admin_token_file: str
     is_open: bool  # to other machines
     join: str  # the command for another machine
     try_it: str
+
+
+class _Link(Struct, frozen=True):
+    url: str
 
 
 class _Gallery(Struct, frozen=True):
@@ -147,7 +153,7 @@ async def _keep_running(
             if await _until_ready(settings, url, ending.asked):
                 nats.was_ready = frontend.was_ready = worker.was_ready = True
                 _write_server(settings.data, url)
-                welcome(_welcome(settings, url, port))
+                welcome(_welcome(settings, url, port, await _login_link(settings, url)))
                 telling = group.create_task(_report_unread_galleries(settings, url))
             await ending.asked.wait()
         finally:
@@ -243,6 +249,18 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
     return False
 
 
+async def _login_link(settings: UpSettings, url: str) -> str:
+    """A link that signs a person in; "" if it cannot be made at once, because everything runs without it."""
+    client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
+    try:
+        made = await asyncio.to_thread(
+            client.request, "POST", "/api/session/links", {"role": "admin"}, _Link, timeout_seconds=LOOK_SECONDS
+        )
+    except EnginehouseError:
+        return ""
+    return made.url
+
+
 async def _report_unread_galleries(settings: UpSettings, url: str) -> None:
     """Report once which galleries cannot be read, so that other commands need not."""
     client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
@@ -272,7 +290,7 @@ def _write_server(data: Path, url: str) -> None:
         say(f"cannot write {data / 'server.json'}: {error.strerror or error}; use --url {url} with commands")
 
 
-def _welcome(settings: UpSettings, url: str, port: int) -> Welcome:
+def _welcome(settings: UpSettings, url: str, port: int, login: str) -> Welcome:
     is_open = not listen.is_loopback(settings.host)
     outside = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
     is_default = settings.data == default_data_directory(os.environ)
@@ -280,6 +298,8 @@ def _welcome(settings: UpSettings, url: str, port: int) -> Welcome:
     join_url = f"http://{outside}:{port}" if is_open else url
     return Welcome(
         url=url,
+        login=login,
+        login_again=f"{_command()}{given} login-link",
         admin_token_file=str(settings.data / "admin.token"),
         is_open=is_open,
         # The path instead of the token: this text ends up in logs and screenshots.

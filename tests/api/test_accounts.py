@@ -50,7 +50,7 @@ class Served:
         return await self.ask("POST", "/v1/chat/completions", body, token=token, stays=True)
 
     async def usage(self, query: str = "", token: str = "") -> Any:
-        await self.frontend.usage.step()
+        await self.frontend.access.usage.step()
         answer = await self.ask("GET", f"/api/usage{query}", token=token or self.tokens["admin"])
         assert answer.status == 200, answer.body
         return answer.json
@@ -325,6 +325,6 @@ async def test_answers_from_500_on_and_broken_streams_count_as_failures_of_a_nod
     here.answers[:] = [*(plain(b"{}", status) for status in statuses), broken, PLAIN]
     for _ in range(6):
         await here.chat(here.tokens["user"])
-    await here.frontend.usage.step()
+    await here.frontend.access.usage.step()
     counts = await here.store.transaction(lambda connection: usage.served(connection, 0.0, ["tiny"]))
     assert counts == {"old": ServedCount(6, 2)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from tests.api.whole_frontend import LOCAL, Site, site
 # The published table. A new route fails here until somebody has said who may call it.
 TABLE = {
     ("GET", "/"): "public",
+    ("GET", "/web/{path:path}"): "public",
     ("GET", "/healthz"): "public",
     ("GET", "/readyz"): "public",
-    ("GET", "/version"): "user",
-    ("GET", "/metrics"): "admin",
-    ("GET", "/openapi.json"): "admin",
+    ("GET", "/version"): "reader",
+    ("GET", "/metrics"): "viewer",
+    ("GET", "/openapi.json"): "viewer",
     ("POST", "/api/node/challenge"): "join",
     ("POST", "/api/node/register"): "join",
     ("POST", "/api/node/{id}/heartbeat"): "node",
@@ -25,74 +27,81 @@ TABLE = {
     ("POST", "/api/node/{id}/drain"): "node",
     ("POST", "/api/node/{id}/resume"): "node",
     ("GET", "/api/node/{id}/models"): "node",
-    ("GET", "/api/nodes"): "admin",
+    ("GET", "/api/nodes"): "viewer",
     ("DELETE", "/api/nodes/{id}"): "admin",
     ("POST", "/api/nodes/{id}/drain"): "admin",
     ("POST", "/api/nodes/{id}/resume"): "admin",
-    ("GET", "/api/nodes/{id}/backends"): "admin",
-    ("GET", "/api/nodes/{id}/logs/{model:path}"): "admin",
+    ("GET", "/api/nodes/{id}/backends"): "viewer",
+    ("GET", "/api/nodes/{id}/logs/{model:path}"): "viewer",
     ("POST", "/api/nodes/{id}/backends/install"): "admin",
     ("POST", "/api/nodes/{id}/backends/upgrade"): "admin",
     ("POST", "/api/nodes/{id}/backends/delete"): "admin",
-    ("GET", "/api/nodes/{id}"): "admin",
+    ("GET", "/api/nodes/{id}"): "viewer",
     ("POST", "/api/nodes/{id}/approve"): "admin",
     ("POST", "/api/operations"): "admin",
-    ("GET", "/api/operations"): "admin",
-    ("POST", "/api/operations/plan"): "admin",
-    ("GET", "/api/operations/history"): "admin",
-    ("GET", "/api/operations/{id}"): "admin",
+    ("GET", "/api/operations"): "viewer",
+    ("POST", "/api/operations/plan"): "viewer",
+    ("GET", "/api/operations/history"): "viewer",
+    ("GET", "/api/operations/{id}"): "viewer",
     ("POST", "/api/operations/{id}/cancel"): "admin",
     ("POST", "/api/operations/{id}/retry"): "admin",
     ("POST", "/api/operations/{id}/release"): "admin",
     ("POST", "/api/operations/{id}/dismiss"): "admin",
-    ("GET", "/api/events"): "admin",
-    ("GET", "/api/history"): "admin",
-    ("GET", "/backends"): "admin",
-    ("GET", "/backends/available"): "admin",
-    ("GET", "/backends/galleries"): "admin",
-    ("GET", "/backends/upgrades"): "admin",
+    ("GET", "/api/events"): "viewer",
+    ("GET", "/api/history"): "viewer",
+    ("GET", "/backends"): "viewer",
+    ("GET", "/backends/available"): "viewer",
+    ("GET", "/backends/galleries"): "viewer",
+    ("GET", "/backends/upgrades"): "viewer",
     ("POST", "/backends/upgrades/check"): "admin",
     ("POST", "/backends/apply"): "admin",
     ("POST", "/backends/upgrade/{name}"): "admin",
     ("POST", "/backends/delete/{name}"): "admin",
-    ("GET", "/backends/jobs/{id}"): "admin",
-    ("GET", "/api/models"): "admin",
-    ("GET", "/api/replicas"): "admin",
+    ("GET", "/backends/jobs/{id}"): "viewer",
+    ("GET", "/api/models"): "viewer",
+    ("GET", "/api/replicas"): "viewer",
     ("DELETE", "/api/models/{name:path}"): "admin",
     ("POST", "/api/models"): "admin",
-    ("GET", "/api/models/{name:path}"): "admin",
+    ("GET", "/api/models/{name:path}"): "viewer",
     ("PUT", "/api/models/{name:path}"): "admin",
     ("PATCH", "/api/models/{name:path}"): "admin",
-    ("GET", "/api/nodes/scheduling"): "admin",
+    ("GET", "/api/nodes/scheduling"): "viewer",
     ("POST", "/api/nodes/scheduling"): "admin",
-    ("GET", "/api/nodes/scheduling/{model:path}"): "admin",
+    ("GET", "/api/nodes/scheduling/{model:path}"): "viewer",
     ("DELETE", "/api/nodes/scheduling/{model:path}"): "admin",
-    ("GET", "/api/nodes/{id}/labels"): "admin",
+    ("GET", "/api/nodes/{id}/labels"): "viewer",
     ("PUT", "/api/nodes/{id}/labels"): "admin",
     ("PATCH", "/api/nodes/{id}/labels"): "admin",
     ("DELETE", "/api/nodes/{id}/labels/{key}"): "admin",
-    ("GET", "/api/models/{name:path}/explain"): "admin",
-    ("GET", "/api/models/{name:path}/load-status"): "admin",
+    ("GET", "/api/models/{name:path}/explain"): "viewer",
+    ("GET", "/api/models/{name:path}/load-status"): "viewer",
     ("POST", "/api/models/{name:path}/copy"): "admin",
     ("GET", "/api/models/{name:path}/export"): "admin",
     ("POST", "/models/import"): "admin",
     ("POST", "/models/apply"): "admin",
-    ("POST", "/models/plan"): "admin",
-    ("GET", "/models/jobs/{id}"): "admin",
+    ("POST", "/models/plan"): "viewer",
+    ("GET", "/models/jobs/{id}"): "viewer",
     ("POST", "/models/delete/{name:path}"): "admin",
-    ("GET", "/models/available"): "admin",
-    ("GET", "/models/galleries"): "admin",
+    ("GET", "/models/available"): "viewer",
+    ("GET", "/models/galleries"): "viewer",
     ("HEAD", "/api/uploads/{sha256}"): "admin",
     ("PUT", "/api/uploads/{sha256}"): "admin",
     ("GET", "/api/uploads/{sha256}"): "node",
     ("POST", "/api/models/{name:path}/load"): "admin",
     ("POST", "/api/models/{name:path}/unload"): "admin",
-    ("GET", "/v1/models"): "user",
-    ("GET", "/v1/models/{name:path}"): "user",
+    ("GET", "/v1/models"): "reader",
+    ("GET", "/v1/models/{name:path}"): "reader",
+    ("POST", "/api/session"): "public",
+    ("GET", "/api/session"): "viewer",
+    ("DELETE", "/api/session"): "viewer",
+    ("POST", "/api/session/links"): "admin",
+    ("GET", "/api/sessions"): "admin",
+    ("GET", "/api/audit"): "admin",
+    ("DELETE", "/api/sessions/{id}"): "admin",
     ("POST", "/api/tokens"): "admin",
-    ("GET", "/api/tokens"): "admin",
+    ("GET", "/api/tokens"): "viewer",
     ("DELETE", "/api/tokens/{id}"): "admin",
-    ("GET", "/api/usage"): "user",
+    ("GET", "/api/usage"): "reader",
     **{
         ("POST", f"{prefix}/{name}"): "user"
         for prefix in ("/v1", "")
@@ -102,10 +111,12 @@ TABLE = {
     ("POST", "/api/engines/{model:path}/{call}"): "admin",
 }
 OPENED_BY = {
-    "public": {"", "admin", "user", "join", "node"},
+    "public": {"", "admin", "viewer", "user", "join", "node"},
     "user": {"admin", "user"},
+    "reader": {"admin", "viewer", "user"},
     "node": {"node", "join"},
     "join": {"join", "admin"},
+    "viewer": {"admin", "viewer"},
     "admin": {"admin"},
 }
 ROUTES = sorted(TABLE)
@@ -153,7 +164,7 @@ async def test_the_table_is_exactly_what_is_routed_and_described(here: Site) -> 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_a_route_opens_to_its_roles_and_to_nobody_else(here: Site, method: str, path: str) -> None:
     role = TABLE[method, path]
-    for held in ("", "user", "join", "node", "admin"):
+    for held in ("", "user", "join", "node", "viewer", "admin"):
         answer = await here.ask(method, filled(path, here), {}, token=here.tokens[held])
         if held in OPENED_BY[role]:
             assert answer.status not in (401, 403), (held, answer.body)
@@ -180,13 +191,13 @@ async def test_on_loopback_only_inference_answers_without_a_token_and_no_foreign
     local = here.app(is_loopback=True)
     role = TABLE[method, path]
     answer = await here.ask(method, filled(path, here), {}, app=local)
-    assert (answer.status == 401) == (role not in ("public", "user"))
+    assert (answer.status == 401) == (role not in ("public", "user", "reader"))
     for headers in FOREIGN:
         answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
         assert (answer.status == 401) == (role != "public"), headers
     for headers in ((("host", "localhost"),), (("host", "[::1]:80"),), (*LOCAL, ("origin", "http://localhost:3000"))):
         answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
-        assert (answer.status == 401) == (role not in ("public", "user")), headers
+        assert (answer.status == 401) == (role not in ("public", "user", "reader")), headers
 
 
 async def test_a_node_speaks_for_itself_only(here: Site) -> None:
@@ -224,6 +235,31 @@ async def test_the_own_token_of_a_node_ends_with_the_next_registration(here: Sit
 async def test_a_browser_is_told_what_this_is(here: Site) -> None:
     answer = await here.ask("GET", "/")
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert b"enginehouse keys create" in answer.body
-    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
-    assert b"<script" not in answer.body
+    assert b"OpenAI-compatible inference service" in answer.body
+    assert b"enginehouse" in answer.body
+
+
+async def test_the_page_can_only_load_its_own_files(here: Site) -> None:
+    for path in ("/", "/web/main.js"):
+        policy = (await here.ask("GET", path)).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+    body = (await here.ask("GET", "/")).body
+    assert re.findall(rb"<script(?![^>]*src=)", body) == []
+    assert re.findall(rb"(?:src|href)=\"(?!/web/)", body) == []
+
+
+async def test_a_file_of_the_page_is_sent_again_only_when_it_changed(here: Site) -> None:
+    first = await here.ask("GET", "/web/dom.js")
+    assert (first.status, first.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+    assert (await here.ask("GET", "/web/dom.js", headers={"if-none-match": first.headers["etag"]})).status == 304
+    assert (await here.ask("GET", "/web/dom.js", headers={"if-none-match": '"other"'})).status == 200
+
+
+@pytest.mark.parametrize("path", ["/web/../app.py", "/web/%2e%2e/app.py", "/web/", "/web/dom.js/", "/web/styles"])
+async def test_nothing_but_the_files_of_the_page_is_served(here: Site, path: str) -> None:
+    answer = await here.ask("GET", path)
+    assert answer.status == 404
+    assert answer.json["error"]["code"] == "not_found"

@@ -61,7 +61,9 @@ class Site:
         self.tokens: dict[str, str] = {"": ""}
 
     def app(self, *, is_loopback: bool, extra: Sequence[ApiRoute] = ()) -> Application:
-        return build([*self.routes, *extra], self.frontend.keys, self.frontend.metrics, is_loopback=is_loopback)
+        frontend = self.frontend
+        routes = [*self.routes, *extra]
+        return build(routes, frontend.keys, frontend.metrics, frontend.access.audit, is_loopback=is_loopback)
 
     async def ask(
         self,
@@ -143,7 +145,7 @@ async def site(
     frontend = make_frontend(settings, outside, wakes)
     await frontend.collector.listen(bus)
     made = Site(store, frontend, bus, wakes, make_entries(settings, frontend, engine, bus, wakes))
-    for role in ("admin", "user", "join"):
+    for role in ("admin", "viewer", "user", "join"):
         made.tokens[role] = (await frontend.keys.create(role, "test")).token
     try:
         machine = {"name": "old", "platform": "linux/amd64", "capability": "default"}

@@ -129,12 +129,13 @@ def _progressed(running: Any, count: int) -> dict[str, Any]:
         "percentage": min(99.0, 100.0 * done / (chosen.total_bytes or 1)),
     }
     summary = msgspec.to_builtins(msgspec.structs.replace(running, nodes=[], targets=(), excluded=()))
-    return summary | {
+    changed: dict[str, Any] = summary | {
         "nodes": [row],
         "partial": True,
         "revision": 10 + count,
         "currentBytes": running.currentBytes + count * 10_000,
     }
+    return changed
 
 
 def _answers(scene: Scene) -> dict[str, Any]:

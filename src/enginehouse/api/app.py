@@ -20,14 +20,25 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from enginehouse.api.auth import authorize, bearer
+from enginehouse.api.audit import record_of
+from enginehouse.api.auth import bearer, check_role, check_site, identify
+from enginehouse.api.cookies import session_secret
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.routes import ApiRoute
-from enginehouse.core.errors import Denied, EnginehouseError, Hopeless, Malformed, NotFound, Unauthenticated
+from enginehouse.core.errors import (
+    Denied,
+    EnginehouseError,
+    Hopeless,
+    Malformed,
+    NotFound,
+    Unauthenticated,
+    http_status,
+)
 from enginehouse.core.name import shown
-from enginehouse.frontend.fleet.tokens import Caller, Keys
+from enginehouse.frontend.fleet.audit import AuditLedger
+from enginehouse.frontend.fleet.tokens import Keys
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +46,12 @@ log = logging.getLogger(__name__)
 class RouteEndpoint:
     """The ASGI endpoint of one route: authorizes the caller, calls the route, answers errors."""
 
-    def __init__(self, route: ApiRoute, keys: Keys, metrics: Metrics, *, is_loopback: bool) -> None:
+    def __init__(self, route: ApiRoute, keys: Keys, metrics: Metrics, audit: AuditLedger, *, is_loopback: bool) -> None:
         self._route = route
         self._keys = keys
         self._metrics = metrics
+        self._audit = audit
+        self._is_audited = route.is_audited
         self._is_loopback = is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,35 +65,65 @@ class RouteEndpoint:
             await send(message)  # type: ignore[arg-type]  # passed through untouched
 
         try:
-            scope["enginehouse.caller"] = await self._authorized(scope)
+            await self._authorized(scope)
             _check_address(scope)
             if self._route.raw is not None:
                 await self._route.raw(scope, receive, watched)
             elif self._route.call is not None:
                 response = await self._route.call(Request(scope, receive))
+                self._record(scope, response.status_code, response)
                 response.headers["x-request-id"] = request_id
                 await response(scope, receive, watched)
         except EnginehouseError as error:
             if isinstance(error, Unauthenticated | Denied):
                 self._metrics.denied(error.code)
+            self._record(scope, http_status(error), error=error.code)
             await _answer(error, request_id, send, is_started)
         except ClientDisconnect:
             return  # the client left before its request was complete: nothing was done, and no answer can arrive
         except Exception as error:
             log.exception("request.failed id=%s method=%s path=%s", request_id, scope["method"], scope["path"])
             hidden = Hopeless(f"cannot answer: an internal error occurred; the log has it under {request_id}")
+            self._record(scope, http_status(hidden), error=hidden.code)
             await _answer(hidden, request_id, send, is_started)
             del error
 
-    async def _authorized(self, scope: Scope) -> Caller:
+    def _record(self, scope: Scope, status: int, response: Response | None = None, *, error: str = "") -> None:
+        if self._is_audited:
+            body = bytes(getattr(response, "body", b""))  # a response that is streamed has none
+            self._audit.note(record_of(scope, self._route.summary, status, error=error, body=body))
+
+    async def _authorized(self, scope: Scope) -> None:
+        """Find out who asks, put that into the scope, and raise unless the caller may call the route."""
+        role = self._route.role
         try:
-            return authorize(self._keys, scope, self._route.role, is_loopback=self._is_loopback)
+            caller = identify(self._keys, scope, role, is_loopback=self._is_loopback)
         except Unauthenticated:
-            if not bearer(scope):
+            secret = bearer(scope) or session_secret(scope)
+            if not secret:
                 raise
-            # Another frontend may have created the token a moment ago.
-            await self._keys.look_again(bearer(scope))
-        return authorize(self._keys, scope, self._route.role, is_loopback=self._is_loopback)
+            # Another frontend may have created the token or the session a moment ago.
+            await self._keys.look_again(secret)
+            caller = identify(self._keys, scope, role, is_loopback=self._is_loopback)
+        scope["enginehouse.caller"] = caller
+        check_role(caller, role)
+        if caller.session_id:
+            await _from_proxy(scope)
+            check_site(scope)
+
+
+async def _ignore(scope: Scope, receive: Receive, send: Send) -> None:
+    pass
+
+
+# Only behind a proxy on this machine: who asks, and whether by HTTPS. Inference needs neither, unless a browser asks.
+_TRUSTED = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+_read_proxy_headers: Any = ProxyHeadersMiddleware(_ignore, trusted_hosts=_TRUSTED)  # type: ignore[arg-type]
+
+
+async def _from_proxy(scope: Scope) -> None:
+    """Read into the scope what a proxy says; on routes that have not passed the framework this is still to be done."""
+    await _read_proxy_headers(scope, None, None)
 
 
 def _check_address(scope: Scope) -> None:
@@ -109,17 +152,17 @@ class Application:
         self.routes = framework.routes
         self.endpoints = endpoints
         self._by_path = {path: endpoint for path, endpoint in endpoints.values()}
-        # Only behind a proxy on this machine: who asks, and whether by HTTPS. Inference needs neither.
-        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
-        self._framework: Any = ProxyHeadersMiddleware(framework, trusted_hosts=trusted)  # type: ignore[arg-type]
+        self._framework: Any = ProxyHeadersMiddleware(framework, trusted_hosts=_TRUSTED)  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._by_path.get(scope["path"]) if scope.get("method") == "POST" else None
         await (endpoint or self._framework)(scope, receive, send)
 
 
-def build(routes: Sequence[ApiRoute], keys: Keys, metrics: Metrics, *, is_loopback: bool) -> Application:
-    made = [(route, RouteEndpoint(route, keys, metrics, is_loopback=is_loopback)) for route in routes]
+def build(
+    routes: Sequence[ApiRoute], keys: Keys, metrics: Metrics, audit: AuditLedger, *, is_loopback: bool
+) -> Application:
+    made = [(route, RouteEndpoint(route, keys, metrics, audit, is_loopback=is_loopback)) for route in routes]
     framework = Starlette(
         routes=[Route(route.path, endpoint=endpoint, methods=[route.method]) for route, endpoint in made],
         exception_handlers={404: _no_route, 405: _no_route},

@@ -1,8 +1,10 @@
-"""Authorization: which token may call which route. Every route has a role (see `routes.make_routes`).
+"""Authorization: which credential may call which route. Every route has a role (see `routes.make_routes`).
 
-A token that is sent must be valid, even on public routes. Without a token only public routes answer, and, if the
-frontend listens on loopback only, the inference routes: every user of this machine may chat. A web page in a browser
-cannot use that, because its request has another host or another origin.
+A token that is sent must be valid, even on public routes. Without a token the cookie of a session counts, on all routes
+but public ones. Without either only public routes answer, and, if the frontend listens on loopback only, the inference
+routes: every user of this machine may chat. A web page in a browser cannot use that, because its request has another
+host or another origin. A browser sends a cookie by itself, so a request that changes something by cookie must also come
+from a page of this server (`check_site`).
 """
 
 from __future__ import annotations
@@ -12,29 +14,27 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
+from enginehouse.api.cookies import header, session_secret
 from enginehouse.core.errors import Denied, Unauthenticated
 from enginehouse.frontend.fleet.tokens import Caller, Keys
 
-RouteRole = Literal["public", "user", "node", "join", "admin"]
+RouteRole = Literal["public", "user", "reader", "node", "join", "viewer", "admin"]
 
 # The token roles that each route role accepts. Node routes accept join tokens for LocalAI's workers, which have no key.
+# A `viewer` route changes nothing and shows no secret; a `reader` route is also for applications.
 _OPENS: dict[RouteRole, frozenset[str]] = {
-    "public": frozenset({"admin", "user", "join", "node"}),
+    "public": frozenset({"admin", "viewer", "user", "join", "node"}),
     "user": frozenset({"admin", "user"}),
+    "reader": frozenset({"admin", "viewer", "user"}),
     "node": frozenset({"node", "join"}),
     "join": frozenset({"join", "admin"}),
+    "viewer": frozenset({"admin", "viewer"}),
     "admin": frozenset({"admin"}),
 }
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 ANONYMOUS = Caller("user", "anonymous")
 LOCAL = Caller("user", "local")
-
-
-def header(scope: Scope, name: bytes) -> str:
-    for key, value in scope["headers"]:
-        if key == name:
-            return str(value.decode("latin-1"))
-    return ""
 
 
 def bearer(scope: Scope) -> str:
@@ -60,24 +60,76 @@ def host_of(url: str) -> str | None:
         return None
 
 
-def authorize(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) -> Caller:
-    """The caller, if its token opens the role; otherwise raises `Unauthenticated` or `Denied`."""
+def identify(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) -> Caller:
+    """Who asks, for a route of this role; raises `Unauthenticated` for a credential that is not valid."""
     token = bearer(scope)
-    if not token:
-        if role == "public":
-            return ANONYMOUS
-        if role == "user" and is_loopback and is_local_page(scope):
-            return LOCAL
-        raise Unauthenticated(
-            "cannot answer without a token: send `Authorization: Bearer TOKEN` (`enginehouse tokens create` makes one; "
-            "the machine that runs `enginehouse up` has a join token)"
-        )
-    caller = keys.identify(token)
-    if caller is None:
-        raise Unauthenticated(
-            "cannot accept this token: it is unknown here, or revoked, or it has expired; check it, or create one with "
-            "`enginehouse tokens create`"
-        )
+    if token:
+        caller = keys.identify(token)
+        if caller is None:
+            raise Unauthenticated(
+                "cannot accept this token: it is unknown here, or revoked, or it has expired; check it, or create one "
+                "with `enginehouse tokens create`"
+            )
+        return caller
+    if role == "public":
+        return ANONYMOUS  # with an old cookie too: a person must be able to sign in again
+    secret = session_secret(scope)
+    if secret:
+        caller = keys.identify_session(secret)
+        if caller is None:
+            raise Unauthenticated(
+                "cannot accept this session: it has ended; sign in again (`enginehouse login-link` makes a link)"
+            )
+        return caller
+    if role in ("user", "reader") and is_loopback and is_local_page(scope):
+        return LOCAL
+    raise Unauthenticated(
+        "cannot answer without a token: send `Authorization: Bearer TOKEN` (`enginehouse tokens create` makes one; "
+        "the machine that runs `enginehouse up` has a join token)"
+    )
+
+
+def check_role(caller: Caller, role: RouteRole) -> None:
     if caller.role not in _OPENS[role]:
-        raise Denied(f"cannot do this with a {caller.role} token: it needs the role {role}")
-    return caller
+        what = "session" if caller.session_id else "token"
+        raise Denied(f"cannot do this with a {caller.role} {what}: it needs the role {role}")
+
+
+def check_site(scope: Scope) -> None:
+    """Refuse a request that a page of another site made, and that is authorized by what the browser adds to it."""
+    site, origin = header(scope, b"sec-fetch-site"), header(scope, b"origin")
+    if scope["method"] in ("GET", "HEAD"):
+        is_ours = site != "cross-site"
+    elif origin:
+        is_ours = _is_own(origin, scope)
+    else:
+        is_ours = site == "same-origin"
+    if not is_ours:
+        raise Denied(
+            "cannot do this for a page of another site: open this server's own page; a proxy in front of it must pass "
+            "on `Host` and `X-Forwarded-Proto`, and a program must send a token",
+            code="cross_site",
+        )
+
+
+def check_sign_in_site(scope: Scope) -> None:
+    """Refuse a sign-in from a page of another site. Programs send neither of the headers, and are no such page."""
+    if header(scope, b"origin") or header(scope, b"sec-fetch-site") not in ("", "none", "same-origin"):
+        check_site(scope)
+
+
+def _is_own(origin: str, scope: Scope) -> bool:
+    theirs = _place(origin)
+    return theirs is not None and theirs == _place(f"{scope.get('scheme', 'http')}://{header(scope, b'host')}")
+
+
+def _place(url: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port of an origin; None if it is not one."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        return None
+    return parts.scheme, parts.hostname, _DEFAULT_PORTS[parts.scheme] if port is None else port

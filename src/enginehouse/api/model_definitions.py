@@ -19,12 +19,14 @@ from enginehouse.api.requests import (
     BODY_SECONDS,
     MAX_CONTROL_BYTES,
     accepted_response,
+    caller_of,
     json_response,
     read_body,
     requester_of,
 )
 from enginehouse.core.errors import Invalid, Malformed, TooLarge
 from enginehouse.core.gallery_entry import Gallery
+from enginehouse.core.hidden import without_secrets
 from enginehouse.core.ids import OperationId
 from enginehouse.core.model_answers import AddModel, CopyModel, ImportedModels, ReplaceModel
 from enginehouse.core.model_gallery import GalleryChanges, ModelEntry
@@ -75,7 +77,10 @@ class DefinitionRoutes:
         return json_response(defined, 200 if asked.dry_run else 201)
 
     async def show(self, request: Request) -> Response:
-        return json_response(await self._definitions.show(_name(request)))
+        defined = await self._definitions.show(_name(request))
+        if caller_of(request).role == "viewer":
+            defined = msgspec.structs.replace(defined, config=without_secrets(defined.config))
+        return json_response(defined)
 
     async def replace(self, request: Request) -> Response:
         asked = await read_body(request, ReplaceModel)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from enginehouse.api.audit import AuditRoutes
 from enginehouse.api.auth import RouteRole
 from enginehouse.api.backend_jobs import Apply, BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
@@ -29,6 +30,7 @@ from enginehouse.api.operations import OperationRoutes, OperationTarget
 from enginehouse.api.pages import PageRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.schedules import ScheduleRoutes
+from enginehouse.api.sessions import LinkRequest, SessionRequest, SessionRoutes
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRequest, TokenRoutes
 from enginehouse.api.uploads import UploadRoutes
@@ -56,6 +58,8 @@ _SCHEDULE = "Store the schedule of a model: minimum, maximum, selector, one per 
 _EXPLAIN = "Explain where another replica would go, and per node why not."
 _NODE_LOGS = "Show what the engine of a model has logged; with `follow=1` as events."
 _USAGE = "What was used from `from` to `to`, summed by `by` (token,model,node,hour,day); a user token sees its own."
+_AUDIT = "List who changed what and who was refused, newest first. `before` takes the page's `next`."
+_LINK = "Make a login link, for one sign-in with this role within ten minutes."
 _DELETE_MODEL = "Stop serving a model and remove its files from every node."
 
 
@@ -70,6 +74,13 @@ class ApiRoute(Struct, frozen=True):
     raw: ASGIApp | None = None
     body: type | None = None
     status: int = 200
+    is_plan: bool = False  # it changes nothing, although it is no GET
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether its requests change something that people answer for: neither inference nor what workers send."""
+        is_change = self.method not in ("GET", "HEAD") and not self.is_plan
+        return is_change and self.raw is None and self.role not in ("node", "join")
 
 
 class RouteObjects(Struct, frozen=True, kw_only=True):
@@ -90,6 +101,8 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     schedules: ScheduleRoutes
     replicas: ReplicaRoutes
     tokens: TokenRoutes
+    sessions: SessionRoutes
+    audit: AuditRoutes
     usage: UsageRoutes
     node_logs: NodeLogRoutes
     inference: OpenAI
@@ -97,17 +110,18 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
 
 def make_routes(of: RouteObjects) -> list[ApiRoute]:
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
+    plan = partial(ApiRoute, "POST", is_plan=True)
     system, workers, nodes, operations = of.system, of.workers, of.nodes, of.operations
-    backends, jobs, tokens, scheduled = of.backends, of.jobs, of.tokens, of.schedules
+    backends, jobs, scheduled = of.backends, of.jobs, of.schedules
     return [
         # The frontend itself.
         get("/", "public", "The web page.", of.pages.index),
         get("/web/{path:path}", "public", "A file of the web page.", of.pages.file),
         get("/healthz", "public", "Liveness.", system.alive),
         get("/readyz", "public", "Readiness, with the reasons if not ready.", system.ready),
-        get("/version", "user", "The version of this frontend.", system.version),
-        get("/metrics", "admin", "Statistics for Prometheus.", system.statistics),
-        get("/openapi.json", "admin", "The OpenAPI document of this API.", system.document),
+        get("/version", "reader", "The version of this frontend.", system.version),
+        get("/metrics", "viewer", "Statistics for Prometheus.", system.statistics),
+        get("/openapi.json", "viewer", "The OpenAPI document of this API.", system.document),
         # Workers; LocalAI's paths (`node`, singular).
         post("/api/node/challenge", "join", "Get a challenge to sign at registration.", workers.challenge),
         post("/api/node/register", "join", "Register a node.", workers.register, body=RegisterRequest, status=201),
@@ -118,24 +132,24 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/api/node/{id}/resume", "node", "Withdraw that announcement.", workers.staying),
         get("/api/node/{id}/models", "node", "List the replicas on the own node.", workers.models),
         # Nodes.
-        get("/api/nodes", "admin", "List nodes, by name.", nodes.every),
-        get("/api/nodes/scheduling", "admin", "List schedules: the wanted replicas of models.", scheduled.every),
+        get("/api/nodes", "viewer", "List nodes, by name.", nodes.every),
+        get("/api/nodes/scheduling", "viewer", "List schedules: the wanted replicas of models.", scheduled.every),
         post("/api/nodes/scheduling", "admin", _SCHEDULE, scheduled.put, body=ScheduleRequest),
-        get("/api/nodes/scheduling/{model:path}", "admin", "Show the schedule of a model.", scheduled.one),
+        get("/api/nodes/scheduling/{model:path}", "viewer", "Show the schedule of a model.", scheduled.one),
         delete("/api/nodes/scheduling/{model:path}", "admin", "Remove it.", scheduled.remove, status=204),
-        get("/api/nodes/{id}", "admin", "Show a node, by id or name.", nodes.one),
+        get("/api/nodes/{id}", "viewer", "Show a node, by id or name.", nodes.one),
         delete("/api/nodes/{id}", "admin", "Remove a node and cancel its waiting intents.", nodes.remove),
         post("/api/nodes/{id}/approve", "admin", "Approve a pending node.", nodes.approve),
         post("/api/nodes/{id}/drain", "admin", "Drain a node and stop its replicas.", nodes.drain, status=202),
         post("/api/nodes/{id}/resume", "admin", "Give a drained node work again.", nodes.resume),
-        get("/api/nodes/{id}/labels", "admin", "Show the labels of a node.", nodes.labels),
+        get("/api/nodes/{id}/labels", "viewer", "Show the labels of a node.", nodes.labels),
         *(
             ApiRoute(method, "/api/nodes/{id}/labels", "admin", summary, nodes.set_labels, body=dict[str, str])
             for method, summary in (("PUT", "Set the labels of a node."), ("PATCH", "Add labels to a node."))
         ),
         delete("/api/nodes/{id}/labels/{key}", "admin", "Remove a label.", nodes.remove_label, status=204),
-        get("/api/nodes/{id}/logs/{model:path}", "admin", _NODE_LOGS, of.node_logs.logs),
-        get("/api/nodes/{id}/backends", "admin", "List a node's backends, as last reported.", nodes.backends),
+        get("/api/nodes/{id}/logs/{model:path}", "viewer", _NODE_LOGS, of.node_logs.logs),
+        get("/api/nodes/{id}/backends", "viewer", "List a node's backends, as last reported.", nodes.backends),
         *(
             post(f"/api/nodes/{{id}}/backends/{kind}", "admin", summary, call, body=NodeBackend, status=202)
             for kind, summary, call in (
@@ -146,63 +160,80 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         ),
         # Operations and the event stream.
         post("/api/operations", "admin", "Request an operation.", operations.request, body=BackendRequest, status=202),
-        post("/api/operations/plan", "admin", "Plan a request; changes nothing.", operations.plan, body=BackendRequest),
-        get("/api/operations", "admin", _OPERATIONS, operations.every),
-        get("/api/operations/history", "admin", _HISTORY, operations.history),
-        get("/api/operations/{id}", "admin", "Show an operation.", operations.one),
+        plan("/api/operations/plan", "viewer", "Plan a request.", operations.plan, body=BackendRequest),
+        get("/api/operations", "viewer", _OPERATIONS, operations.every),
+        get("/api/operations/history", "viewer", _HISTORY, operations.history),
+        get("/api/operations/{id}", "viewer", "Show an operation.", operations.one),
         post("/api/operations/{id}/cancel", "admin", _CANCEL, operations.cancel, body=OperationTarget),
         post("/api/operations/{id}/retry", "admin", _RETRY, operations.retry, body=OperationTarget, status=202),
         post("/api/operations/{id}/release", "admin", _RELEASE, operations.release),
         post("/api/operations/{id}/dismiss", "admin", "Take a failure off the open list.", operations.dismiss),
-        get("/api/events", "admin", _EVENTS, raw=of.events.events),
-        get("/api/history", "admin", _PAST, of.history.last_hour),
+        get("/api/events", "viewer", _EVENTS, raw=of.events.events),
+        get("/api/history", "viewer", _PAST, of.history.last_hour),
         # Backends and galleries; LocalAI's paths.
-        get("/backends", "admin", "List installed backends over all nodes.", backends.installed),
-        get("/backends/available", "admin", "List the backends that the galleries offer.", backends.available),
-        get("/backends/galleries", "admin", "List galleries: age and unusable entries.", backends.galleries),
-        get("/backends/upgrades", "admin", "List available upgrades, as of the last check.", backends.upgrades),
+        get("/backends", "viewer", "List installed backends over all nodes.", backends.installed),
+        get("/backends/available", "viewer", "List the backends that the galleries offer.", backends.available),
+        get("/backends/galleries", "viewer", "List galleries: age and unusable entries.", backends.galleries),
+        get("/backends/upgrades", "viewer", "List available upgrades, as of the last check.", backends.upgrades),
         post("/backends/upgrades/check", "admin", "Check the registries for upgrades now.", backends.check_upgrades),
         post("/backends/apply", "admin", "Install a backend on every compatible node.", jobs.apply, body=Apply),
         post("/backends/upgrade/{name}", "admin", "Upgrade a backend wherever it is installed.", jobs.upgrade),
         post("/backends/delete/{name}", "admin", "Delete a backend wherever it is installed.", jobs.delete),
-        get("/backends/jobs/{id}", "admin", "Show such an operation as a job of LocalAI's.", jobs.job),
+        get("/backends/jobs/{id}", "viewer", "Show such an operation as a job of LocalAI's.", jobs.job),
         *_model_routes(of),
-        # Tokens, and what was used with them.
-        post("/api/tokens", "admin", "Create a token.", tokens.create, body=TokenRequest, status=201),
-        get("/api/tokens", "admin", "List tokens; secrets are omitted.", tokens.every),
-        delete("/api/tokens/{id}", "admin", "Revoke a token, by id or name, within a second.", tokens.revoke),
-        get("/api/usage", "user", _USAGE, of.usage.summed),
+        *_access_routes(of),
         *_inference_routes(of),
+    ]
+
+
+def _access_routes(of: RouteObjects) -> list[ApiRoute]:
+    """Sessions of people, tokens, and what was done and used with them."""
+    get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
+    sessions, tokens = of.sessions, of.tokens
+    return [
+        # Whoever has a code or a token may sign in.
+        post("/api/session", "public", "Sign in: sets the cookie.", sessions.sign_in, body=SessionRequest, status=201),
+        get("/api/session", "viewer", "Show who asks, by session or token.", sessions.present),
+        delete("/api/session", "viewer", "Sign out: end this session everywhere.", sessions.sign_out, status=204),
+        post("/api/session/links", "admin", _LINK, sessions.make_link, body=LinkRequest, status=201),
+        get("/api/sessions", "admin", "List the sessions of all people.", sessions.every),
+        delete("/api/sessions/{id}", "admin", "End a session.", sessions.end, status=204),
+        post("/api/tokens", "admin", "Create a token.", tokens.create, body=TokenRequest, status=201),
+        get("/api/tokens", "viewer", "List tokens; secrets are omitted.", tokens.every),
+        delete("/api/tokens/{id}", "admin", "Revoke a token, by id or name, within a second.", tokens.revoke),
+        get("/api/audit", "admin", _AUDIT, of.audit.every),
+        get("/api/usage", "reader", _USAGE, of.usage.summed),
     ]
 
 
 def _model_routes(of: RouteObjects) -> list[ApiRoute]:
     """Models: rows, loads, LocalAI's routes, and uploads of their files."""
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
+    plan = partial(ApiRoute, "POST", is_plan=True)
     put, patch, head = partial(ApiRoute, "PUT"), partial(ApiRoute, "PATCH"), partial(ApiRoute, "HEAD")
     models, defined, uploads = of.models, of.definitions, of.uploads
     one, upload = "/api/models/{name:path}", "/api/uploads/{sha256}"
     return [
-        get("/api/models", "admin", "List served models and those that a gallery offers.", models.every),
+        get("/api/models", "viewer", "List served models and those that a gallery offers.", models.every),
         post("/api/models", "admin", _ADD_MODEL, defined.add, body=AddModel, status=201),
         post(f"{one}/load", "admin", _LOAD, models.load, body=ModelTarget, status=202),
         post(f"{one}/unload", "admin", _UNLOAD, models.unload, body=ModelTarget, status=202),
         post(f"{one}/copy", "admin", "Copy a model under another name.", defined.copy, body=CopyModel, status=201),
-        get(f"{one}/explain", "admin", _EXPLAIN, of.schedules.explain),
-        get(f"{one}/load-status", "admin", "How far the load of a model is.", of.schedules.load_status),
+        get(f"{one}/explain", "viewer", _EXPLAIN, of.schedules.explain),
+        get(f"{one}/load-status", "viewer", "How far the load of a model is.", of.schedules.load_status),
         get(f"{one}/export", "admin", "A model's configuration as LocalAI's YAML.", defined.export),
-        get(one, "admin", "Show a model: files, configuration, revision, replicas.", defined.show),
+        get(one, "viewer", "Show a model: files, configuration, revision, replicas.", defined.show),
         put(one, "admin", "Replace the configuration of a model.", defined.replace, body=ReplaceModel),
         patch(one, "admin", "Change keys of a model's configuration; null removes.", defined.patch, body=ReplaceModel),
         delete(one, "admin", _DELETE_MODEL, models.delete, status=202),
-        get("/api/replicas", "admin", "List the replicas of all models.", of.replicas.every),
+        get("/api/replicas", "viewer", "List the replicas of all models.", of.replicas.every),
         post("/models/import", "admin", _IMPORT, defined.import_all, status=201),
         post("/models/apply", "admin", "Add a model of a gallery and load it.", defined.apply, body=ApplyRequest),
-        post("/models/plan", "admin", "Show what such a request would add.", defined.plan, body=ApplyRequest),
-        get("/models/jobs/{id}", "admin", "Show such an operation as a job of LocalAI's.", defined.job),
+        plan("/models/plan", "viewer", "Show what such a request would add.", defined.plan, body=ApplyRequest),
+        get("/models/jobs/{id}", "viewer", "Show such an operation as a job of LocalAI's.", defined.job),
         post("/models/delete/{name:path}", "admin", _DELETE_MODEL, defined.delete),
-        get("/models/available", "admin", "List the models that galleries offer; `term` searches.", defined.available),
-        get("/models/galleries", "admin", "List galleries of models: age and unusable entries.", defined.galleries),
+        get("/models/available", "viewer", "List the models that galleries offer; `term` searches.", defined.available),
+        get("/models/galleries", "viewer", "List galleries of models: age and unusable entries.", defined.galleries),
         head(upload, "admin", "How far an upload is (`Upload-Offset`).", uploads.state),
         put(upload, "admin", "Append the part of a file that Content-Range names.", uploads.write, status=201),
         get(upload, "node", "An uploaded file, or a range of it, for workers.", uploads.read),
@@ -214,8 +245,8 @@ def _inference_routes(of: RouteObjects) -> list[ApiRoute]:
     get, post = partial(ApiRoute, "GET"), partial(ApiRoute, "POST")
     models = of.models
     return [
-        get("/v1/models", "user", "OpenAI: list models.", models.listed),
-        get("/v1/models/{name:path}", "user", "OpenAI: show a model.", models.described),
+        get("/v1/models", "reader", "OpenAI: list models.", models.listed),
+        get("/v1/models/{name:path}", "reader", "OpenAI: show a model.", models.described),
         *(
             post(f"{prefix}/{name}", "user", summary, raw=of.inference.at(f"/v1/{name}"))
             for prefix in ("/v1", "")  # LocalAI has most of them without the prefix too

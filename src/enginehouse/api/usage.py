@@ -1,4 +1,4 @@
-"""The route for what was used. A user token sees what it used itself; an admin token sees all.
+"""The route for what was used. A user token sees what it used itself; admin and viewer tokens see all.
 
 Times are RFC 3339, a date, or seconds since 1970; counts are per hour, so a range begins with the hour of `from`.
 """
@@ -42,7 +42,7 @@ class UsageRoutes:
             since=since - since % HOUR_SECONDS,
             until=until,
             by=by,
-            token_id=None if caller.role == "admin" else caller.token_id,
+            token_id=None if caller.role in ("admin", "viewer") else caller.token_id,
             limit=MAX_ROWS + 1,
         )
         rows = await self._ledger.summed(asked)

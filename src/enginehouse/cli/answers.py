@@ -69,6 +69,29 @@ class ListedToken(Struct, frozen=True, kw_only=True):
     expired: bool = False
 
 
+class LoginLink(Struct, frozen=True, kw_only=True):
+    url: str
+
+
+class ListedAudit(Struct, frozen=True, kw_only=True):
+    at: str = ""
+    who: str = ""
+    role: str = ""
+    address: str = ""
+    method: str = ""
+    path: str = ""
+    summary: str = ""
+    status: int = 0
+    error: str = ""
+    operation_id: str = ""
+    count: int = 1
+
+
+class AuditPage(Struct, frozen=True, kw_only=True):
+    audit: tuple[ListedAudit, ...] = ()
+    next: str = ""
+
+
 class ListedUsage(Struct, frozen=True, kw_only=True):
     token: str = ""
     model: str = ""

@@ -34,8 +34,10 @@ COMMANDS = {
     "replicas": "List the replicas of models.",
     "ops": "List, follow, cancel, retry and release operations.",
     "logs": "Show what the engine of MODEL on NODE has logged.",
+    "login-link": "Print a link that signs you in to the web page.",
     "tokens": "Create, list and revoke access tokens.",
     "keys": "Create, list and revoke API keys of applications.",
+    "audit": "List who changed what, newest first.",
     "usage": "Show what was used, by token, model and node.",
     "frontend": "Run one frontend alone.",
     "worker": "Run the worker of a node alone.",
@@ -50,7 +52,7 @@ class CommandLine(CliGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"enginehouse.cli.commands.{cmd_name}")
+        module = importlib.import_module(f"enginehouse.cli.commands.{cmd_name.replace('-', '_')}")
         found = module.entry
         assert isinstance(found, CliCommand | CliGroup)
         return found

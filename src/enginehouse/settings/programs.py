@@ -77,6 +77,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     model_load_wait_seconds: DurationOrZero = 60.0  # 0 waits without a limit, as in LocalAI
     bus_credential_seconds: Duration = 3600.0  # lifetime of a worker's bus credential; renewed at 75 %
     canary_seconds: DurationOrZero = 30.0  # that the first nodes of an upgrade must be ready before the others follow
+    session_seconds: Duration = 7 * 86400.0  # after which a person in a browser signs in again
+    audit_kept_seconds: Duration = 90 * 86400.0
     canary_limit_seconds: Duration = 900.0  # after which an upgrade whose first nodes are not ready is taken back
 
 

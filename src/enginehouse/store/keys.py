@@ -1,7 +1,8 @@
 """Rows of tokens. Only hashes are stored; the token itself is shown once, to its holder.
 
 Every change increments a counter in `cluster_values`, so that a frontend notices it without reading all tokens. An
-expired token keeps its row, and counts as little as a revoked one.
+expired token keeps its row, and counts as little as a revoked one. The table also has sessions and login codes, which
+are no tokens (`store.sessions`).
 """
 
 from __future__ import annotations
@@ -79,16 +80,24 @@ def remove_named(connection: Connection, role: str, name: str) -> None:
     note_change(connection)
 
 
+_IS_TOKEN = tokens.c.role.not_in(["session", "login"])
+_EVERY = select(tokens).where(_IS_TOKEN).order_by(tokens.c.created_at)
+_ONE = select(tokens).where(_IS_TOKEN, tokens.c.id == bindparam("row_id"))
+_AMONG = select(tokens).where(_IS_TOKEN, tokens.c.hash.in_(bindparam("ids", expanding=True)))
+
+
 def every(connection: Connection) -> list[TokenRow]:
-    return [_token(row) for row in connection.execute(select(tokens).order_by(tokens.c.created_at))]
+    return [_token(row) for row in connection.execute(_EVERY)]
+
+
+def one(connection: Connection, row_id: str) -> TokenRow | None:
+    found = connection.execute(_ONE, {"row_id": row_id}).one_or_none()
+    return None if found is None else _token(found)
 
 
 def among(connection: Connection, hashes: Iterable[str]) -> list[TokenRow]:
     """The tokens with these hashes."""
     return [_token(row) for row in select_among(connection, _AMONG, hashes)]
-
-
-_AMONG = select(tokens).where(tokens.c.hash.in_(bindparam("ids", expanding=True)))
 
 
 def _token(row: Row[Any]) -> TokenRow:

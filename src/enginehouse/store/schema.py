@@ -294,6 +294,11 @@ tokens = Table(
     Column("requests_per_minute", BigInteger, nullable=False, server_default="0"),
     Column("tokens_per_minute", BigInteger, nullable=False, server_default="0"),
     Column("expires_at", Double, nullable=False, server_default="0"),  # 0 if it never expires
+    # Sessions of people and login codes are rows with the roles `session` and `login` (`store.sessions`): the role that
+    # they grant, the token they came from, and the address of who signed in.
+    Column("grants", String(16), nullable=False, server_default=""),
+    Column("parent", String(36), nullable=False, server_default=""),
+    Column("address", String(64), nullable=False, server_default=""),
 )
 
 # What limited tokens used in the last minute, in steps of some seconds (`core.rate`); all frontends add to it.
@@ -321,6 +326,28 @@ usage_counts = Table(
     Column("failures", BigInteger, nullable=False, server_default="0"),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
+)
+
+# Who changed what, and who was refused (`core.audit`). Written in batches.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("token_id", String(36), nullable=False),
+    Column("session_id", String(36), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("method", String(16), nullable=False),
+    Column("path", String(512), nullable=False),
+    Column("summary", String(255), nullable=False),
+    Column("target", String(512), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("error", String(64), nullable=False),
+    Column("operation_id", String(64), nullable=False),
+    Column("count", Integer, nullable=False, server_default="1"),
+    Index("audit_at", "at", "id"),
 )
 
 # Each challenge is valid once. A row is deleted when the challenge would have expired anyway.

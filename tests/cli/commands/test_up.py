@@ -6,6 +6,7 @@ import json
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from enginehouse.bus.embedded import EmbeddedServer
@@ -15,6 +16,8 @@ from enginehouse.settings.programs import UpSettings
 
 CLOSED = Welcome(
     url="http://127.0.0.1:8080",
+    login="http://127.0.0.1:8080/#/login/abc",
+    login_again="enginehouse login-link",
     admin_token_file="/data/admin.token",
     is_open=False,
     join="enginehouse join http://127.0.0.1:8080 --token T --name second",
@@ -29,12 +32,25 @@ def test_people_see_the_address_the_token_the_join_line_and_what_to_try(capsys: 
         assert told in said
 
 
+def test_people_see_a_link_that_signs_them_in_and_without_one_how_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
+    _greet_people(CLOSED)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "web page" in line]
+    assert CLOSED.login in line
+    assert "`enginehouse login-link` makes another" in line
+    _greet_people(msgspec.structs.replace(CLOSED, login=""))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "web page" in line]
+    assert line.split()[2] == CLOSED.url
+    assert "`enginehouse login-link`" in line
+
+
 def test_programs_get_the_same_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     _greet_programs(CLOSED)
     said = capsys.readouterr().out
     assert said.count("\n") == 1
     assert json.loads(said) == {
         "url": CLOSED.url,
+        "login": CLOSED.login,
+        "login_again": CLOSED.login_again,
         "admin_token_file": CLOSED.admin_token_file,
         "is_open": False,
         "join": CLOSED.join,

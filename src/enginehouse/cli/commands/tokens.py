@@ -73,10 +73,10 @@ def entry() -> None:
 )
 @click.option(
     "--role",
-    type=click.Choice(("user", "admin", "join")),
+    type=click.Choice(("user", "admin", "viewer", "join")),
     default="user",
     show_default=True,
-    help="user: the OpenAI routes; admin: everything; join: add nodes.",
+    help="user: the OpenAI routes; admin: everything; viewer: see everything, change nothing; join: add nodes.",
 )
 @click.option("--name", default="", metavar="NAME", help="A name for it.")
 @click.option("--node", default="", metavar="NODE", help="With --role join: only the node of this name may use it.")

@@ -78,12 +78,18 @@ def _greet_people(welcome: Welcome) -> None:
         if welcome.is_open
         else "here with another --data; for other machines: up --host 0.0.0.0"
     )
+    page = (
+        f"{welcome.login}   (one use, 10 minutes; `{welcome.login_again}` makes another)"
+        if welcome.login
+        else f"{welcome.url}   (`{welcome.login_again}` prints a link that signs you in)"
+    )
     lines = [
         "",
         f"  Enginehouse is up: {welcome.url}",
         "",
+        f"  web page     {page}",
         f"  API          {welcome.url}/v1   (any OpenAI client)",
-        f"  admin token  {welcome.admin_token_file}   (commands on this machine find it automatically)",
+        f"  admin token  {welcome.admin_token_file}   (commands on this machine find it)",
         f"  add a node   {welcome.join}",
         f"               ({hint})",
         f"  try it       {welcome.try_it}",

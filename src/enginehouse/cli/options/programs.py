@@ -81,6 +81,8 @@ _TIMINGS = {
     "model_load_wait_seconds": "How long a request waits for its model to load; 0 means no limit (60s).",
     "canary_seconds": "How long the first nodes of an upgrade must stay ready before the others follow (30s).",
     "canary_limit_seconds": "When an upgrade whose first nodes do not become ready is taken back (15m).",
+    "session_seconds": "How long a person stays signed in to the web page (168h).",
+    "audit_kept_seconds": "How long it is kept who changed what (2160h).",
     "bus_credential_seconds": "Lifetime of a worker's bus credential (1h).",
 }
 timings = together(*(setting(field, text, "DURATION") for field, text in _TIMINGS.items()))

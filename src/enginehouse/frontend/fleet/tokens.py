@@ -3,7 +3,8 @@
 Only hashes are stored and cached. A lookup is by hash, so no comparison depends on the secret. A token that another
 frontend creates is known here after at most one refresh. A node whose token changed is read alone, and an unknown token
 is looked for alone: with many nodes, one of them registers at any time. Expiry is a time of the store's clock; it is
-compared with an estimate of that clock, which every refresh sets again.
+compared with an estimate of that clock, which every refresh sets again. Sessions of people are known here too, apart
+from tokens: the secret of one is good in a cookie only, and a token in none.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import check_name, shown
 from enginehouse.frontend.fleet.nodes import token_hash
-from enginehouse.store import db, keys, leases, nodes
+from enginehouse.store import db, keys, leases, nodes, sessions
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
 from enginehouse.store.nodes import NodeToken
+from enginehouse.store.sessions import SessionRow
 
-Role = Literal["admin", "user", "join"]
-ROLES: tuple[Role, ...] = ("admin", "user", "join")
+Role = Literal["admin", "viewer", "user", "join"]
+ROLES: tuple[Role, ...] = ("admin", "viewer", "user", "join")
 MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; a much shorter token was made by hand
 WATCH_SECONDS = 0.5  # a token revoked on another frontend is refused within a second
 LOOK_AGAIN_SECONDS = 0.5  # between two reads for unknown tokens: each wrong token must not cost a query
@@ -60,13 +62,14 @@ NO_LIMITS = TokenLimits()
 
 class Caller(Struct, frozen=True):
     """Who is behind a token. `node_id`: a node's own token; `only_node`: a join token for one node; `allowance`: its
-    limits.
+    limits; `session_id`: a person with a session, whose token is the one that the session came from.
     """
 
-    role: Literal["admin", "user", "join", "node"]
+    role: Literal["admin", "viewer", "user", "join", "node"]
     name: str
     node_id: NodeId = NodeId("")
     token_id: str = ""
+    session_id: str = ""
     only_node: str = ""
     has_previous: bool = False  # this is a node's newest token, and the previous one is still valid
     allowance: Allowance | None = None
@@ -77,6 +80,7 @@ class Keys:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._callers: dict[str, Caller] = {}
+        self._sessions: dict[str, Caller] = {}
         self._of_nodes: dict[NodeId, tuple[str, ...]] = {}  # the hashes of each node
         self._sought: set[str] = set()  # hashes of unknown tokens, for the next look
         self._changes = ""
@@ -85,7 +89,7 @@ class Keys:
         self._looking = asyncio.Lock()
 
     async def look_again(self, token: str) -> None:
-        """Look for an unknown token, which another frontend may have just issued.
+        """Look for an unknown token or session, which another frontend may have just issued.
 
         Only a look that began after this call proves that it is unknown. Calls share one look per half second.
         """
@@ -102,13 +106,14 @@ class Keys:
             self._looked_at = began_at  # set only after success: a failed read proves nothing
 
     async def _look_for(self, hashes: set[str]) -> None:
-        def work(connection: Connection) -> tuple[list[TokenRow], list[NodeToken]]:
+        def work(connection: Connection) -> tuple[list[TokenRow], list[SessionRow], list[NodeToken]]:
             now = db.now(connection)
             valid = [row for row in keys.among(connection, hashes) if row.is_valid(now)]
-            return valid, nodes.tokens_among(connection, hashes)
+            return valid, sessions.among(connection, hashes, now), nodes.tokens_among(connection, hashes)
 
-        found, of_nodes = await self._store.transaction(work)
+        found, of_people, of_nodes = await self._store.transaction(work)
         self._callers.update({row.hash: _caller(row) for row in found})
+        self._sessions.update({row.hash: _person(row) for row in of_people})
         for node in of_nodes:
             self._put(node)
 
@@ -129,7 +134,13 @@ class Keys:
         return asyncio.get_running_loop().time() + self._ahead_seconds
 
     def identify(self, token: str) -> Caller | None:
-        caller = self._callers.get(token_hash(token))
+        return self._unexpired(self._callers.get(token_hash(token)))
+
+    def identify_session(self, secret: str) -> Caller | None:
+        """The person whose browser has this cookie."""
+        return self._unexpired(self._sessions.get(token_hash(secret)))
+
+    def _unexpired(self, caller: Caller | None) -> Caller | None:
         if caller is not None and caller.expires_at and caller.expires_at <= self.now():
             return None
         return caller
@@ -244,16 +255,17 @@ class Keys:
         return [row for row in rows if not row.revoked_at]
 
     async def step(self) -> None:
-        """Read all tokens again."""
+        """Read all tokens and sessions again."""
 
-        def work(connection: Connection) -> tuple[dict[str, Caller], list[NodeToken], str, float]:
+        def work(connection: Connection) -> tuple[dict[str, Caller], dict[str, Caller], list[NodeToken], str, float]:
             now = db.now(connection)
             callers = {row.hash: _caller(row) for row in keys.every(connection) if row.is_valid(now)}
-            return callers, nodes.tokens(connection), keys.changes(connection), now
+            people = {row.hash: _person(row) for row in sessions.every(connection, now)}
+            return callers, people, nodes.tokens(connection), keys.changes(connection), now
 
         running = asyncio.get_running_loop()
         began_at = running.time()
-        self._callers, of_nodes, self._changes, now = await self._store.look(work)
+        self._callers, self._sessions, of_nodes, self._changes, now = await self._store.look(work)
         self._of_nodes = {}
         for node in of_nodes:
             self._put(node)
@@ -262,7 +274,7 @@ class Keys:
         self._looked_at = began_at  # set only after success: a failed read proves nothing
 
     async def watch_step(self) -> None:
-        """Read all tokens again if one was created or revoked on any frontend."""
+        """Read all of them again if one was created or revoked on any frontend."""
         if await self._store.look(keys.changes) != self._changes:
             await self.step()
 
@@ -281,6 +293,16 @@ def _caller(row: TokenRow) -> Caller:
         token_id=row.id,
         only_node=row.node,
         allowance=row.allowance,
+        expires_at=row.expires_at,
+    )
+
+
+def _person(row: SessionRow) -> Caller:
+    return Caller(
+        row.role,  # type: ignore[arg-type]  # admin or viewer
+        row.name,
+        token_id=row.parent,
+        session_id=row.id,
         expires_at=row.expires_at,
     )
 
