@@ -254,8 +254,8 @@ async def test_the_page_can_only_load_its_own_files(here: Site) -> None:
 async def test_a_file_of_the_page_is_sent_again_only_when_it_changed(here: Site) -> None:
     first = await here.ask("GET", "/web/dom.js")
     assert (first.status, first.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
-    assert (await here.ask("GET", "/web/dom.js", headers={"if-none-match": first.headers["etag"]})).status == 304
-    assert (await here.ask("GET", "/web/dom.js", headers={"if-none-match": '"other"'})).status == 200
+    assert (await here.ask("GET", "/web/dom.js", headers=[("if-none-match", first.headers["etag"])])).status == 304
+    assert (await here.ask("GET", "/web/dom.js", headers=[("if-none-match", '"other"')])).status == 200
 
 
 @pytest.mark.parametrize("path", ["/web/../app.py", "/web/%2e%2e/app.py", "/web/", "/web/dom.js/", "/web/styles"])

@@ -182,7 +182,7 @@ def _answers(scene: Scene) -> dict[str, Any]:
             "total": {"requests": 12345, "errors": 12, "prompt_tokens": 1234567, "completion_tokens": 7654321},
             "truncated": False,
         },
-        "/api/audit": {"entries": []},
+        "/api/audit": {"audit": []},
         "/api/settings": {
             "settings": [
                 {
@@ -250,7 +250,7 @@ def serving(catalogue: Catalogue, port: int = 0) -> Iterator[int]:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
-    server = uvicorn.Server(uvicorn.Config(catalogue.app(), log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(catalogue.app(), log_level="critical", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

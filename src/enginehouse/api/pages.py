@@ -18,7 +18,7 @@ from starlette.responses import Response
 from enginehouse.core.errors import NotFound
 from enginehouse.core.name import shown
 
-_ROOT = Path(__file__).parent / "web"
+ROOT = Path(__file__).parent / "web"
 INDEX = "index.html"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PAGE_HEADERS = {
@@ -43,8 +43,8 @@ class PageFile(Struct, frozen=True):
 
 class PageRoutes:
     def __init__(self) -> None:
-        found = (path for path in sorted(_ROOT.rglob("*")) if path.is_file() and path.suffix in _KINDS)
-        self._files = {path.relative_to(_ROOT).as_posix(): _read(path) for path in found}
+        found = (path for path in sorted(ROOT.rglob("*")) if path.is_file() and path.suffix in _KINDS)
+        self._files = {path.relative_to(ROOT).as_posix(): _read(path) for path in found}
 
     async def index(self, request: Request) -> Response:
         return _answer(self._files[INDEX], request)

@@ -15,22 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import hashlib
-import os
-import shutil
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
-import pytest
+from tests.outside import cached_place, npm_place, run, tool
 
 SERVERS = Path(__file__).parent / "servers"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "enginehouse-tests"
 MAKERS = ("grpcio", "grpc-js", "grpc-go")
-BUILD_SECONDS = 400.0  # cold, with downloads, beside other tests
 START_SECONDS = 30.0
 
 
@@ -77,53 +70,16 @@ def program(maker: str) -> list[str]:
         return [sys.executable, str(SERVERS / "server.py")]
     if maker == "grpc-go":
         return [str(go_server())]
-    node, npm = _tool("node"), _tool("npm")
-    source = SERVERS / "js"
-    with _place(source) as place:
-        if not (place / "done").exists():
-            for file in source.iterdir():
-                shutil.copy(file, place)
-            _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], place)
-            (place / "done").touch()
-    return [node, str(place / "server.js")]
+    return [tool("node"), str(npm_place(SERVERS / "js") / "server.js")]
 
 
 def go_server() -> Path:
     """The server of grpc-go, built. Without go the calling test is skipped, or fails in continuous integration."""
-    go = _tool("go", "/usr/local/go/bin")
+    go = tool("go", "/usr/local/go/bin")
     source = SERVERS / "go"
-    with _place(source) as place:
+    with cached_place(source) as place:
         built = place / "server"
         if not built.exists():
-            _run([go, "build", "-trimpath", "-buildvcs=false", "-o", str(place / "unfinished"), "."], source)
+            run([go, "build", "-trimpath", "-buildvcs=false", "-o", str(place / "unfinished"), "."], source)
             (place / "unfinished").rename(built)
     return built
-
-
-def _tool(name: str, elsewhere: str = "") -> str:
-    found = shutil.which(name) or shutil.which(name, path=elsewhere)
-    if found is None:
-        sentence = f"there is no {name} here: install it to test against servers that need it"
-        if os.environ.get("CI"):
-            pytest.fail(sentence)
-        pytest.skip(sentence)
-    return found
-
-
-@contextlib.contextmanager
-def _place(source: Path) -> Iterator[Path]:
-    """A directory of the cache for these sources; one process at a time fills it."""
-    digest = hashlib.sha256()
-    for file in sorted(source.iterdir()):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    place = CACHE / f"{source.name}-{digest.hexdigest()[:16]}"
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield place
-
-
-def _run(command: list[str], directory: Path) -> None:
-    ended = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=BUILD_SECONDS)
-    if ended.returncode:
-        pytest.fail(f"{' '.join(command)} failed: {ended.stdout}{ended.stderr}")

@@ -41,7 +41,7 @@ async function read(tab, query) {
   try {
     const answer = await get(PATHS[tab](query));
     if (tab === "audit") {
-      found.audit = answer.entries || answer.audit || answer;
+      found.audit = answer.audit;
       auditNext = answer.next || "";
     } else {
       found[tab] = answer.sessions || answer;
@@ -109,7 +109,7 @@ async function moreAudit() {
   await attempt(
     () => get(`/api/audit?limit=100&before=${encodeURIComponent(auditNext)}`),
     (answer) => {
-      found.audit = [...found.audit, ...(answer.entries || answer.audit || [])];
+      found.audit = [...found.audit, ...answer.audit];
       auditNext = answer.next || "";
     },
   );

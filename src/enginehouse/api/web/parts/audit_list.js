@@ -52,7 +52,7 @@ export function audit(list, { now, route }, _reread, more) {
           view: (one) => [
             h("span", { class: one.status < 400 ? "ok" : "bad" }, one.status < 400 ? "done" : "refused"),
             " ",
-            h("small", null, one.status, " ", one.code || ""),
+            h("small", null, one.status, " ", one.error || ""),
             one.operation_id && [" ", h("a", { href: `#/operations/${one.operation_id}` }, "operation")],
           ],
         },
