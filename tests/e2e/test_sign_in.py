@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import time
 from typing import Any
 
 from tests.e2e.conftest import Cluster, wait_for
+
+LIMIT_SECONDS = 20.0  # a stream says something every five
 
 
 def ask(cluster: Cluster, method: str, path: str, body: object = None, cookie: str = "") -> tuple[int, Any, str]:
@@ -59,6 +63,20 @@ def test_the_link_of_the_greeting_signs_in_once_and_it_is_recorded(cluster: Clus
         ("DELETE", "/api/session", 204),
     ]
     wait_for("all of it to be in the audit", lambda: set(wanted) <= set(recorded()))
+
+
+def test_events_that_somebody_follows_end_with_the_session(cluster: Cluster) -> None:
+    _, cookie = sign_in(cluster, cluster.cli("login-link").stdout.strip())
+    connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=LIMIT_SECONDS)
+    connection.request("GET", "/api/events", headers={"cookie": cookie})
+    response = connection.getresponse()
+    assert response.readline() == b"event: hello\n"
+    assert ask(cluster, "DELETE", "/api/session", cookie=cookie)[0] == 204
+    deadline = time.monotonic() + LIMIT_SECONDS
+    with contextlib.suppress(http.client.IncompleteRead, ConnectionError):
+        while response.readline():
+            assert time.monotonic() < deadline, "the stream goes on"
+    connection.close()
 
 
 def test_behind_up_the_settings_say_what_up_was_given(cluster: Cluster) -> None:
