@@ -5,9 +5,12 @@ Called by `build_frontend` only.
 
 from __future__ import annotations
 
+import platform
+
 from msgspec import Struct
 
 from enginehouse.api.sessions import SessionRoutes
+from enginehouse.api.settings import DescribedFrontend, SettingRoutes
 from enginehouse.build_outside import Outside
 from enginehouse.frontend.fleet.audit import WRITE_SECONDS as WRITE_AUDIT_SECONDS
 from enginehouse.frontend.fleet.audit import AuditLedger
@@ -17,6 +20,7 @@ from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys
 from enginehouse.frontend.fleet.usage import PRUNE_SECONDS, WRITE_SECONDS, UsageLedger
 from enginehouse.loop import Loop
 from enginehouse.settings.programs import FrontendSettings
+from enginehouse.settings.shown import shown_settings
 
 
 class AccessParts(Struct, frozen=True, kw_only=True):
@@ -61,6 +65,17 @@ def access_loops(access: AccessParts, every_seconds: float) -> list[Loop]:
         Loop("write-audit", access.audit.step, WRITE_AUDIT_SECONDS, is_housekeeping=True),
         Loop("prune-access", access.prune_step, PRUNE_SECONDS, is_housekeeping=True),
     ]
+
+
+def setting_routes(settings: FrontendSettings, access: AccessParts, port: int | None) -> SettingRoutes:
+    described = DescribedFrontend(
+        frontend_id=access.frontend_id,
+        host=platform.node(),
+        settings=shown_settings(settings, port=port),
+        database="postgresql" if settings.database_url.startswith("postgres") else "sqlite",
+        data=str(settings.data),
+    )
+    return SettingRoutes(described, access.keys)
 
 
 def session_routes(access: AccessParts) -> SessionRoutes:

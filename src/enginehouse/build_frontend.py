@@ -44,7 +44,7 @@ from enginehouse.api.uploads import UploadRoutes
 from enginehouse.api.usage import UsageRoutes
 from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
-from enginehouse.build_access import AccessParts, access_loops, make_access, session_routes
+from enginehouse.build_access import AccessParts, access_loops, make_access, session_routes, setting_routes
 from enginehouse.build_localai import CarrierSite, make_carrier, make_tokens
 from enginehouse.build_outside import Outside, address_rules, make_outside, store_schedules, with_localai
 from enginehouse.build_serving import (
@@ -115,6 +115,7 @@ from enginehouse.host import disk, listen
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Engine
 from enginehouse.settings.programs import FrontendSettings
+from enginehouse.settings.shown import sqlite_url
 from enginehouse.store.db import Store
 from enginehouse.store.limits import StoreLimits
 
@@ -173,7 +174,7 @@ async def run(settings: FrontendSettings) -> int:
     async with nullcontext() if inherited else answering(waiting, listener):
         waiting.reason = "the database does not answer yet"
         limits = StoreLimits(settings.store_timeout_seconds, settings.start_wait_seconds)
-        store = await Store.open(settings.database_url or f"sqlite:///{settings.data / 'enginehouse.db'}", limits)
+        store = await Store.open(settings.database_url or sqlite_url(settings.data), limits)
         store.on_back = wakes.wake_all
         waiting.reason = "the bus is not connected yet"
         bus = await _open_bus(settings, accounts, wakes)
@@ -200,7 +201,7 @@ async def run(settings: FrontendSettings) -> int:
         await frontend.carrier.listen()
     wakes.loops = make_loops(settings, frontend)
     app = build(
-        make_entries(settings, frontend, engine, bus, wakes),
+        make_entries(settings, frontend, engine, bus, wakes, listener.getsockname()[1]),
         frontend.keys,
         frontend.metrics,
         frontend.access.audit,
@@ -401,7 +402,7 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
 
 
 def make_entries(
-    settings: FrontendSettings, frontend: Frontend, engine: Engine, bus: Bus, wakes: Wakes
+    settings: FrontendSettings, frontend: Frontend, engine: Engine, bus: Bus, wakes: Wakes, port: int | None = None
 ) -> list[ApiRoute]:
     store, board, requests, cancellation = frontend.store, frontend.board, frontend.operations, frontend.cancellation
     unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes), frontend.access
@@ -434,6 +435,7 @@ def make_entries(
         tokens=TokenRoutes(frontend.keys),
         sessions=session_routes(access),
         audit=AuditRoutes(access.audit),
+        settings=setting_routes(settings, access, port),
         usage=UsageRoutes(access.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
         inference=OpenAI(

@@ -29,6 +29,7 @@ from enginehouse.core.errors import EnginehouseError
 from enginehouse.host import disk, listen, processes
 from enginehouse.host.children import LOG_LIMIT_BYTES, Child, ChildProgram, Ending, keep_short, say
 from enginehouse.link.client import FrontendClient
+from enginehouse.settings.origins import BY_UP, Origins, SettingOrigin, handed_on
 from enginehouse.settings.programs import (
     InstallSettings,
     RunningServer,
@@ -81,14 +82,17 @@ class _Gallery(Struct, frozen=True):
     error: str = ""
 
 
-async def run(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
-    """Run until stopped. `welcome` is called once, when everything is ready."""
+async def run(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins) -> int:
+    """Run until stopped. `welcome` is called once, when everything is ready; `origins` says where the settings came
+    from.
+    """
     lock = _prepare_data(settings.data)
     try:
         listener = listen.bind(settings.host, settings.port)
         try:
             server = _prepare_bus(settings)
-            return await _keep_running(settings, listener, server, welcome)
+            frontend = _frontend(settings, listener, server, origins)
+            return await _keep_running(settings, listener, (server, frontend), welcome)
         finally:
             listener.close()
             (settings.data / "server.json").unlink(missing_ok=True)
@@ -128,15 +132,15 @@ def _prepare_bus(settings: UpSettings) -> embedded.EmbeddedServer:
 async def _keep_running(
     settings: UpSettings,
     listener: socket.socket,
-    server: embedded.EmbeddedServer,
+    servers: tuple[embedded.EmbeddedServer, ChildProgram],
     welcome: Callable[[Welcome], None],
 ) -> int:
     port = listener.getsockname()[1]
     here = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "localhost") else settings.host
     url = f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
     logs = settings.data / "logs"
-    nats = Child(ChildProgram("nats-server", server.argv, _environment()), settings.data, logs / "nats.log")
-    frontend = Child(_frontend(settings, listener, server), settings.data, logs / "frontend.log")
+    nats = Child(ChildProgram("nats-server", servers[0].argv, _environment()), settings.data, logs / "nats.log")
+    frontend = Child(servers[1], settings.data, logs / "frontend.log")
     worker = Child(_worker(settings, url), settings.data, logs / "worker.log")
     ending = Ending()
     for number in processes.stop_signals():
@@ -173,7 +177,9 @@ async def _keep_running(
     return 0
 
 
-def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.EmbeddedServer) -> ChildProgram:
+def _frontend(
+    settings: UpSettings, listener: socket.socket, server: embedded.EmbeddedServer, origins: Origins
+) -> ChildProgram:
     key = identity.load_identity(settings.data / "node.key").public_key
     argv = [*_self(), "frontend", "--data", str(settings.data), "--host", settings.host]
     argv += ["--nats-url", server.url, "--approve-keys", key]
@@ -181,7 +187,10 @@ def _frontend(settings: UpSettings, listener: socket.socket, server: embedded.Em
         argv += ["--advertise-nats", settings.advertise_nats]
     argv += as_flags(settings, (*ServingSettings.__struct_fields__, *_OF_FRONTENDS))
     argv += as_flags(settings.installing, _OF_INSTALLING)
+    own = {"nats_url": BY_UP, "approve_keys": BY_UP}
+    own |= {f"{role}_token": SettingOrigin("file", str(settings.data / f"{role}.token")) for role in ROLES}
     environment = _environment() | {
+        **handed_on({**origins, **own}),
         LISTEN_VARIABLE: str(listener.fileno()),
         # Only this parent's frontend uses this owner, so a restarted one keeps its leases.
         OWNER_VARIABLE: f"up-{key[:16]}",

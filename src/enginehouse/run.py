@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
+from enginehouse.settings.origins import Origins
 from enginehouse.settings.programs import FrontendSettings, UpSettings, WorkerSettings
 from enginehouse.settings.values import LogLevel
 
@@ -29,11 +30,11 @@ SWITCH_SECONDS = 0.001  # Python's own is five times that, for each thread that 
 COLLECT_AFTER = 50_000  # objects; a frontend with a thousand open streams holds about as many
 
 
-def up(settings: UpSettings, welcome: Callable[[Welcome], None]) -> int:
+def up(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins) -> int:
     from enginehouse import parent
 
     os.umask(0o077)  # for the children too: files are readable by their owner only
-    return asyncio.run(parent.run(settings, welcome))
+    return asyncio.run(parent.run(settings, welcome, origins))
 
 
 def frontend(settings: FrontendSettings) -> int:

@@ -18,6 +18,7 @@ TABLE = {
     ("GET", "/readyz"): "public",
     ("GET", "/version"): "reader",
     ("GET", "/metrics"): "viewer",
+    ("GET", "/api/settings"): "viewer",
     ("GET", "/openapi.json"): "viewer",
     ("POST", "/api/node/challenge"): "join",
     ("POST", "/api/node/register"): "join",

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 from tests.api.test_routes import filled
 from tests.api.whole_frontend import LOCAL, Answer, Site, site
 
 from enginehouse import __version__
+from enginehouse.api.routes import ApiRoute
 from enginehouse.frontend.fleet.sign_in_limit import MOST_FAILURES
 from enginehouse.store import db
 from enginehouse.store.db import Connection
@@ -227,6 +229,27 @@ async def test_a_session_ends_by_itself_before_anything_is_read_again(here: Site
     assert (await here.ask("GET", "/api/nodes", headers=by(cookie))).status == 200
     here.frontend.keys._ahead_seconds += 61
     assert here.frontend.keys.identify_session(cookie.partition("=")[2]) is None
+
+
+@pytest.mark.parametrize("way", ["sign out", "revoke"])
+async def test_who_follows_something_gets_nothing_more_once_the_credential_has_ended(here: Site, way: str) -> None:
+    cookie = await signed_in(here)
+    admin = here.tokens["admin"]
+    token = (await here.ask("POST", "/api/tokens", {"role": "viewer", "name": "eye"}, token=admin)).json["token"]
+
+    async def follow(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"before ", "more_body": True})
+        if way == "revoke":
+            await here.ask("DELETE", "/api/tokens/eye", token=admin)
+        else:
+            await here.ask("DELETE", "/api/session", headers=by(cookie))
+        await send({"type": "http.response.body", "body": b"after", "more_body": True})
+
+    app = here.app(is_loopback=False, extra=[ApiRoute("GET", "/follow", "viewer", "Follow.", raw=follow)])
+    held = {"token": token} if way == "revoke" else {"headers": by(cookie)}
+    answer = await here.ask("GET", "/follow", app=app, **held)  # type: ignore[arg-type]
+    assert (answer.status, answer.body) == (200, b"before ")
 
 
 # Pages of other sites ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from enginehouse.api.audit import record_of
@@ -26,6 +26,7 @@ from enginehouse.api.cookies import session_secret
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
+from enginehouse.api.requests import ABORT
 from enginehouse.api.routes import ApiRoute
 from enginehouse.core.errors import (
     Denied,
@@ -52,6 +53,7 @@ class RouteEndpoint:
         self._metrics = metrics
         self._audit = audit
         self._is_audited = route.is_audited
+        self._is_read = route.method == "GET"
         self._is_loopback = is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,10 +61,15 @@ class RouteEndpoint:
         scope["enginehouse.request_id"] = request_id
         is_started = False
 
-        async def watched(message: object) -> None:
+        async def watched(message: Message) -> None:
             nonlocal is_started
             is_started = True
-            await send(message)  # type: ignore[arg-type]  # passed through untouched
+            if message.get("more_body") and self._is_read and self._has_ended(scope):
+                # Whoever follows events or logs has signed out, or the token was revoked.
+                if abort := scope.get("state", {}).get(ABORT):
+                    abort()
+                return
+            await send(message)
 
         try:
             await self._authorized(scope)
@@ -87,6 +94,14 @@ class RouteEndpoint:
             self._record(scope, http_status(hidden), error=hidden.code)
             await _answer(hidden, request_id, send, is_started)
             del error
+
+    def _has_ended(self, scope: Scope) -> bool:
+        """Whether the credential of a request that is still being answered counts no more."""
+        try:
+            identify(self._keys, scope, self._route.role, is_loopback=self._is_loopback)
+        except Unauthenticated:
+            return True
+        return False
 
     def _record(self, scope: Scope, status: int, response: Response | None = None, *, error: str = "") -> None:
         if self._is_audited:

@@ -31,6 +31,7 @@ from enginehouse.api.pages import PageRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.schedules import ScheduleRoutes
 from enginehouse.api.sessions import LinkRequest, SessionRequest, SessionRoutes
+from enginehouse.api.settings import SettingRoutes
 from enginehouse.api.system import SystemRoutes
 from enginehouse.api.tokens import TokenRequest, TokenRoutes
 from enginehouse.api.uploads import UploadRoutes
@@ -103,6 +104,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     tokens: TokenRoutes
     sessions: SessionRoutes
     audit: AuditRoutes
+    settings: SettingRoutes
     usage: UsageRoutes
     node_logs: NodeLogRoutes
     inference: OpenAI
@@ -121,6 +123,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/readyz", "public", "Readiness, with the reasons if not ready.", system.ready),
         get("/version", "reader", "The version of this frontend.", system.version),
         get("/metrics", "viewer", "Statistics for Prometheus.", system.statistics),
+        get("/api/settings", "viewer", "List the settings of this frontend; secrets are omitted.", of.settings.every),
         get("/openapi.json", "viewer", "The OpenAPI document of this API.", system.document),
         # Workers; LocalAI's paths (`node`, singular).
         post("/api/node/challenge", "join", "Get a challenge to sign at registration.", workers.challenge),

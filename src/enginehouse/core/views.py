@@ -289,3 +289,32 @@ class FleetPlan(Struct, kw_only=True):
     max_parallel: int = 0  # 0 means all at once
     canaries: list[str] = field(default_factory=list)  # nodes that an upgrade begins with
     download_bytes: int = 0
+
+
+class SettingView(Struct, frozen=True, kw_only=True):
+    """A setting of a frontend, and where people change it."""
+
+    name: str
+    value: str  # as people write it; of a secret only whether it is set
+    source: str  # flag, variable, file, default, up (chosen by `enginehouse up`)
+    place: str = field(name="from", default="")  # the flag, the variable, or the path of the file
+    flag: str = ""  # "" if it has none
+    variable: str = ""
+    help: str = ""
+    is_secret: bool = False
+
+
+class FrontendView(Struct, frozen=True, kw_only=True):
+    """The frontend that answers."""
+
+    id: str
+    host: str  # the name of its machine
+    version: str
+    started_at: str
+
+
+class SettingsView(Struct, frozen=True, kw_only=True):
+    settings: list[SettingView]
+    frontend: FrontendView
+    database: str  # sqlite or postgresql
+    data: str  # the data directory

@@ -24,6 +24,7 @@ from enginehouse.core.gallery_source import LOCALAI, LOCALAI_MODELS, encode_sour
 from enginehouse.core.model_source import HUGGINGFACE
 from enginehouse.core.name import MAX_NAME
 from enginehouse.settings.file import read_file
+from enginehouse.settings.origins import DEFAULT, SettingOrigin, with_handed
 from enginehouse.settings.values import (
     AbsolutePath,
     AbsolutePaths,
@@ -58,6 +59,7 @@ from enginehouse.settings.values import (
 )
 
 FILE_NAME = "enginehouse.toml"
+_NO_SETTINGS = ("data", "installing", "origins")  # fields that no flag of this name gives
 
 ARCHIVE_LIMIT_BYTES = 20 * 1024**3  # unpacked; stops archive bombs, and larger engines need a higher limit
 BLOB_CAP_BYTES = 20 * 1024**3  # enough for a few of the largest engines
@@ -148,6 +150,7 @@ class FrontendSettings(ServingSettings, frozen=True, kw_only=True):
     # The same for all frontends of a cluster. If they are not given, the first frontend creates them.
     admin_token: SecretText = ""
     join_token: SecretText = ""
+    origins: dict[str, SettingOrigin] = {}  # where each of these came from
 
 
 class WorkerSettings(InstallSettings, frozen=True, kw_only=True):
@@ -284,6 +287,8 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
         if found is not None:
             value, place = found
             values[field] = _checked(field, formats[field], value, place)
+    if kind is FrontendSettings:
+        values["origins"] = with_handed(origins_of(kind, flags, environ, file), environ)
     _fill_missing(kind, values, is_data_given=bool(flags.get("data") or environ.get("ENGINEHOUSE_DATA")))
     if kind is UpSettings:
         ours = set(values) & set(InstallSettings.__struct_fields__)
@@ -292,6 +297,27 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
     if isinstance(settings, Timings):
         _check_timings(settings)
     return settings
+
+
+def origins_of(
+    kind: type[Settings], flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None
+) -> dict[str, SettingOrigin]:
+    """Where each setting of a program comes from, by field."""
+    path = file or _find_data_directory(flags, environ) / FILE_NAME
+    known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
+    in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
+    origins: dict[str, SettingOrigin] = {}
+    for field in fields_of(kind):
+        found = _first_given(kind, field, flags, environ, in_file)
+        if found is None:
+            origins[field] = DEFAULT
+        elif flags.get(field) is not None:
+            origins[field] = SettingOrigin("flag", flag_of(field))
+        elif found is in_file.get(setting_name(field)):
+            origins[field] = SettingOrigin("file", str(path))
+        else:
+            origins[field] = SettingOrigin("variable", found[1])
+    return origins
 
 
 def _check_timings(settings: Timings) -> None:
@@ -358,7 +384,7 @@ def _first_given(
 def fields_of(kind: type[Settings]) -> list[str]:
     """The fields of a program's settings, also of those in `installing`; without `data`, which has rules of its own."""
     nested = InstallSettings.__struct_fields__ if kind is UpSettings else ()
-    return [*(field for field in kind.__struct_fields__ if field not in ("data", "installing")), *nested]
+    return [*(field for field in kind.__struct_fields__ if field not in _NO_SETTINGS), *nested]
 
 
 def _formats_of(kind: type[Settings]) -> dict[str, Format]:

@@ -64,6 +64,6 @@ def test_the_log_level_is_handed_to_both_children(tmp_path: Path) -> None:
     settings = UpSettings(data=tmp_path, name="main", log_level="debug")
     server = EmbeddedServer(argv=(), host="127.0.0.1", port=4222, pid_path=tmp_path / "pid", log_path=tmp_path / "log")
     with socket.socket() as listener:
-        children = (_frontend(settings, listener, server), _worker(settings, "http://127.0.0.1:8080"))
+        children = (_frontend(settings, listener, server, {}), _worker(settings, "http://127.0.0.1:8080"))
     for child in children:
         assert child.argv[child.argv.index("--log-level") + 1] == "debug", child.name

@@ -43,7 +43,7 @@ async def pair(database_url: str, moment: Moment) -> AsyncIterator[tuple[AuditLe
 
 
 def record(path: str = "/api/tokens", status: int = 201, **fields: object) -> AuditRecord:
-    given: dict[str, object] = {"who": "desk", "address": "10.0.0.1", "method": "POST", **fields}
+    given: dict[str, object] = {"who": "desk", "role": "admin", "address": "10.0.0.1", "method": "POST", **fields}
     return AuditRecord(id="", at=0.0, path=path, status=status, **given)  # type: ignore[arg-type]
 
 
@@ -132,6 +132,10 @@ async def test_refusals_of_one_address_are_bounded_per_minute_and_counted(ledger
     (pooled,) = [one for one in await listed(ledger) if one.count > 1]
     assert (pooled.count, pooled.address, pooled.status, pooled.path) == (25, "10.0.0.1", 401, "")
     assert pooled.summary.startswith("Further refused requests")
+    for number in range(MOST_REFUSALS + 1):
+        ledger.note(record(f"/api/nonsense/{number}", 422, role="", address="10.0.0.3"))
+    await ledger.step()
+    assert len(await listed(ledger, path="/api/nonsense")) == MOST_REFUSALS
     ledger.note(record("/api/again", 401))
     await ledger.finish()
     assert (await listed(ledger, path="/api/again"))[0].count == 1

@@ -15,7 +15,7 @@ from enginehouse.cli.options.programs import (
     serving,
     timings,
 )
-from enginehouse.cli.options.shared import NO_ANSWER, command, given, log_level, setting
+from enginehouse.cli.options.shared import NO_ANSWER, command, described, given, log_level
 from enginehouse.core.errors import Invalid
 from enginehouse.settings.programs import FrontendSettings, load
 
@@ -30,14 +30,14 @@ from enginehouse.settings.programs import FrontendSettings, load
     ),
 )
 @listening
-@setting("processes", "Equal frontends behind the port; needs PostgreSQL (1).", "COUNT")
-@setting("database_url", "SQLite or PostgreSQL (SQLite in the data directory).", "URL")
-@setting("nats_url", "The NATS server.", "URL")
-@setting("store_timeout_seconds", "How long the database may take before requests get 503 (4s).", "DURATION")
-@setting("start_wait_seconds", "How long a start waits for the database and the bus (5m).", "DURATION")
-@setting("route_memory_seconds", "How long warm requests are served without the database (60s).", "DURATION")
-@setting("approve_keys", "Public keys of nodes that need no approval.", "KEY,…")
-@setting("advertise_nats", "Address of NATS as workers reach it.", "HOST[:PORT]")
+@described("processes", "COUNT")
+@described("database_url", "URL")
+@described("nats_url", "URL")
+@described("store_timeout_seconds", "DURATION")
+@described("start_wait_seconds", "DURATION")
+@described("route_memory_seconds", "DURATION")
+@described("approve_keys", "KEY,…")
+@described("advertise_nats", "HOST[:PORT]")
 @registry_credentials
 @node_networks
 @galleries

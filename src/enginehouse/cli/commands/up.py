@@ -18,7 +18,7 @@ from enginehouse.cli.options.programs import (
 )
 from enginehouse.cli.options.shared import NO_SERVER, command, given, log_level, setting, wants_json
 from enginehouse.cli.terminal import output
-from enginehouse.settings.programs import UpSettings, load
+from enginehouse.settings.programs import UpSettings, load, origins_of
 
 if TYPE_CHECKING:
     from enginehouse.parent import Welcome
@@ -51,11 +51,13 @@ def entry(**flags: Any) -> int:
     Starts NATS, a frontend and a worker and keeps them running. Ctrl-C stops them in order; the next `up` on the same
     data directory continues with the same state.
     """
-    settings = load(UpSettings, {**flags, "data": given().data}, os.environ)
+    asked = {**flags, "data": given().data}
+    settings = load(UpSettings, asked, os.environ)
     # Imported after the settings, so that a bad setting is reported at once.
     from enginehouse import run
 
-    return run.up(settings, _greeting(_greet_programs if wants_json() else _greet_people))
+    greet = _greeting(_greet_programs if wants_json() else _greet_people)
+    return run.up(settings, greet, origins_of(UpSettings, asked, os.environ))
 
 
 def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from enginehouse.core.errors import Invalid
+from enginehouse.settings.descriptions import DESCRIPTIONS
 
 # Help texts of shared options for commands where they mean something else; "" hides an option without a meaning.
 Meanings = Mapping[str, str]
@@ -173,5 +174,10 @@ def setting(field: str, help: str, metavar: str = "TEXT") -> Callable[[Callable[
     return click.option(f"--{name}", field, metavar=metavar, help=help)
 
 
+def described(field: str, metavar: str = "TEXT") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A flag for a setting of frontends, whose description their settings page shows too."""
+    return setting(field, DESCRIPTIONS[field], metavar)
+
+
 no_follow_option = click.option("--no-follow", is_flag=True, help="Do not wait; print the id of the operation.")
-log_level = setting("log_level", "Least severity that is logged: debug, info, warning or error (info).", "LEVEL")
+log_level = described("log_level", "LEVEL")
