@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Error, Page, sync_playwright
+from tests.fleet.cluster import Fleet
+from tests.fleet.warehouse import Warehouse, open_warehouse
 from tests.outside import npm_place, tool
 from tests.window.catalogue import Catalogue, serving
 from tests.window.watching import AXE, Watched
@@ -18,8 +20,15 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
+ENGINES = ("speaker", "tool", "spoilt")
+SMALL = {"ENGINEHOUSE_ARCHIVE_LIMIT": "1MB"}  # of a machine that cannot unpack an engine
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Per module: while it is open, nothing else in this thread can run a loop. So what has loops of its own at its
+    start, such as a fleet, is of the session, and begins before.
+    """
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=tool("chromium"), args=list(FLAGS))
         try:
@@ -59,7 +68,7 @@ def axe() -> str:
     return (npm_place(AXE) / "node_modules" / "axe-core" / "axe.min.js").read_text()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def modules(browser: Browser, states: str) -> Iterator[Callable[[str, str], Any]]:
     """Runs JavaScript with one module of the page as `it`: `modules("state.js", "it.emptyState().version")`."""
     context = browser.new_context()
@@ -74,3 +83,53 @@ def modules(browser: Browser, states: str) -> Iterator[Callable[[str, str], Any]
 
     yield run
     context.close()
+
+
+@pytest.fixture(scope="session")
+def window_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    with open_warehouse(tmp_path_factory.mktemp("warehouse")) as made:
+        for name in ENGINES:
+            made.offer(name, made.proxy.reference(f"{name}:latest"))
+        yield made
+
+
+@pytest.fixture(scope="session")
+def window_fleet(
+    tmp_path_factory: pytest.TempPathFactory, postgres: Callable[..., str], window_warehouse: Warehouse
+) -> Iterator[Fleet]:
+    """Two frontends over one PostgreSQL and one NATS, and three machines; the third unpacks next to nothing."""
+    made = Fleet(tmp_path_factory.mktemp("fleet"), postgres("template1"), window_warehouse.environment)
+    try:
+        made.start(frontends=2, workers=2)
+        made.add_worker("worker-3", made.first, environment=SMALL)
+        made.until_healthy()
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def fleet(window_fleet: Fleet, window_warehouse: Warehouse) -> Fleet:
+    """Whole again, whatever the test before did."""
+    window_warehouse.calm()
+    window_fleet.mend()
+    return window_fleet
+
+
+@pytest.fixture
+def warehouse(window_warehouse: Warehouse) -> Warehouse:
+    return window_warehouse
+
+
+@pytest.fixture
+def signed_in(opened: Callable[..., Watched], fleet: Fleet) -> Callable[..., Watched]:
+    """Opens the page through a login link, at an address of the fleet."""
+
+    def sign_in(url: str = "", role: str = "admin", **more: Any) -> Watched:
+        code = fleet.first.post("/api/session/links", {"role": role})["code"]
+        watched = opened(**more)
+        watched.page.goto(f"{url or fleet.first.url}/#/login/{code}")
+        watched.page.locator("nav[aria-label=Pages]").wait_for()
+        return watched
+
+    return sign_in

@@ -15,7 +15,7 @@ const LISTED = 50; // operations of the first list
 export const state = emptyState();
 export const connection = { status: "connecting", heardAt: 0, error: "" };
 
-let listeners = new Set();
+const listeners = new Set();
 let stopping = null;
 let lastId = "";
 let drawing = 0;

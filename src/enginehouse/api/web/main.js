@@ -38,7 +38,7 @@ export async function enter() {
     live.start();
   } catch (error) {
     isHere = false;
-    login.failed(error instanceof Refusal && error.status === 401 ? "" : error.message);
+    if (!(error instanceof Refusal && error.status === 401)) login.failed(error.message);
   }
   draw();
 }
@@ -75,10 +75,20 @@ function draw() {
     const page = pages[here.route.page] || pages.missing;
     show(page, `${here.route.page}/${here.route.parts.join("/")}`, here);
     document.title = `${page.title(here)} · Enginehouse`;
-    render(app, shell(here, page));
+    render(app, shell(here, shownSafely(here, page)));
   }
   render(document.getElementById("layers"), layers(here));
   forgetUnused();
+}
+
+/** A page that fails says so; the others, and what lies around it, go on. */
+function shownSafely(here, page) {
+  try {
+    return page.view(here);
+  } catch (error) {
+    console.error(error);
+    return h("p", { class: "note bad", role: "alert" }, `This page cannot be shown: ${error.message}. Please report it.`);
+  }
 }
 
 /** Tells a page that it is entered or left; another address of the same page is another visit. */

@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { changed } from "../live.js";
 import { setQuery } from "../route.js";
 import * as words from "../words.js";
-import { empty, mono, table } from "./marks.js";
+import { age, empty, mono, table } from "./marks.js";
 
 export function audit(list, { now, route }, _reread, more) {
   if (!list.length) return empty("Nothing was changed yet.");

@@ -9,7 +9,7 @@ export async function editModel(name, done = () => {}) {
   const found = await attempt(() => get(`/api/models/${part(name)}`));
   if (!found) return;
   let text = JSON.stringify(found.config || {}, null, 2);
-  let replicas = found.replicas;
+  const { replicas } = found;
   let problem = "";
   open(`Configuration of ${name}`, (close) => [
     h(

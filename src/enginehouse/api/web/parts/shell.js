@@ -4,7 +4,6 @@ import { attention, nameOf, truth } from "../attention.js";
 import { remove } from "../client.js";
 import { h, memo } from "../dom.js";
 import { PLACES } from "../keys.js";
-import * as live from "../live.js";
 import { current } from "../route.js";
 import { isEnded } from "../state.js";
 import * as words from "../words.js";
@@ -15,7 +14,7 @@ const SHOWN = 3; // running operations in the strip; the others are a link
 const STALE_SECONDS = 8;
 const PARTS_OF = { nodes: "fleet", catalogue: "backends", audit: "access" };
 
-export function shell(context, page) {
+export function shell(context, view) {
   const { state } = context;
   return h(
     "div",
@@ -50,7 +49,7 @@ export function shell(context, page) {
         freshness(context),
       ),
       strip(context),
-      h("main", { id: "main", tabindex: "-1" }, page.view(context)),
+      h("main", { id: "main", tabindex: "-1" }, view),
     ),
   );
 }
