@@ -248,7 +248,7 @@ async def test_who_follows_something_gets_nothing_more_once_the_credential_has_e
 
     app = here.app(is_loopback=False, extra=[ApiRoute("GET", "/follow", "viewer", "Follow.", raw=follow)])
     held = {"token": token} if way == "revoke" else {"headers": by(cookie)}
-    answer = await here.ask("GET", "/follow", app=app, **held)  # type: ignore[arg-type]
+    answer = await here.ask("GET", "/follow", app=app, **held)
     assert (answer.status, answer.body) == (200, b"before ")
 
 
