@@ -22,6 +22,7 @@ SILENCE_SECONDS = 12.0  # the stream says something every five seconds; twice in
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 2.0  # short, to notice soon that a frontend is back
 LIST_SECONDS = 10.0
+LEAVE_SECONDS = 0.5
 LISTED = 50  # operations that have ended
 
 Take = Callable[[Arrival], None]
@@ -36,6 +37,7 @@ class LiveCluster:
         self._over = threading.Event()
         self._asked: queue.SimpleQueue[ListName | None] = queue.SimpleQueue()
         self._last_id = ""
+        self._threads: list[threading.Thread] = []
 
     @property
     def url(self) -> str:
@@ -52,8 +54,11 @@ class LiveCluster:
         return self.frontend.request(method, path, body)
 
     def start(self, take: Take) -> None:
-        for run in (self._follow, self._read_lists):
-            threading.Thread(target=run, args=(take,), daemon=True).start()
+        self._threads = [
+            threading.Thread(target=run, args=(take,), daemon=True) for run in (self._follow, self._read_lists)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def read(self, names: Iterable[ListName]) -> None:
         for name in names:
@@ -62,8 +67,12 @@ class LiveCluster:
     def stop(self) -> None:
         self._over.set()
         self._asked.put(None)
-        if self._stream is not None:
-            self._stream.interrupt()
+        stream = self._stream
+        if stream is not None:
+            stream.interrupt()
+        # Whoever waits for a frontend that does not answer ends with the program.
+        for thread in self._threads:
+            thread.join(LEAVE_SECONDS)
 
     def _follow(self, take: Take) -> None:
         pause = FIRST_PAUSE_SECONDS

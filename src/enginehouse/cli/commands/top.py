@@ -29,4 +29,6 @@ def entry() -> int:
     frontend.get("/api/nodes?limit=1")  # a wrong address or token is an ordinary error, before the screen is taken
     from enginehouse.cli.terminal.top.app import TopApp
 
-    return TopApp(LiveCluster(FrontendApi(frontend.client, is_quiet=True))).run() or 0
+    view = TopApp(LiveCluster(FrontendApi(frontend.client, is_quiet=True)))
+    code = view.run()
+    return (view.return_code or 0) if code is None else code

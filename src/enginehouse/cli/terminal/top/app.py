@@ -14,7 +14,9 @@ from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
+from rich.segment import Segments
 from rich.text import Text
+from rich.traceback import Traceback
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Key, Resize
@@ -65,7 +67,8 @@ class TopApp(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "interrupt", priority=True)]
 
     def __init__(self, door: ClusterDoor, monotonic: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
+        # From the start, because it decides how NO_COLOR is obeyed.
+        super().__init__(ansi_color=True)
         self.state = FleetState()
         self._door = door
         self._monotonic = monotonic
@@ -173,6 +176,11 @@ class TopApp(App[int]):
         self._message = (text, style, self._monotonic() + MESSAGE_SECONDS)
         if self.is_running and self.is_mounted(self.view):
             self.draw()
+
+    def _fatal_error(self) -> None:
+        """A fault of this program, as Textual shows it, but without the values of variables: a token may be in them."""
+        self._exit_renderables.append(Segments(self.console.render(Traceback(show_locals=False))))
+        self._close_messages_no_wait()
 
     # Keys ----------------------------------------------------------------------------------------
 

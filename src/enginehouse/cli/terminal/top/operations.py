@@ -142,7 +142,8 @@ def details(state: FleetState, operation_id: str, at: float, width: int) -> list
 
 def _node_rows(operation: OperationView, row: NodeRow, width: int, name: int) -> list[Row]:
     total = row.total_bytes or 0
-    figures = f"{format_bytes(row.current_bytes or 0)} of {format_bytes(total)}" if total else ""
+    done = total if row.status == "success" else row.current_bytes or 0
+    figures = f"{format_bytes(done)} of {format_bytes(total)}" if total else ""
     percent = 100.0 if row.status == "success" else row.percentage
     first = joined(
         pill(pill_of(row)),

@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
@@ -111,4 +113,6 @@ class RowList(ScrollView, can_focus=True):
 
     def _strip(self, text: Text, mark: str) -> Strip:
         line = Text.assemble((mark, NEWS), text, no_wrap=True, end="")
-        return Strip(line.render(self.app.console)).adjust_cell_length(self._width)
+        strip = Strip(line.render(self.app.console)).adjust_cell_length(self._width)
+        # The filter that removes colours takes no segment without a style.
+        return Strip([Segment(part.text, part.style or Style.null()) for part in strip], strip.cell_length)
