@@ -8,7 +8,7 @@ import pytest
 from tests.cli.terminal.shapes import JOB, model, node, of, operation, row, send
 
 from enginehouse.cli.terminal.fleet_state import FleetState
-from enginehouse.cli.terminal.fleet_words import UNKNOWN, headline, link, needs, truth
+from enginehouse.cli.terminal.fleet_words import UNKNOWN, headline, link, needs, nothing, truth
 from enginehouse.core.ids import OperationId
 
 AWAY = {"state": "waiting", "reason": "node_away"}
@@ -62,6 +62,8 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
     state = of(node("desk"), node("attic", health="offline"))
     send(state, "operation", operation("succeeded", row("desk", "success")), 100.0)
     assert sentences(state) == []
+    assert nothing(state, 101.0) == "Nothing needs you."
+    assert nothing(state, 130.0) == "Nothing needed you 30 s ago."
 
 
 def failed(*names: str) -> dict[str, object]:

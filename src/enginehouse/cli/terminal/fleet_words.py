@@ -20,7 +20,6 @@ UNKNOWN = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 NEARLY_FULL = 0.05  # free, of a disk
 NAMED = 3  # nodes named in one sentence
-NOTHING = "Nothing needs you."
 
 Kind = Literal["node", "operation", "model", "backend"]
 
@@ -110,6 +109,12 @@ def needs(state: FleetState, at: float) -> list[Need]:
         *(_full(node, state) for node in nodes if node.approved and _is_nearly_full(node, state)),
         *_awaited(nodes, state, at),
     ]
+
+
+def nothing(state: FleetState, at: float) -> str:
+    """That nothing needs a person, or did when anything was last heard."""
+    silence = state.silence(at)
+    return "Nothing needs you." if silence is None or state.is_live(at) else f"Nothing needed you {ago(silence)}."
 
 
 def failure(operation: OperationView) -> str:

@@ -80,26 +80,31 @@ def test_without_colour_the_same_is_said_by_marks_and_words(town: Town) -> None:
 
 async def test_a_node_is_drained_resumed_and_removed_by_keys(town: Town) -> None:
     fleet = town.fleet
-    fleet.add_worker("attic", fleet.first)
-    fleet.until_healthy("attic")
+    body = {"name": "attic", "token": fleet.tokens["join"], "platform": "linux/amd64", "capability": "default"}
+    fleet.first.client.request("POST", "/api/node/register", body, object, token=fleet.tokens["join"])
     app = town.app()
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(pilot, "the node", lambda: "attic" in seen(app))
-        await press(pilot, "/attic\n")
-        await until(pilot, "only that node", lambda: WORKER not in app.view.plain and "attic" in app.view.plain)
+        await until(pilot, "the nodes", lambda: WORKER in seen(app) and "attic" in seen(app))
+        await press(pilot, f"/{WORKER}\n")
+        await until(pilot, "only that node", lambda: WORKER in app.view.plain and "attic" not in app.view.plain)
         await press(pilot, "dn")
-        assert not fleet.node("attic")["drained"]
+        assert not fleet.node(WORKER)["drained"]
         await press(pilot, "dy")
-        await until(pilot, "the drain", lambda: "○ drained" in seen(app))
-        assert fleet.node("attic")["drained"]
+        await until(pilot, "the drain", lambda: "○ drained" in app.view.plain)
+        assert fleet.node(WORKER)["drained"]
         await press(pilot, "r")
         await until(pilot, "it to be resumed", lambda: "● healthy" in app.view.plain)
-        fleet.workers["attic"].stop()
+        await pilot.press("escape", "home")
+        await until(pilot, "the other node to be selected", lambda: "attic" in app.view.plain)
+        assert app.view.target.id == fleet.node("attic")["id"]
+        await press(pilot, "xattik\n")
+        await until(pilot, "the refusal", lambda: "That is not the name. Nothing was done" in seen(app))
+        await pilot.press("escape")
+        assert fleet.node("attic")
         await press(pilot, "xattic\n")
-        await until(pilot, "it to be gone", lambda: "Nothing matches 'attic'." in app.view.empty and not app.view.rows)
+        await until(pilot, "it to be gone", lambda: "attic" not in app.view.plain)
         assert "attic is removed" in seen(app)
     assert not fleet.node("attic")
-    del fleet.workers["attic"]
 
 
 async def test_an_upgrade_shows_its_plan_and_is_done_after_a_yes(town: Town) -> None:

@@ -28,7 +28,7 @@ class Act(Struct, frozen=True, kw_only=True):
     typed: str = ""  # what has to be typed, as a confirmation
     number: str = ""  # the question for a number, which becomes `replicas`
     plan: Mapping[str, object] | None = None  # shown first
-    reads: tuple[ListName, ...] = ()  # lists that it changes
+    reads: tuple[ListName, ...] = ()  # lists that it changes; the stream tells of most changes
 
 
 def act_of(key: str, target: Target, state: FleetState) -> Act | str:
@@ -84,7 +84,7 @@ def _on_node(key: str, node: NodeView) -> Act | str:
                 says=(says,),
                 question=f"Drain {node.name}?",
                 done=f"{node.name} is being drained",
-                reads=("nodes", "operations"),
+                reads=("nodes",),
             )
         case "r":
             return Act(method="POST", path=f"{path}/resume", done=f"{node.name} is resumed", reads=("nodes",))
@@ -96,7 +96,7 @@ def _on_node(key: str, node: NodeView) -> Act | str:
                 says=(f"Type {node.name} to remove it. {says}",),
                 typed=node.name,
                 done=f"{node.name} is removed",
-                reads=("nodes", "backends", "operations"),
+                reads=("nodes", "backends"),
             )
     return _nothing(key, "node")
 
@@ -116,12 +116,9 @@ def _on_operation(key: str, operation: OperationView, node: str) -> Act | str:
                 says=("Workers stop at once and keep what they had before.",),
                 question="Cancel it?",
                 done=f"{name} is cancelled{where}",
-                reads=("operations",),
             )
         case "r":
-            return Act(
-                method="POST", path=f"{path}/retry", body=body, done=f"{name} is retried{where}", reads=("operations",)
-            )
+            return Act(method="POST", path=f"{path}/retry", body=body, done=f"{name} is retried{where}")
         case "D":
             return Act(method="POST", path=f"{path}/dismiss", done=f"{name} is dismissed", reads=("operations",))
     return _nothing(key, "operation")
@@ -138,7 +135,6 @@ def _on_backend(key: str, name: str) -> Act | str:
         plan=body,
         heading=f"Upgrade of {name}",
         done=f"Upgrade of {name} is accepted",
-        reads=("operations",),
     )
 
 
@@ -146,7 +142,7 @@ def _on_model(key: str, name: str, state: FleetState) -> Act | str:
     path = f"/api/models/{quote(name, safe='')}"
     match key:
         case "l":
-            return Act(method="POST", path=f"{path}/load", done=f"Load of {name} is accepted", reads=("operations",))
+            return Act(method="POST", path=f"{path}/load", done=f"Load of {name} is accepted")
         case "u":
             model = state.models.rows.get(name)
             count = len(model.replicas) if model else 0
@@ -157,7 +153,7 @@ def _on_model(key: str, name: str, state: FleetState) -> Act | str:
                 says=(f"{counted(count, 'replica')} of it will stop.",),
                 question=f"Unload {name}?",
                 done=f"Unload of {name} is accepted",
-                reads=("operations", "schedules"),
+                reads=("schedules",),
             )
         case "s":
             schedule = state.schedules.get(name)

@@ -25,7 +25,7 @@ from textual.widgets import Input, Static
 
 from enginehouse.cli.answers import ShownExplanation
 from enginehouse.cli.terminal.fleet_state import Arrival, FleetState
-from enginehouse.cli.terminal.fleet_words import counted, needs
+from enginehouse.cli.terminal.fleet_words import counted, needs, nothing
 from enginehouse.cli.terminal.top import engines, fleet, operations
 from enginehouse.cli.terminal.top.acts import ACTING, Act, act_of, keys_of
 from enginehouse.cli.terminal.top.dialogs import Prompt, Sheet, paragraphs
@@ -138,7 +138,8 @@ class TopApp(App[int]):
         self.needs.can_focus = bool(wanted)
         if not wanted and self.focused is self.needs:
             self.view.focus()
-        self.needs.show_rows(need_rows(wanted, is_known=self.state.has_lists, url=self._door.url))
+        waiting = f"Waiting for the first answer of {self._door.url} …"
+        self.needs.show_rows(need_rows(wanted, nothing(self.state, now) if self.state.has_lists else waiting))
         name, rows, empty = PAGES[self._page]
         self.view.empty = f"Nothing matches {self._filter!r}." if self._filter else empty
         if self._opened:

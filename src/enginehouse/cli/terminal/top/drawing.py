@@ -7,13 +7,15 @@ has a mark and a word beside its colour.
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from enginehouse.cli.terminal.fleet_words import UNKNOWN
+from enginehouse.cli.terminal.fleet_words import UNKNOWN, ago
 from enginehouse.cli.terminal.output import printable
 from enginehouse.core.progress import format_bytes
 
@@ -119,6 +121,14 @@ def wrapped(text: str, width: int, indent: str = "", style: str = "") -> list[Te
     """All of a text, in as many lines as it takes."""
     lines = textwrap.wrap(printable(text), max(10, width - len(indent)), break_on_hyphens=False) or [""]
     return [Text(indent + line, style=style, no_wrap=True) for line in lines]
+
+
+def since(moment: str) -> str:
+    """How long ago an RFC 3339 time was; the text itself if it is not one."""
+    try:
+        return ago(time.time() - datetime.fromisoformat(moment).timestamp())
+    except ValueError:
+        return moment
 
 
 def name_width(names: Iterable[str], width: int) -> int:

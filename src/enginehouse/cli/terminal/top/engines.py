@@ -22,6 +22,7 @@ from enginehouse.cli.terminal.top.drawing import (
     line_row,
     name_width,
     plain,
+    since,
 )
 from enginehouse.core.progress import format_bytes
 from enginehouse.core.views import FleetPlan, ModelView, NodePlan
@@ -91,7 +92,7 @@ def backend_details(state: FleetState, name: str, at: float, width: int) -> list
 
 def _holding(holder: ListedHolder, backend: ListedBackend) -> str:
     differs = any(one.node_name == holder.node_name and not one.unknown for one in backend.drift or ())
-    installed = f"installed {output.age_of(holder.installed_at)} ago" if holder.installed_at else ""
+    installed = f"installed {since(holder.installed_at)}" if holder.installed_at else ""
     parts = (
         _held(holder, backend).replace(f" {holder.node_name}", "", 1),
         output.short_digest(holder.digest),

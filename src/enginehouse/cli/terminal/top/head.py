@@ -8,7 +8,7 @@ from functools import partial
 from rich.text import Text
 
 from enginehouse.cli.terminal.fleet_state import FleetState
-from enginehouse.cli.terminal.fleet_words import NOTHING, Need, link, truth
+from enginehouse.cli.terminal.fleet_words import Need, link, truth
 from enginehouse.cli.terminal.top.drawing import MUTED, NO_TARGET, OK, WARN, Row, Target, cell, joined, line_row, plain
 
 LABEL = "NEEDS YOU"
@@ -30,10 +30,10 @@ def truth_lines(state: FleetState, at: float, width: int) -> Text:
     return Text("\n").join([first, *(plain(line, "bold") for line in lines[1:])])
 
 
-def need_rows(wanted: Sequence[Need], *, is_known: bool, url: str) -> list[Row]:
-    """What needs a person, with the key that helps."""
+def need_rows(wanted: Sequence[Need], otherwise: str) -> list[Row]:
+    """What needs a person, with the key that helps; `otherwise` is said if nothing does."""
     if not wanted:
-        return [line_row(NO_TARGET, plain(NOTHING if is_known else f"Waiting for the first answer of {url} …", MUTED))]
+        return [line_row(NO_TARGET, plain(otherwise, MUTED))]
     return [
         Row(Target(need.kind, need.id), need.sentence, 1, partial(_need, need, is_first=number == 0))
         for number, need in enumerate(wanted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.text import Text
 
 from enginehouse.cli.terminal import output
@@ -23,6 +25,7 @@ from enginehouse.cli.terminal.top.drawing import (
     name_width,
     pill,
     plain,
+    since,
     wrapped,
 )
 from enginehouse.core.ids import OperationId
@@ -31,7 +34,8 @@ from enginehouse.core.progress import format_bytes
 from enginehouse.core.views import NodeRow, OperationView
 
 EMPTY = "No operations yet."
-BUSY = "The worker has not answered for a while; it is still working. Nothing is sent twice."
+BUSY = "The worker has not answered for {}; it is still working. Nothing is sent twice."
+_SILENT = re.compile(r"^no progress for (\d+ s);")  # how the frontend says it
 _STATUS_PILLS = {
     "queued": "queued",
     "running": "working",
@@ -77,14 +81,14 @@ def _first(operation: OperationView, width: int) -> Text:
 
 def _second(operation: OperationView, state: FleetState, width: int) -> Text:
     if operation.has_ended:
-        age = output.age_of(operation.finishedAt or operation.createdAt)
-        text = f"{operation.jobID[:8]}  {age} ago, by {operation.author}"
+        age = since(operation.finishedAt or operation.createdAt)
+        text = f"{operation.jobID[:8]}  {age}, by {operation.author}"
         if operation.dismissed:
             text += ", dismissed"
         error = output.shortened(operation.error)
         return cell(f"  {text}" + (f"  {error}" if error else ""), width, BAD if _is_failure(operation) else MUTED)
     parts = [part for part in (transfer(operation, state), headline(operation).partition(": ")[2]) if part]
-    age = f"{operation.jobID[:8]}  {output.age_of(operation.createdAt)} ago, by {operation.author}"
+    age = f"{operation.jobID[:8]}  {since(operation.createdAt)}, by {operation.author}"
     return cell("  " + "  ".join([age, *parts]), width, MUTED)
 
 
@@ -124,10 +128,12 @@ def details(state: FleetState, operation_id: str, at: float, width: int) -> list
     style = MUTED if operation.has_ended else "bold"
     found = [line_row(target, line) for line in wrapped(headline(operation), width, style=style)[:1]]
     found += [line_row(NO_TARGET, line) for line in wrapped(headline(operation), width, style=style)[1:]]
-    asked = f"asked by {operation.author} {output.age_of(operation.createdAt)} ago as {operation.jobID}"
+    asked = f"asked by {operation.author} {since(operation.createdAt)} as {operation.jobID}"
     found += [line_row(NO_TARGET, line) for line in wrapped(asked, width, style=MUTED)]
     if moved := transfer(operation, state):
-        found.append(line_row(NO_TARGET, joined(bar(operation.progress / 100, 20), plain(moved))))
+        found.append(
+            line_row(NO_TARGET, joined(bar(operation.progress / 100, 20), plain(f"{operation.progress} %  {moved}")))
+        )
     name = name_width((row.node_name for row in operation.nodes), width)
     for row in operation.nodes:
         found += _node_rows(operation, row, width, name)
@@ -176,7 +182,8 @@ def explained(row: NodeRow) -> tuple[str, str]:
     """What is to be said below a row: the error in full, what it waits for, the attempt and the next try."""
     attempt = f"attempt {row.attempt}" if row.attempt > 1 else ""
     if row.status == "running_on_worker":
-        return BUSY, WARN
+        silent = _SILENT.match(row.error)
+        return BUSY.format(silent[1] if silent else "a while"), WARN
     if row.status in ("error", "cancelled", "superseded"):
         return "; ".join(part for part in (why(row) or "no reason was given", attempt) if part), BAD
     if row.status != "queued":

@@ -41,7 +41,7 @@ class RowList(ScrollView, can_focus=True):
     @property
     def plain(self) -> str:
         """Everything in the list, as text."""
-        return "\n".join(line.plain for row in self.rows for line in row.draw(self._width))
+        return "\n".join(line.plain for row in self.rows for line in row.draw(self._width - MARGIN))
 
     def show_rows(self, rows: Sequence[Row]) -> None:
         before, place = self.target, self._cursor
