@@ -64,7 +64,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        for number in range(asked["max_tokens"]):
+        for number in range(asked.get("max_tokens", 4)):
             piece = {"object": "chat.completion.chunk", "model": asked["model"], "choices": [
                 {"index": 0, "delta": {"content": said}}]}
             self.piece(b"data: " + json.dumps(piece).encode() + b"\\n\\n")

@@ -305,6 +305,7 @@ def test_tokens_sessions_audit_and_settings_are_shown_and_a_token_ends(signed_in
     secret = shown.locator("pre").inner_text()
     assert secret.startswith("eh-user-")
     page.keyboard.press("Escape")
+    expect(shown).to_have_count(0)
     row = page.locator("tr", has_text="shop")
     expect(row).to_contain_text("user")
     assert secret not in page.content()

@@ -6,6 +6,7 @@ to a newer or older frontend.
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct, field
 
 from enginehouse.core.views import OperationView
@@ -108,3 +109,40 @@ class UsageAnswer(Struct, frozen=True, kw_only=True):
     usage: tuple[ListedUsage, ...]
     total: ListedUsage = ListedUsage()
     truncated: bool = False
+
+
+class StoredSchedule(Struct, frozen=True, kw_only=True):
+    """A schedule as the API shows it."""
+
+    model_name: str
+    min_replicas: int = 0
+    max_replicas: int = 0
+    node_selector: str = ""
+    spread_all: bool = False
+    idle_seconds: float = 0.0
+    route_policy: str = ""
+    unsatisfiable_until: str = ""
+    reason: str = ""
+
+    @property
+    def selector(self) -> dict[str, str]:
+        return msgspec.json.decode(self.node_selector, type=dict[str, str]) if self.node_selector else {}
+
+
+class NodeFit(Struct, frozen=True, kw_only=True):
+    node_name: str
+    fits: bool
+    reason: str = ""
+
+
+class ShownExplanation(Struct, frozen=True, kw_only=True):
+    model: str
+    needs_bytes: int
+    needs_from: str
+    replicas: int
+    wanted: int
+    chosen: str
+    stops: tuple[str, ...]
+    nodes: tuple[NodeFit, ...]
+    last_failure: str
+    retry_in_seconds: float | None

@@ -32,6 +32,7 @@ COMMANDS = {
     "local": "Install, upgrade and delete engines in a directory, without a server.",
     "models": "Add, import, list, load, unload and delete models.",
     "replicas": "List the replicas of models.",
+    "top": "Show the cluster live on the whole screen, with keys to act.",
     "ops": "List, follow, cancel, retry and release operations.",
     "logs": "Show what the engine of MODEL on NODE has logged.",
     "login-link": "Print a link that signs you in to the web page.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,7 @@ class EventStream(Iterator[SseEvent]):
         self._response = response
         self._parser = EventParser()
         self._ready: list[SseEvent] = []
+        self.heard_at = time.monotonic()  # when anything arrived last, comments too
 
     def __next__(self) -> SseEvent:
         while not self._ready:
@@ -72,12 +74,20 @@ class EventStream(Iterator[SseEvent]):
             if not received:
                 self.close()
                 raise StopIteration
+            self.heard_at = time.monotonic()
             self._ready = list(self._parser.feed(received))[::-1]
         return self._ready.pop()
 
     def close(self) -> None:
         self._response.close()
         self._connection.close()
+
+    def interrupt(self) -> None:
+        """End the iteration that waits in another thread. Closing under its read could block both."""
+        connected = self._connection.sock
+        if connected is not None:
+            with contextlib.suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> EventStream:
         return self
@@ -153,9 +163,14 @@ class FrontendClient:
         self._finish(connection, response)
         return response.status, {name.lower(): value for name, value in response.headers.items()}
 
-    def stream_events(self, path: str, *, silence_seconds: float = EVENT_SILENCE_SECONDS) -> EventStream:
-        """The events of a GET. The iteration ends when the frontend ends the stream; the caller reconnects."""
-        return self._stream("GET", path, None, silence_seconds)
+    def stream_events(
+        self, path: str, *, silence_seconds: float = EVENT_SILENCE_SECONDS, last_event_id: str = ""
+    ) -> EventStream:
+        """The events of a GET. The iteration ends when the frontend ends the stream; the caller reconnects, with the
+        id of the last event if it wants what it missed.
+        """
+        more = {"Last-Event-ID": last_event_id} if last_event_id else {}
+        return self._stream("GET", path, None, silence_seconds, more)
 
     def post_stream(self, path: str, body: object, *, silence_seconds: float = ANSWER_SILENCE_SECONDS) -> EventStream:
         """The events of a POST with a streamed response; the data of the last one is `[DONE]`."""
@@ -195,8 +210,10 @@ class FrontendClient:
             code="frontend_unreachable",
         )
 
-    def _stream(self, method: str, path: str, body: object | None, silence_seconds: float) -> EventStream:
-        connection, response = self._exchange(method, path, body, None, silence_seconds)
+    def _stream(
+        self, method: str, path: str, body: object | None, silence_seconds: float, more: Mapping[str, str] = {}
+    ) -> EventStream:
+        connection, response = self._exchange(method, path, body, None, silence_seconds, more=more)
         kind = response.headers.get_content_type()
         if response.status >= 300 or kind != "text/event-stream":
             content = self._finish(connection, response)

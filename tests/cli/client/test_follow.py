@@ -24,8 +24,8 @@ from tests.cli.recorded import (
 )
 
 from enginehouse.cli.client.connect import read
-from enginehouse.cli.terminal.bars import Meter
 from enginehouse.cli.terminal.progress import Lines, describe, phase_words
+from enginehouse.cli.terminal.rates import Meter
 from enginehouse.core.views import NodeRow, OperationView
 
 EVENTS = f"GET /api/events?operation={JOB}"

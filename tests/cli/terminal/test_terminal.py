@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 from tests.cli.real_terminal import Terminal
 from tests.cli.recorded import JOB, WAIT_SECONDS, Answer, Request, Stream, operation, recorded, row
+
+from enginehouse.cli.terminal.output import printable
 
 EVENTS = f"GET /api/events?operation={JOB}"
 MIB = 1024**2
@@ -152,3 +155,8 @@ def test_a_terminal_that_cannot_show_bars_gets_lines_and_answers_in_what_it_can_
     assert terminal.seen.splitlines()[-1] == "ok main: install llama-cpp"
     assert "\\u" not in terminal.seen
     assert "gr\\xf6\\xdfe" in listed.seen
+
+
+@pytest.mark.parametrize("mark", ["\u200e", "\u200f", "\u061c", "\u202e", "\u2067", "\x1b", "\x9b", "\r"])
+def test_marks_that_turn_a_line_around_are_left_out_like_escapes(mark: str) -> None:
+    assert printable(f"desk{mark}top") == "desktop"

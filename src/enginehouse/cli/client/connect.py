@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -36,10 +36,11 @@ QUIET_SECONDS = 0.6  # most answers arrive sooner, and a line that only flickers
 
 
 class FrontendApi:
-    """Requests to the frontend of this command."""
+    """Requests to the frontend of this command. A quiet one shows no waits, because the screen is not its own."""
 
-    def __init__(self, client: FrontendClient) -> None:
+    def __init__(self, client: FrontendClient, *, is_quiet: bool = False) -> None:
         self.client = client
+        self._is_quiet = is_quiet
 
     @property
     def url(self) -> str:
@@ -62,7 +63,7 @@ class FrontendApi:
         """
         key, tries = uuid.uuid4().hex, TRIES
         read_by = time.monotonic() + GALLERY_SECONDS
-        with waiting(f"waiting for {self.url}"):
+        with self._waiting():
             while True:
                 tries -= 1
                 try:
@@ -73,8 +74,11 @@ class FrontendApi:
                         raise
                 time.sleep(PAUSE_SECONDS)
 
+    def _waiting(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._is_quiet else waiting(f"waiting for {self.url}")
+
     def _ask(self, method: str, path: str, body: object, timeout_seconds: float) -> object:
-        with waiting(f"waiting for {self.url}"):
+        with self._waiting():
             return self.client.request(method, path, body, object, timeout_seconds=timeout_seconds)
 
 

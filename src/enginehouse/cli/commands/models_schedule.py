@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
-from msgspec import Struct
 
+from enginehouse.cli.answers import ShownExplanation, StoredSchedule
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.options.durations import DURATION
 from enginehouse.cli.options.shared import command, emit, emit_json
@@ -16,43 +15,6 @@ from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import check_model_name, check_name
 
 _PATH = "/api/nodes/scheduling"
-
-
-class StoredSchedule(Struct, frozen=True, kw_only=True):
-    """A schedule as the API shows it."""
-
-    model_name: str
-    min_replicas: int = 0
-    max_replicas: int = 0
-    node_selector: str = ""
-    spread_all: bool = False
-    idle_seconds: float = 0.0
-    route_policy: str = ""
-    unsatisfiable_until: str = ""
-    reason: str = ""
-
-    @property
-    def selector(self) -> dict[str, str]:
-        return msgspec.json.decode(self.node_selector, type=dict[str, str]) if self.node_selector else {}
-
-
-class NodeFit(Struct, frozen=True, kw_only=True):
-    node_name: str
-    fits: bool
-    reason: str = ""
-
-
-class ShownExplanation(Struct, frozen=True, kw_only=True):
-    model: str
-    needs_bytes: int
-    needs_from: str
-    replicas: int
-    wanted: int
-    chosen: str
-    stops: tuple[str, ...]
-    nodes: tuple[NodeFit, ...]
-    last_failure: str
-    retry_in_seconds: float | None
 
 
 @command(

@@ -7,15 +7,16 @@ import time
 
 import click
 
-from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
+from enginehouse.cli.client.connect import connect, read, segment
 from enginehouse.cli.client.follow import exit_code_of, follow
+from enginehouse.cli.client.listing import every_node
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.options.durations import DURATION
 from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.capacity import GraphicsCard
-from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
 from enginehouse.core.progress import format_bytes
 from enginehouse.core.replica import RunningReplica
@@ -23,7 +24,6 @@ from enginehouse.core.views import NodeView
 
 JOIN_SECONDS = 20.0  # a worker that has been pending for long asks every fifteen seconds, then connects
 LOOK_SECONDS = 0.2
-PAGE = 500  # nodes per request
 NOT_YET_SAFE = 3  # the exit code of a drain that did not end in time: a part of it is done
 
 
@@ -35,7 +35,7 @@ def entry() -> None:
 @command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
 def list_nodes() -> None:
     """List nodes, with their state, backends and models."""
-    answer = _every(connect())
+    answer = every_node(connect())
     if emit_json(answer):
         return
     rows = [
@@ -56,27 +56,6 @@ def list_nodes() -> None:
     # The id would wrap the lines on a terminal; a pipe and `nodes show` have it.
     shown = len(columns) - 1 if output.is_terminal(sys.stdout) else len(columns)
     output.emit_table(columns[:shown], [row[:shown] for row in rows], "no nodes yet; join one with `enginehouse join`")
-
-
-def _every(frontend: FrontendApi) -> object:
-    """All nodes, page by page: none of the answers is long, however many nodes there are."""
-    found: dict[object, object] = {}
-    path = first = f"/api/nodes?limit={PAGE}"
-    while True:
-        try:
-            page = frontend.get(path)
-        except NotFound:
-            if path == first:
-                raise
-            return frontend.get("/api/nodes")  # the last node of the page before was removed
-        if not isinstance(page, list) or not all(isinstance(one, dict) for one in page):
-            return page
-        known = len(found)
-        found |= {one.get("id"): one for one in page}
-        # An older frontend knows no pages, and answers with all nodes each time.
-        if len(page) != PAGE or len(found) == known:
-            return list(found.values())
-        path = f"{first}&after={segment(str(page[-1].get('id')))}"
 
 
 @command("show", examples=("enginehouse nodes show attic",))

@@ -7,7 +7,6 @@ end; the outcome is printed elsewhere.
 from __future__ import annotations
 
 import time
-from collections import deque
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,33 +17,13 @@ from rich.text import Text
 
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.progress import describe, next_try, subject, why
+from enginehouse.cli.terminal.rates import Meter
 from enginehouse.core.progress import format_bytes
 from enginehouse.core.views import NodeRow
 
 FRAMES_PER_SECOND = 8.0
-RATE_SECONDS = 3.0  # the window of the rate: long enough to be steady, short enough to be current
 BAR_WIDTH = 24
 _STYLES = {"success": "green", "error": "red", "running_on_worker": "yellow", "queued": "yellow"}
-
-
-class Meter:
-    """Bytes per second over the last few seconds."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def note(self, now: float, done_bytes: int) -> None:
-        if self._samples and done_bytes < self._samples[-1][1]:
-            self._samples.clear()  # another attempt, or another file
-        self._samples.append((now, done_bytes))
-        while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
-            self._samples.popleft()
-
-    def rate(self) -> float:
-        if len(self._samples) < 2:
-            return 0.0
-        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
-        return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
 
 
 class Bars:

@@ -1,0 +1,194 @@
+"""Operations: two lines each in the list, and one of them node by node."""
+
+from __future__ import annotations
+
+import re
+
+from rich.text import Text
+
+from enginehouse.cli.terminal import output
+from enginehouse.cli.terminal.fleet_state import FleetState
+from enginehouse.cli.terminal.fleet_words import headline
+from enginehouse.cli.terminal.progress import next_try, phase_words, why
+from enginehouse.cli.terminal.seen import bytes_of
+from enginehouse.cli.terminal.top.drawing import (
+    BAD,
+    MUTED,
+    NO_TARGET,
+    WARN,
+    Row,
+    Target,
+    bar,
+    cell,
+    joined,
+    line_row,
+    name_width,
+    pill,
+    plain,
+    since,
+    wrapped,
+)
+from enginehouse.core.ids import OperationId
+from enginehouse.core.intent import CANARY, DRAINING, NODE_AWAY
+from enginehouse.core.progress import format_bytes
+from enginehouse.core.views import NodeRow, OperationView
+
+EMPTY = "No operations yet."
+BUSY = "The worker has not answered for {}; it is still working. Nothing is sent twice."
+_SILENT = re.compile(r"^no progress for (\d+ s);")  # how the frontend says it
+_STATUS_PILLS = {
+    "queued": "queued",
+    "running": "working",
+    "succeeded": "success",
+    "partial": "partly",
+    "failed": "error",
+    "cancelled": "cancelled",
+    "superseded": "superseded",
+}
+_FETCHING = ("install_backend", "pull_model")
+
+
+def rows(state: FleetState, at: float, width: int) -> list[Row]:
+    """Those that run first, then those that wait, then those that have ended; the newest first of each."""
+    newest = sorted(state.operations.values(), key=lambda one: (one.createdAt, one.jobID), reverse=True)
+    return [_row(one, state) for one in sorted(newest, key=lambda one: (one.has_ended, one.isParked))]
+
+
+def _row(operation: OperationView, state: FleetState) -> Row:
+    words = f"{operation.kind} {operation.name} {operation.status} {operation.jobID} {operation.author}"
+    words += " " + " ".join({row.node_name for row in operation.nodes})
+
+    def draw(width: int) -> list[Text]:
+        return [_first(operation, width), _second(operation, state, width)]
+
+    return Row(Target("operation", operation.jobID), words, 2, draw)
+
+
+def _first(operation: OperationView, width: int) -> Text:
+    style = MUTED if operation.has_ended else "bold"
+    kind = operation.kind.replace("_", " ")
+    length = 10 if width < 100 else 20
+    name = max(14, width - 13 - 16 - length - 6 - 6)
+    percent = 100 if operation.status == "succeeded" else operation.progress
+    return joined(
+        pill(_STATUS_PILLS.get(operation.status, "queued")),
+        cell(f"{kind} {operation.name}", name, style),
+        cell(done_of(operation), 16, style),
+        bar(percent / 100, length, MUTED) if operation.has_ended else bar(percent / 100, length),
+        cell(f"{percent} %", 5, style, right=True),
+    )
+
+
+def _second(operation: OperationView, state: FleetState, width: int) -> Text:
+    if operation.has_ended:
+        age = since(operation.finishedAt or operation.createdAt)
+        text = f"{operation.jobID[:8]}  {age}, by {operation.author}"
+        if operation.dismissed:
+            text += ", dismissed"
+        error = output.shortened(operation.error)
+        return cell(f"  {text}" + (f"  {error}" if error else ""), width, BAD if _is_failure(operation) else MUTED)
+    parts = [part for part in (transfer(operation, state), headline(operation).partition(": ")[2]) if part]
+    age = f"{operation.jobID[:8]}  {since(operation.createdAt)}, by {operation.author}"
+    return cell("  " + "  ".join([age, *parts]), width, MUTED)
+
+
+def _is_failure(operation: OperationView) -> bool:
+    return operation.status in ("failed", "partial") and not operation.dismissed
+
+
+def done_of(operation: OperationView) -> str:
+    """`2 of 5 nodes`; steps, where a node has several."""
+    rows = operation.nodes
+    if not rows:
+        return operation.message or operation.status
+    done = sum(row.status == "success" for row in rows)
+    noun = "node" if len({row.node_id for row in rows}) == len(rows) else "step"
+    return f"{done} of {len(rows)} {noun}{'' if len(rows) == 1 else 's'}"
+
+
+def transfer(operation: OperationView, state: FleetState) -> str:
+    """Bytes of bytes, the rate, and the time left."""
+    done, total = bytes_of(operation)
+    if not total:
+        return ""
+    rate = state.rate_of(operation.jobID)
+    text = f"{format_bytes(done)} of {format_bytes(total)}"
+    if rate > 0:
+        text += f"  {format_bytes(int(rate))}/s"
+        text += f"  {output.duration((total - done) / rate)} left" if total > done else ""
+    return text
+
+
+def details(state: FleetState, operation_id: str, at: float, width: int) -> list[Row]:
+    """The sentence, the total, then every node: what is on the first row acts on all, a node's row on that node."""
+    operation = state.operations.get(OperationId(operation_id))
+    if operation is None:
+        return [line_row(NO_TARGET, plain("This operation is not known."))]
+    target = Target("operation", operation.jobID)
+    style = MUTED if operation.has_ended else "bold"
+    found = [line_row(target, line) for line in wrapped(headline(operation), width, style=style)[:1]]
+    found += [line_row(NO_TARGET, line) for line in wrapped(headline(operation), width, style=style)[1:]]
+    asked = f"asked by {operation.author} {since(operation.createdAt)} as {operation.jobID}"
+    found += [line_row(NO_TARGET, line) for line in wrapped(asked, width, style=MUTED)]
+    if moved := transfer(operation, state):
+        found.append(
+            line_row(NO_TARGET, joined(bar(operation.progress / 100, 20), plain(f"{operation.progress} %  {moved}")))
+        )
+    name = name_width((row.node_name for row in operation.nodes), width)
+    for row in operation.nodes:
+        found += _node_rows(operation, row, width, name)
+    for excluded in operation.excluded:
+        first = joined(pill("skipped"), plain(excluded.node_name))
+        found += [line_row(Target("operation", operation.jobID, excluded.node_name), first)]
+        found += [line_row(NO_TARGET, line) for line in wrapped(excluded.reason, width, "   ", MUTED)]
+    if operation.error and not operation.nodes:
+        found += [line_row(NO_TARGET, line) for line in wrapped(operation.error, width, "   ", BAD)]
+    return found
+
+
+def _node_rows(operation: OperationView, row: NodeRow, width: int, name: int) -> list[Row]:
+    total = row.total_bytes or 0
+    done = total if row.status == "success" else row.current_bytes or 0
+    figures = f"{format_bytes(done)} of {format_bytes(total)}" if total else ""
+    percent = 100.0 if row.status == "success" else row.percentage
+    first = joined(
+        pill(pill_of(row)),
+        cell(row.node_name, name, "bold" if row.is_open else ""),
+        bar(percent / 100, 10),
+        cell(f"{percent:.0f} %", 5, right=True),
+        cell(figures, 22),
+        cell(phase_words(row) if row.status == "downloading" else row.action, max(8, width - name - 55), MUTED),
+    )
+    found = [line_row(Target("operation", operation.jobID, row.node_name), first, words=row.node_name)]
+    text, style = explained(row)
+    return [*found, *(line_row(NO_TARGET, line) for line in wrapped(text, width, "   ", style))] if text else found
+
+
+def pill_of(row: NodeRow) -> str:
+    match row.status:
+        case "downloading" if row.kind not in _FETCHING:
+            return "working"
+        case "downloading":
+            return "installing" if row.phase in ("extracting", "starting", "loading") else "downloading"
+        case "running_on_worker":
+            return "busy"
+        case "success" | "error" | "cancelled" | "superseded":
+            return row.status
+        case _:
+            return "queued"
+
+
+def explained(row: NodeRow) -> tuple[str, str]:
+    """What is to be said below a row: the error in full, what it waits for, the attempt and the next try."""
+    attempt = f"attempt {row.attempt}" if row.attempt > 1 else ""
+    if row.status == "running_on_worker":
+        silent = _SILENT.match(row.error)
+        return BUSY.format(silent[1] if silent else "a while"), WARN
+    if row.status in ("error", "cancelled", "superseded"):
+        return "; ".join(part for part in (why(row) or "no reason was given", attempt) if part), BAD
+    if row.status != "queued":
+        return attempt, MUTED
+    if row.reason in (NODE_AWAY, DRAINING, CANARY):
+        is_away = row.reason == NODE_AWAY
+        return f"waits for {row.node_name}, which is away" if is_away else why(row), MUTED
+    return "; ".join(part for part in (why(row), attempt, next_try(row, row.due_in_seconds)) if part), WARN

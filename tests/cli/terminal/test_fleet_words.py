@@ -1,0 +1,142 @@
+"""The sentences of `top`, which are those of the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.cli.terminal.shapes import JOB, model, node, of, operation, row, send
+
+from enginehouse.cli.terminal.fleet_state import FleetState
+from enginehouse.cli.terminal.fleet_words import UNKNOWN, headline, link, needs, nothing, truth
+from enginehouse.core.ids import OperationId
+
+AWAY = {"state": "waiting", "reason": "node_away"}
+
+
+def sentences(state: FleetState, at: float = 101.0) -> list[str]:
+    return [need.sentence for need in needs(state, at)]
+
+
+def operated(view: dict[str, object], **fields: object) -> FleetState:
+    state = of(node("desk"))
+    send(state, "operation", {**view, **fields}, 100.0)
+    return state
+
+
+def test_the_line_of_truth_counts_what_is_and_shows_unknown_figures_as_unknown() -> None:
+    state = of(*(node(name) for name in "abcd"), node("e", health="offline"), node("new", approved=False))
+    state.take_list("models", [model("qwen", "a", "b"), model("tiny", "a")], 100.0, 100.0)
+    send(state, "operation", operation("running", row("a")), 100.0)
+    send(state, "operation", operation("queued", isParked=True, jobID="parked"), 100.0)
+    line = " · ".join(truth(state, 101.0))
+    assert line == f"4 of 5 nodes are healthy · 3 replicas · {UNKNOWN} req/s · {UNKNOWN} tok/s · 1 operation running"
+    traffic = {"requests_per_second": 12.44, "tokens_per_second": 318.2}
+    send(state, "pulse", {"at": 1.0, "traffic": traffic}, 101.0)
+    assert " · 12.4 req/s · 318 tok/s · " in " · ".join(truth(state, 102.0))
+
+
+def test_one_is_said_as_one_and_none_as_none() -> None:
+    assert truth(of(node("a")), 100.0)[:2] == ["1 of 1 node is healthy", "0 replicas"]
+    assert truth(of(), 100.0)[0] == "no nodes yet"
+
+
+def test_the_connection_is_live_silent_or_being_made_again() -> None:
+    state = FleetState()
+    assert link(state, 99.0) == "◌ connecting"
+    state.connected(100.0, is_resumed=False)
+    assert link(state, 101.0) == "● live"
+    assert link(state, 112.0) == "◌ data 12 s old"
+    state.disconnected()
+    assert link(state, 140.0) == "◌ reconnecting · data 40 s old"
+
+
+def test_a_pending_node_is_named_with_its_fingerprint() -> None:
+    state = of(node("shed-pi", approved=False), node("desk"))
+    assert sentences(state) == ["shed-pi asks to join (9f2c0000aaaa1111)"]
+    again = of(node("shed-pi", approved=False, waits_for="its address changed"))
+    assert sentences(again) == ["shed-pi asks to join again: its address changed (9f2c0000aaaa1111)"]
+
+
+def test_nothing_needs_a_person_where_all_is_well() -> None:
+    state = of(node("desk"), node("attic", health="offline"))
+    send(state, "operation", operation("succeeded", row("desk", "success")), 100.0)
+    assert sentences(state) == []
+    assert nothing(state, 101.0) == "Nothing needs you."
+    assert nothing(state, 130.0) == "Nothing needed you 30 s ago."
+
+
+def failed(*names: str) -> dict[str, object]:
+    return operation("partial", *(row(name, "error", error="cannot write: disk full") for name in names))
+
+
+@pytest.mark.parametrize(
+    ("view", "sentence"),
+    [
+        (failed("a"), "Install of llama-cpp failed on a: cannot write: disk full"),
+        (failed(*"abcde"), "Install of llama-cpp failed on a, b, c and 2 more: cannot write: disk full"),
+        (operation("failed", error="cannot place it"), "Install of llama-cpp failed: cannot place it"),
+        (operation("running", row("a", "error", error="no")), "Install of llama-cpp failed on a: no"),
+    ],
+)
+def test_a_failure_says_what_failed_where_and_why(view: dict[str, object], sentence: str) -> None:
+    assert sentences(operated(view)) == [sentence]
+
+
+def test_a_failure_that_was_dismissed_or_retried_needs_nobody() -> None:
+    assert sentences(operated(failed("a"), dismissed=True)) == []
+    state = operated(failed("a"))
+    send(state, "operation", operation("running", row("a"), jobID="again", retryOf=JOB), 101.0)
+    assert sentences(state) == []
+
+
+def test_a_model_without_a_place_is_named_once_with_the_numbers() -> None:
+    reason = "jetson has 3.9 GiB free, 5.2 GiB are needed"
+    state = operated(operation("failed", kind="load", name="qwen", error=f"cannot place qwen: {reason}"))
+    state.take_list("schedules", [{"model_name": "qwen", "reason": f"cannot place qwen: {reason}"}], 100.0, 100.0)
+    assert sentences(state) == [f"qwen cannot be placed: {reason}"]
+    state.take_list("schedules", [{"model_name": "qwen", "reason": "the engine ended"}], 101.0, 101.0)
+    assert sentences(state) == ["qwen cannot be loaded: the engine ended"]
+
+
+def test_a_disk_with_less_than_a_twentieth_free_is_nearly_full() -> None:
+    gibibyte = 1024**3
+    state = of(node("full", available_disk=4 * gibibyte), node("roomy", available_disk=6 * gibibyte))
+    assert sentences(state) == ["The disk of full is nearly full: 4.0 GiB of 100.0 GiB free"]
+    unknown = of(node("silent", available_disk=0, total_disk=0))
+    assert sentences(unknown) == []
+
+
+def test_a_node_that_is_away_needs_somebody_only_if_requests_wait_for_it() -> None:
+    state = of(node("jetson", health="offline", heartbeat_age_seconds=3 * 3600.0))
+    for number in range(2):
+        send(state, "operation", operation("queued", row("jetson", "queued", **AWAY), jobID=f"j{number}"), 100.0)
+    assert sentences(state) == ["jetson has been away for 3 h; 2 requests wait for it"]
+
+
+def test_needs_come_in_the_order_in_which_a_person_can_help() -> None:
+    state = of(
+        node("z-new", approved=False),
+        node("a-full", available_disk=1),
+        node("b-away", health="offline", heartbeat_age_seconds=60.0),
+    )
+    send(
+        state, "operation", operation("running", row("b-away", "queued", **AWAY), row("c", "error", error="no")), 100.0
+    )
+    state.take_list("schedules", [{"model_name": "qwen", "reason": "cannot place qwen: no node"}], 100.0, 100.0)
+    kinds = [(need.kind, need.sentence.split()[0]) for need in needs(state, 101.0)]
+    assert kinds == [
+        ("node", "z-new"),
+        ("operation", "Install"),
+        ("model", "qwen"),
+        ("node", "The"),
+        ("node", "b-away"),
+    ]
+
+
+def test_the_headline_of_an_operation_says_how_it_stands() -> None:
+    rows = [row(name, "success") for name in "abc"] + [row("d", "error"), row("jetson", "queued", **AWAY)]
+    excluded: list[dict[str, Any]] = [{"node_id": "x", "node_name": "x", "reason": "no build"}]
+    state = operated(operation("running", *rows, kind="upgrade", excluded=excluded))
+    said = headline(state.operations[OperationId(JOB)])
+    assert said == "Upgrade of llama-cpp: 3 of 5 done, 1 failed, 1 waits for jetson, 1 skipped"
