@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 ROOT = Path(__file__).parents[1]
 REAL = ("artifact", "worker", "host", "e2e", "replay")
 CLUSTERS = ("fleet",)
+PAGE = ("window",)  # apart from the others: while a browser is open, its run of pytest has no other loop
 SIMULATED = ("sim",)
 
 
@@ -50,7 +51,7 @@ def suites(names: tuple[str, ...]) -> tuple[str, ...]:
 def main() -> int:
     os.chdir(ROOT)
     every = sorted(path for path in Path("tests").iterdir() if path.is_dir() or path.name.startswith("test_"))
-    named = (*CLUSTERS, *REAL, *SIMULATED, "__pycache__")
+    named = (*CLUSTERS, *REAL, *PAGE, *SIMULATED, "__pycache__")
     pure = tuple(str(path) for path in every if path.name not in named)
     others = ([Batch(suites(CLUSTERS))], [Batch(pure), Batch(suites(SIMULATED), is_quiet=True)])
     ends: list[int] = []
@@ -61,7 +62,7 @@ def main() -> int:
         ]
         for thread in beside:
             thread.start()
-        run([Batch(suites(REAL))], None, ends)
+        run([Batch(suites(REAL)), Batch(suites(PAGE))], None, ends)
         for thread, file in zip(beside, told, strict=True):
             thread.join()
             file.seek(0)

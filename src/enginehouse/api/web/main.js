@@ -87,7 +87,11 @@ function shownSafely(here, page) {
     return page.view(here);
   } catch (error) {
     console.error(error);
-    return h("p", { class: "note bad", role: "alert" }, `This page cannot be shown: ${error.message}. Please report it.`);
+    return h(
+      "p",
+      { class: "note bad", role: "alert" },
+      `This page cannot be shown: ${error.message}. Please report it.`,
+    );
   }
 }
 

@@ -114,7 +114,11 @@ export function nodeRow(row, operation, { canAct, now, onCancel, onRetry }) {
         canAct &&
           !isOpen &&
           row.status !== "success" &&
-          h("button", { "aria-label": `Retry on this node: ${row.node_name}`, onclick: () => onRetry(row) }, "Retry on this node"),
+          h(
+            "button",
+            { "aria-label": `Retry on this node: ${row.node_name}`, onclick: () => onRetry(row) },
+            "Retry on this node",
+          ),
       ),
       row.error &&
         row.status !== "success" &&
