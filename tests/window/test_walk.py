@@ -318,5 +318,5 @@ def test_tokens_sessions_audit_and_settings_are_shown_and_a_token_ends(signed_in
     page.get_by_role("tab", name="Audit").click()
     expect(page.locator("tbody tr", has_text="DELETE /api/tokens/").first).to_contain_text("shop")
     page.goto(f"{fleet.first.url}/#/settings")
-    expect(page.locator("tr", has_text="stale_seconds")).to_contain_text("--stale")
+    expect(page.locator("tr", has_text="without a heartbeat")).to_contain_text("--stale")
     assert fleet.tokens["admin"] not in page.content()

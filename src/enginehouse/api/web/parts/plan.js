@@ -21,10 +21,7 @@ export async function openPlan({ kind, names, nodes, force = false }) {
   await Promise.all(
     names.map(async (name) => {
       try {
-        plans.set(
-          name,
-          kind === "rollback" ? rollbackPlan(name, nodes) : await post("/api/operations/plan", body(name)),
-        );
+        if (kind !== "rollback") plans.set(name, await post("/api/operations/plan", body(name)));
       } catch (error) {
         failures.set(name, error.message);
       }
@@ -33,6 +30,8 @@ export async function openPlan({ kind, names, nodes, force = false }) {
   );
 
   function view(close) {
+    // Known from the reports, which may still arrive while this is open.
+    if (kind === "rollback") for (const name of names) plans.set(name, rollbackPlan(name, nodes));
     if (plans.size + failures.size < names.length)
       return h("p", { class: "muted" }, "Asking the registries what each node would get…");
     const changing = [...plans].filter(([, plan]) => affected(plan).length);
