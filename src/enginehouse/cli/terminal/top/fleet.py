@@ -53,7 +53,7 @@ def _first(node: NodeView, state: FleetState, at: float, width: int, widths: tup
     mark, word = state_of(node)
     heard = ago(state.heartbeat_age(node.id, at))
     name, state_width = widths
-    hardware = max(8, min(32, width - name - state_width - 12 - 11 - 12 - 5))
+    hardware = max(8, min(32, width - name - state_width - 12 - 11 - 15 - 5))
     parts = [
         cell(node.name, name, "bold"),
         cell(f"{mark} {word}", state_width, _COLOURS[mark]),
@@ -65,7 +65,7 @@ def _first(node: NodeView, state: FleetState, at: float, width: int, widths: tup
         parts.append(cell(f"{rate} req/s", 11, MUTED if rate == UNKNOWN else "", right=True))
     else:
         parts.append(cell("", 11))
-    parts.append(cell(heard, 12, MUTED, right=True))
+    parts.append(cell(heard, 15, MUTED, right=True))
     return joined(*parts)
 
 
