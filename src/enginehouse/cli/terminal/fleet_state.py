@@ -92,6 +92,7 @@ class FleetState:
         self.backends: tuple[ListedBackend, ...] = ()
         self.upgrades: dict[str, Upgrade] = {}
         self.is_connected = False
+        self.is_refused = False  # the frontend answers, and does not let this token see events
         self.heard_at: float | None = None  # when the stream last said anything
         self._figures: SeenTable[NodeId, SeenFigures] = SeenTable()
         self._heartbeats: dict[NodeId, float] = {}
@@ -111,7 +112,7 @@ class FleetState:
             case "connected":
                 self.connected(arrived.at, is_resumed=bool(name))
             case "disconnected" | "refused":
-                self.disconnected()
+                self.disconnected(is_refused=arrived.what == "refused")
             case "event" if isinstance(arrived.body, bytes):
                 self.take_event(name, arrived.body, arrived.at)
             case "list" if name in LISTS:
@@ -128,8 +129,8 @@ class FleetState:
         if not is_resumed:
             self._wanted.update(LISTS)
 
-    def disconnected(self) -> None:
-        self.is_connected = False
+    def disconnected(self, *, is_refused: bool = False) -> None:
+        self.is_connected, self.is_refused = False, is_refused
         self._resumed_models = None
 
     def heard(self, at: float) -> None:

@@ -1,4 +1,4 @@
-"""The sentences of `enginehouse top`, which are those of the page: the line of truth, and what needs a person.
+"""The words of `enginehouse top`, which are those of the page (`api/web/words.js`, `attention.js`): change both.
 
 Pure. Names and errors come from other machines: whoever shows a sentence removes control characters from it
 (`output.printable`).
@@ -6,32 +6,35 @@ Pure. Names and errors come from other machines: whoever shows a sentence remove
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Literal
 
 from msgspec import Struct
 
 from enginehouse.cli.terminal.fleet_state import FleetState
 from enginehouse.core.ids import NodeId
-from enginehouse.core.intent import NODE_AWAY
+from enginehouse.core.intent import DRAINING, NODE_AWAY
 from enginehouse.core.progress import format_bytes
-from enginehouse.core.views import NodeRow, NodeView, OperationView
+from enginehouse.core.views import NodeView, OperationView
 
 UNKNOWN = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 NEARLY_FULL = 0.05  # free, of a disk
-NAMED = 3  # nodes named in one sentence
+_NODES = {"healthy": "●", "unhealthy": "◔", "offline": "◌"}
+_UNREACHED = "{} sends heartbeats, but commands do not reach it. Check that it reaches the port of NATS."
 
 Kind = Literal["node", "operation", "model", "backend"]
 
-_NOUNS = {
-    "install": "Install of",
-    "upgrade": "Upgrade of",
-    "delete": "Removal of",
-    "rollback": "Rollback of",
-    "load": "Load of",
-    "unload": "Unload of",
-    "delete_model": "Deletion of",
-    "drain": "Drain of",
+_KINDS = {
+    "install": "Install",
+    "upgrade": "Upgrade",
+    "delete": "Delete",
+    "rollback": "Roll back",
+    "load": "Load",
+    "unload": "Unload",
+    "delete_model": "Delete the model",
+    "drain": "Drain",
 }
 
 
@@ -45,14 +48,14 @@ class Need(Struct, frozen=True):
 
 
 def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def figure(value: float | None) -> str:
     """A rate with one decimal below a hundred; a dash if it is unknown."""
     if value is None:
         return UNKNOWN
-    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def ago(seconds: float | None) -> str:
@@ -60,54 +63,77 @@ def ago(seconds: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{max(0, int(seconds))} s"
+    """In one unit; in two from an hour on, for a day."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 86400 else f"{whole // 86400} d"
+
+
+def clock(seconds: float) -> str:
+    """Time left, such as 0:48 or 1:02:03."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def bytes_of_bytes(done: int, total: int) -> str:
+    """Two sizes in the unit of the second: `1.2 of 3.1 GiB`."""
+    _, _, unit = format_bytes(total).partition(" ")
+    scale = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB").index(unit)
+    return f"{done} of {total} B" if scale == 1 else f"{done / scale:.1f} of {total / scale:.1f} {unit}"
 
 
 def truth(state: FleetState, at: float) -> list[str]:
     """The parts of the first line: how many nodes are healthy, replicas, traffic, running operations."""
     nodes = [node for node in state.nodes.rows.values() if node.approved]
-    healthy = sum(node.health == "healthy" for node in nodes)
+    healthy = sum(node.health == "healthy" and not node.drained for node in nodes)
     replicas = sum(len(model.replicas) for model in state.models.rows.values())
-    running = sum(not one.is_over for one in state.operations.values())
+    running = sum(not one.has_ended for one in state.operations.values())
     traffic = state.traffic(at)
-    are = "node is" if len(nodes) == 1 else "nodes are"
     return [
-        f"{healthy} of {len(nodes)} {are} healthy" if nodes else "no nodes yet",
+        f"{healthy} of {counted(len(nodes), 'node')} healthy" if nodes else "no nodes yet",
         counted(replicas, "replica"),
         f"{figure(traffic.requests_per_second)} req/s",
-        f"{_whole(traffic.tokens_per_second)} tok/s",
-        f"{counted(running, 'operation')} running",
+        f"{figure(traffic.tokens_per_second)} tok/s",
+        *([f"{counted(running, 'operation')} running"] if running else []),
     ]
 
 
 def link(state: FleetState, at: float) -> str:
     """Whether what is shown is current: `● live`, or how old it is."""
     silence = state.silence(at)
-    if silence is None:
-        return "◌ connecting"
     if state.is_live(at):
         return "● live"
-    age = f"data {span(silence)} old"
-    return f"◌ {age}" if state.is_connected else f"◌ reconnecting · {age}"
+    word = "not allowed" if state.is_refused else "connecting" if silence is None else "reconnecting"
+    return f"◌ {word} · {'no data yet' if silence is None else f'data {span(silence)} old'}"
 
 
 def needs(state: FleetState, at: float) -> list[Need]:
-    """What needs a person: pending nodes, failures, models without a place, full disks, absent nodes with requests."""
+    """What needs a person, most urgent first: nodes that ask to join, models that do not stay up, full disks, failures,
+    models without a place, nodes that commands do not reach, nodes that are away.
+    """
     nodes = sorted(state.nodes.rows.values(), key=lambda node: node.name)
+    approved = [node for node in nodes if node.approved]
     unplaced = _unplaced(state)
     return [
         *(_pending(node) for node in nodes if not node.approved),
         *(
-            Need("operation", one.jobID, failure(one), "Enter")
+            Need("node", node.id, f"{one.model_id} does not stay up on {node.name}: {one.message}", "Enter")
+            for node in approved
+            for one in node.failed_replicas
+        ),
+        *(_full(node, state) for node in approved if _is_nearly_full(node, state)),
+        *(
+            Need("operation", one.jobID, failure(one, state), "r retry")
             for one in sorted(state.operations.values(), key=lambda one: one.createdAt, reverse=True)
             if _needs_look(one, state) and not (one.kind == "load" and one.name in unplaced)
         ),
         *(Need("model", name, f"{name} cannot be {reason}", "Enter") for name, reason in unplaced.items()),
-        *(_full(node, state) for node in nodes if node.approved and _is_nearly_full(node, state)),
-        *_awaited(nodes, state, at),
+        *(Need("node", node.id, _UNREACHED.format(node.name), "Enter") for node in approved if node.degraded),
+        *(_away(node, state, at) for node in approved if node.health == "offline"),
     ]
 
 
@@ -117,85 +143,88 @@ def nothing(state: FleetState, at: float) -> str:
     return "Nothing needs you." if silence is None or state.is_live(at) else f"Nothing needed you {ago(silence)}."
 
 
-def failure(operation: OperationView) -> str:
-    """What failed, where, and the first error."""
-    failed = [row for row in operation.nodes if row.status == "error"]
-    names = list(dict.fromkeys(row.node_name for row in failed))
-    where = f" on {_several(names)}" if names else ""
-    error = next((row.error or row.reason for row in failed), "") or operation.error or "no reason was given"
-    return f"{title(operation)} failed{where}: {error}"
+def failure(operation: OperationView, state: FleetState) -> str:
+    """How it stands, and what one of its nodes said."""
+    sentence = headline(operation, state)
+    failed = next((row for row in operation.nodes if row.status == "error" and row.error), None)
+    why = f"{failed.node_name}: {failed.error}" if failed else operation.error
+    return sentence if not why or why in sentence else f"{sentence} {why}"
 
 
-def title(operation: OperationView) -> str:
-    return f"{_NOUNS.get(operation.kind, operation.kind.replace('_', ' '))} {operation.name}"
+def title(operation: OperationView, state: FleetState) -> str:
+    """What an operation is, in words: "Upgrade llama-cpp"."""
+    node = state.nodes.rows.get(NodeId(operation.name)) if operation.kind == "drain" else None
+    return f"{_KINDS.get(operation.kind, operation.kind)} {node.name if node else operation.name}"
 
 
-def headline(operation: OperationView) -> str:
-    """How an operation stands: "Upgrade of llama-cpp: 3 of 5 done, 1 failed, 1 waits for jetson"."""
+def headline(operation: OperationView, state: FleetState) -> str:
+    """How an operation stands: "Upgrade llama-cpp: 3 of 5 done, 1 failed, 1 waits for jetson."."""
     rows = operation.nodes
-    done = sum(row.status == "success" for row in rows)
-    parts = [f"{done} of {len(rows)} done"] if rows else [operation.message or operation.status]
-    failed = sum(row.status == "error" for row in rows)
-    parts += [f"{failed} failed"] if failed else []
-    away = [row for row in rows if row.status == "queued" and row.reason == NODE_AWAY]
-    if away:
-        parts.append(f"{len(away)} {'waits' if len(away) == 1 else 'wait'} for {_several(_names(away))}")
-    parts += [f"{len(operation.excluded)} skipped"] if operation.excluded else []
-    return f"{title(operation)}: {', '.join(parts)}"
+    counts = Counter(row.status for row in rows)
+    if not rows:
+        return f"{title(operation, state)}: {operation.error or operation.message or operation.status}."
+    away = [row for row in rows if row.reason == NODE_AWAY and row.status == "queued"]
+    waiting = f"1 waits for {away[0].node_name}" if len(away) == 1 else f"{len(away)} wait for their nodes"
+    pieces = [
+        (True, f"{counts['success']} of {len(rows)} done"),
+        (counts["error"], f"{counts['error']} failed"),
+        (away, waiting),
+        (counts["queued"] - len(away), f"{counts['queued'] - len(away)} queued"),
+        (counts["downloading"] + counts["running_on_worker"], f"{_at_work(counts)} at work"),
+        (counts["cancelled"], f"{counts['cancelled']} cancelled"),
+        (operation.excluded, f"{len(operation.excluded)} skipped"),
+    ]
+    return f"{title(operation, state)}: {', '.join(piece for is_so, piece in pieces if is_so)}."
 
 
-def waiting_for(node_id: NodeId, state: FleetState) -> list[OperationView]:
-    """The open operations with something to do on a node that is away."""
-    return [
-        one
+def _at_work(counts: Counter[str]) -> int:
+    return counts["downloading"] + counts["running_on_worker"]
+
+
+def waiting_for(node_id: NodeId, state: FleetState) -> int:
+    """How many requests wait until a node returns or is resumed."""
+    return sum(
+        row.node_id == node_id and row.reason in (NODE_AWAY, DRAINING)
         for one in state.operations.values()
         if not one.has_ended
-        and any(row.node_id == node_id and row.status == "queued" and row.reason == NODE_AWAY for row in one.nodes)
-    ]
+        for row in one.nodes
+    )
 
 
 def requests_wait(count: int) -> str:
-    return "1 request waits for it" if count == 1 else f"{count} requests wait for it"
+    return f"{counted(count, 'request')} {'waits' if count == 1 else 'wait'} for it"
 
 
 def state_of(node: NodeView) -> tuple[str, str]:
     """The mark and the word of a node's state."""
     if not node.approved:
-        return "○", "pending"
-    if node.health == "offline":
-        return "◌", "offline"
-    if node.drained:
-        return "○", "drained"
+        return "○", "asks to join"
     if node.degraded:
-        return "◌", "degraded"
-    return ("●", "healthy") if node.health == "healthy" else ("◌", node.health or node.status)
-
-
-def _whole(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}"
-
-
-def _names(rows: list[NodeRow]) -> list[str]:
-    return list(dict.fromkeys(row.node_name for row in rows))
-
-
-def _several(names: list[str]) -> str:
-    shown = ", ".join(names[:NAMED])
-    return f"{shown} and {len(names) - NAMED} more" if len(names) > NAMED else shown
+        return "◔", "no commands reach it"
+    if node.drained:
+        return ("◒", "drained") if node.health == "healthy" else ("◌", f"drained, {node.health}")
+    return _NODES.get(node.health, "○"), node.health or node.status
 
 
 def _pending(node: NodeView) -> Need:
     again = f" again: {node.waits_for}" if node.waits_for else ""
-    return Need("node", node.id, f"{node.name} asks to join{again} ({node.fingerprint or 'no key'})", "a approve")
+    key = node.fingerprint or "without a key of its own"
+    return Need("node", node.id, f"{node.name} asks to join{again} ({key})", "a approve")
 
 
 def _needs_look(operation: OperationView, state: FleetState) -> bool:
-    if operation.dismissed:
+    """Whether it failed, and nothing has done since what it could not: a retry, the same again, a model that runs."""
+    if operation.dismissed or operation.status not in ("failed", "partial"):
         return False
-    if not operation.has_ended:
-        return any(row.status == "error" for row in operation.nodes)
-    retried = (one.retryOf == operation.jobID for one in state.operations.values())
-    return operation.status in ("failed", "partial") and not any(retried)
+    model = state.models.rows.get(operation.name) if operation.kind == "load" else None
+    if model is not None and model.replicas:
+        return False
+    what = (operation.kind, operation.name)
+    return not any(
+        one.retryOf == operation.jobID
+        or ((one.kind, one.name) == what and one.createdAt > operation.createdAt and one.status == "succeeded")
+        for one in state.operations.values()
+    )
 
 
 def _unplaced(state: FleetState) -> dict[str, str]:
@@ -210,21 +239,18 @@ def _unplaced(state: FleetState) -> dict[str, str]:
 
 def _is_nearly_full(node: NodeView, state: FleetState) -> bool:
     free = state.figures(node).available_disk
-    return node.total_disk > 0 and free is not None and free < NEARLY_FULL * node.total_disk
+    is_heard = node.health != "offline"
+    return is_heard and node.total_disk > 0 and free is not None and free < NEARLY_FULL * node.total_disk
 
 
 def _full(node: NodeView, state: FleetState) -> Need:
-    free = state.figures(node).available_disk or 0
-    sentence = f"The disk of {node.name} is nearly full: {format_bytes(free)} of {format_bytes(node.total_disk)} free"
+    free = format_bytes(state.figures(node).available_disk or 0)
+    sentence = f"{node.name} has {free} of {format_bytes(node.total_disk)} disk free. Delete what it no longer needs."
     return Need("node", node.id, sentence, "Enter")
 
 
-def _awaited(nodes: list[NodeView], state: FleetState, at: float) -> list[Need]:
-    found = []
-    for node in nodes:
-        waiting = waiting_for(node.id, state) if node.approved and node.health == "offline" else []
-        if waiting:
-            age = state.heartbeat_age(node.id, at)
-            away = f"has been away for {span(age)}" if age is not None else "is away"
-            found.append(Need("node", node.id, f"{node.name} {away}; {requests_wait(len(waiting))}", "Enter"))
-    return found
+def _away(node: NodeView, state: FleetState, at: float) -> Need:
+    age, waiting = state.heartbeat_age(node.id, at), waiting_for(node.id, state)
+    since = f"has been offline for {span(age)}" if age is not None else "is offline"
+    more = f"; {requests_wait(waiting)}" if waiting else ""
+    return Need("node", node.id, f"{node.name} {since}{more}.", "Enter")

@@ -35,36 +35,34 @@ def test_in_a_terminal_a_node_is_approved_an_install_is_seen_and_a_killed_fronte
     town.warehouse.publish("engine-a", "one", megabytes=1)
     fleet.add_worker("shed-pi", fleet.first, approve=False)
     with screen(town.environment) as terminal:
-        terminal.wait("the cluster", "1 of 1 node is healthy", "● live", WORKER, "linux/amd64")
+        terminal.wait("the cluster", "1 of 1 node healthy", "● live", WORKER, "linux/amd64")
         terminal.wait("the pending node", "NEEDS YOU  shed-pi asks to join (")
         terminal.keys("k", "a")
         fingerprint = fleet.node("shed-pi")["fingerprint"]
         terminal.wait("the question", "Approve shed-pi?", f"Fingerprint: {fingerprint}")
         terminal.keys("y")
-        terminal.wait("it to be healthy", "2 of 2 nodes are healthy", "Nothing needs you.")
+        terminal.wait("it to be healthy", "2 of 2 nodes healthy", "Nothing needs you.")
         assert fleet.node("shed-pi")["approved"]
 
         town.warehouse.proxy.bytes_per_second = 0.5 * MEGABYTE
         terminal.keys("o")
         operation = fleet.request("install", "engine-a")
-        terminal.wait("the operation", "install engine-a", "of 2 nodes", "1 operation running")
+        terminal.wait("the operation", "Install engine-a", "of 2 nodes", "1 operation running")
         terminal.keys("Enter")
-        terminal.wait("both nodes", f"◐ Downloading {WORKER}", "◐ Downloading shed-pi", "of 977.2 KiB")
+        terminal.wait("both nodes", f"◐ Downloading {WORKER}", "◐ Downloading shed-pi", " of 977.2 KiB")
         town.warehouse.proxy.bytes_per_second = None
-        terminal.wait(
-            "the end", "Install of engine-a: 2 of 2 done", f"● Done        {WORKER}", "977.2 KiB of 977.2 KiB"
-        )
+        terminal.wait("the end", "Install engine-a: 2 of 2 done.", f"● Done        {WORKER}", "977.2 of 977.2 KiB")
         assert fleet.first.operation(operation["jobID"])["status"] == "succeeded"
 
         fleet.first.kill()
         terminal.wait("the loss to be shown", "◌ reconnecting · data ")
-        assert "Install of engine-a: 2 of 2 done" in terminal.text(), "the last known state stays"
+        assert "Install engine-a: 2 of 2 done." in terminal.text(), "the last known state stays"
         fleet.first.start()
         terminal.wait("the connection to be back", "● live")
         fleet.until_healthy()
         terminal.keys("f")
         terminal.resize(80, 24)
-        terminal.wait("the smaller screen", "2 of 2 nodes are healthy", "● live", "? help · q quit")
+        terminal.wait("the smaller screen", "2 of 2 nodes healthy", "● live", "? help · q quit")
         assert re.search(r"\x1b\[(3[1-7]|9[1-7])", terminal.text("-e"))
         terminal.keys("q")
         terminal.wait("its end", "exit=0")
@@ -90,7 +88,7 @@ async def test_a_node_is_drained_resumed_and_removed_by_keys(town: Town) -> None
         await press(pilot, "dn")
         assert not fleet.node(WORKER)["drained"]
         await press(pilot, "dy")
-        await until(pilot, "the drain", lambda: "○ drained" in app.view.plain)
+        await until(pilot, "the drain", lambda: "◒ drained" in app.view.plain)
         assert fleet.node(WORKER)["drained"]
         await press(pilot, "r")
         await until(pilot, "it to be resumed", lambda: "● healthy" in app.view.plain)
@@ -121,7 +119,7 @@ async def test_an_upgrade_shows_its_plan_and_is_done_after_a_yes(town: Town) -> 
         assert re.search(rf"{WORKER} +upgrade +[0-9a-f]+ → [0-9a-f]+", seen(app))
         await press(pilot, "y")
         await press(pilot, "o")
-        await until(pilot, "its end", lambda: re.search(r"● Done +upgrade engine-b", app.view.plain))
+        await until(pilot, "its end", lambda: re.search(r"● Done +Upgrade engine-b", app.view.plain))
     (row,) = before["nodes"]
     assert row["status"] == "success"
     assert town.fleet.backends_of(WORKER).joinpath("engine-b", "run.sh").read_text().count("two")
@@ -134,7 +132,7 @@ async def test_an_operation_is_cancelled_on_one_node_and_retried_there(town: Tow
     app = town.app()
     async with app.run_test(size=(100, 30)) as pilot:
         await press(pilot, "o")
-        await until(pilot, "the operation", lambda: "install engine-c" in app.view.plain)
+        await until(pilot, "the operation", lambda: "Install engine-c" in app.view.plain)
         await press(pilot, "\n")
         await until(pilot, "its node", lambda: f"◐ Downloading {WORKER}" in app.view.plain)
         await press(pilot, "jcy")
@@ -143,8 +141,8 @@ async def test_an_operation_is_cancelled_on_one_node_and_retried_there(town: Tow
         town.warehouse.calm()
         await press(pilot, "r")
         await pilot.press("escape")
-        await until(pilot, "the retry to end", lambda: re.search(r"● Done +install engine-c", app.view.plain))
-        assert re.search(r"⊘ Cancelled +install engine-c", app.view.plain), "what ended stays"
+        await until(pilot, "the retry to end", lambda: re.search(r"● Done +Install engine-c", app.view.plain))
+        assert re.search(r"⊘ Cancelled +Install engine-c", app.view.plain), "what ended stays"
 
 
 async def test_a_failure_needs_somebody_until_it_is_dismissed(town: Town) -> None:
@@ -154,7 +152,9 @@ async def test_a_failure_needs_somebody_until_it_is_dismissed(town: Town) -> Non
     assert ended["status"] == "failed", ended
     app = town.app()
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(pilot, "the failure", lambda: f"Install of broken failed on {WORKER}: " in app.needs.plain)
+        await until(
+            pilot, "the failure", lambda: f"Install broken: 0 of 1 done, 1 failed. {WORKER}: " in app.needs.plain
+        )
         await pilot.press("tab", "enter")
         await until(pilot, "the reason in full", lambda: ended["nodes"][0]["error"] in " ".join(app.view.plain.split()))
         await press(pilot, "D")

@@ -37,7 +37,7 @@ def act_of(key: str, target: Target, state: FleetState) -> Act | str:
         case "node" if (node := state.nodes.rows.get(NodeId(target.id))) is not None:
             return _on_node(key, node)
         case "operation" if (operation := state.operations.get(OperationId(target.id))) is not None:
-            return _on_operation(key, operation, target.node)
+            return _on_operation(key, operation, title(operation, state), target.node)
         case "backend":
             return _on_backend(key, target.id)
         case "model":
@@ -65,8 +65,10 @@ def _on_node(key: str, node: NodeView) -> Act | str:
             return Act(
                 method="POST",
                 path=f"{path}/approve",
-                heading=f"{node.name} asks to join",
+                heading=f"Approve {node.name}?",
                 says=(
+                    "It may then run engines and gets models. Compare the fingerprint with what `enginehouse join` "
+                    "shows on that machine.",
                     f"Fingerprint: {node.fingerprint or 'none; it has no key'}",
                     f"Address: {node.address or 'unknown'}   Platform: {node.platform or 'unknown'}",
                     *((node.waits_for,) if node.waits_for else ()),
@@ -101,8 +103,8 @@ def _on_node(key: str, node: NodeView) -> Act | str:
     return _nothing(key, "node")
 
 
-def _on_operation(key: str, operation: OperationView, node: str) -> Act | str:
-    path, name = f"/api/operations/{quote(operation.jobID, safe='')}", title(operation)
+def _on_operation(key: str, operation: OperationView, name: str, node: str) -> Act | str:
+    path = f"/api/operations/{quote(operation.jobID, safe='')}"
     where, body = (f" on {node}", {"node": node}) if node else ("", None)
     match key:
         case "c" if operation.has_ended:
@@ -118,7 +120,7 @@ def _on_operation(key: str, operation: OperationView, node: str) -> Act | str:
                 done=f"{name} is cancelled{where}",
             )
         case "r":
-            return Act(method="POST", path=f"{path}/retry", body=body, done=f"{name} is retried{where}")
+            return Act(method="POST", path=f"{path}/retry", body=body, done=f"{name} is tried again{where}.")
         case "D":
             return Act(method="POST", path=f"{path}/dismiss", done=f"{name} is dismissed", reads=("operations",))
     return _nothing(key, "operation")
@@ -133,8 +135,8 @@ def _on_backend(key: str, name: str) -> Act | str:
         path="/api/operations",
         body=body,
         plan=body,
-        heading=f"Upgrade of {name}",
-        done=f"Upgrade of {name} is accepted",
+        heading=f"Upgrade {name}",
+        done=f"Upgrade {name} is accepted",
     )
 
 
@@ -142,7 +144,7 @@ def _on_model(key: str, name: str, state: FleetState) -> Act | str:
     path = f"/api/models/{quote(name, safe='')}"
     match key:
         case "l":
-            return Act(method="POST", path=f"{path}/load", done=f"Load of {name} is accepted")
+            return Act(method="POST", path=f"{path}/load", done=f"Load {name} is accepted")
         case "u":
             model = state.models.rows.get(name)
             count = len(model.replicas) if model else 0
@@ -152,7 +154,7 @@ def _on_model(key: str, name: str, state: FleetState) -> Act | str:
                 heading=f"Unload {name}",
                 says=(f"{counted(count, 'replica')} of it will stop.",),
                 question=f"Unload {name}?",
-                done=f"Unload of {name} is accepted",
+                done=f"Unload {name} is accepted",
                 reads=("schedules",),
             )
         case "s":

@@ -27,7 +27,11 @@ PILLS = {
     "queued": ("○", "Queued", MUTED),
     "downloading": ("◐", "Downloading", NEWS),
     "installing": ("◑", "Installing", NEWS),
+    "starting": ("◑", "Starting", NEWS),
+    "loading": ("◑", "Loading", NEWS),
     "working": ("◑", "Working", NEWS),
+    "running": ("◐", "Running", NEWS),
+    "parked": ("◌", "Waiting for nodes", MUTED),
     "busy": ("◔", "Worker busy", WARN),
     "success": ("●", "Done", OK),
     "error": ("✕", "Failed", BAD),
@@ -81,9 +85,9 @@ def joined(*parts: Text, gap: str = " ") -> Text:
     return Text(gap, no_wrap=True).join(parts)
 
 
-def pill(name: str) -> Text:
+def pill(name: str, width: int = PILL_WIDTH) -> Text:
     mark, word, colour = PILLS[name]
-    return cell(f"{mark} {word}", PILL_WIDTH, colour)
+    return cell(f"{mark} {word}", width, colour)
 
 
 def bar(fraction: float | None, width: int, colour: str = NEWS) -> Text:

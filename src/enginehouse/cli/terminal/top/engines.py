@@ -29,8 +29,13 @@ from enginehouse.core.views import FleetPlan, ModelView, NodePlan
 
 NO_BACKENDS = "No backends yet. Install one with `enginehouse backends install NAME --all`."
 NO_MODELS = "No models. Add one with `enginehouse models add`."
-_STATES = {"loaded": ("●", OK), "loading": ("◐", NEWS), "added": ("○", ""), "available": ("○", MUTED)}
-_ORDER = ("loading", "loaded", "added", "available")
+_STATES = {
+    "loading": ("◑ loading", NEWS),
+    "loaded": ("● ready", OK),
+    "added": ("○ not running", ""),
+    "available": (f"{UNKNOWN} in the gallery", MUTED),
+}
+_ORDER = tuple(_STATES)
 
 
 def backend_rows(state: FleetState, at: float, width: int) -> list[Row]:
@@ -119,16 +124,16 @@ def _model_row(model: ModelView, state: FleetState, at: float, name: int) -> Row
     nodes = list(dict.fromkeys(one.node_name for one in model.replicas))
 
     def draw(width: int) -> list[Text]:
-        mark, colour = _STATES[_state(model)]
+        words, colour = _STATES[_state(model)]
         traffic = state.traffic_of(model.name, at)
         rate = f"{figure(traffic.requests_per_second)} req/s" if model.replicas else ""
         return [
             joined(
                 cell(model.name, name, MUTED if model.state == "available" else "bold"),
-                cell(f"{mark} {model.state}", 12, colour),
+                cell(words, 16, colour),
                 cell(wanted(model, state), 22),
                 cell(rate, 11, right=True),
-                cell(", ".join(nodes) or output.size(model.size_bytes), max(8, width - name - 49), MUTED),
+                cell(", ".join(nodes) or output.size(model.size_bytes), max(8, width - name - 53), MUTED),
             )
         ]
 

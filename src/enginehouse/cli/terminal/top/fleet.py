@@ -28,33 +28,35 @@ from enginehouse.cli.terminal.top.drawing import (
 from enginehouse.core.ids import NodeId
 from enginehouse.core.views import NodeView
 
-EMPTY = "No nodes yet. Join one with `enginehouse join`."
-_COLOURS = {"healthy": OK, "pending": WARN, "drained": WARN, "degraded": WARN, "unhealthy": WARN, "offline": BAD}
+EMPTY = "No machine has joined yet. Join one with `enginehouse join`."
+_COLOURS = {"●": OK, "◌": BAD, "◔": WARN, "◒": MUTED, "○": WARN}
 
 
 def rows(state: FleetState, at: float, width: int) -> list[Row]:
     nodes = sorted(state.nodes.rows.values(), key=lambda node: (node.name, node.id))
     name = name_width((node.name for node in nodes), width)
-    return [_row(node, state, at, name) for node in nodes]
+    word = max((len(state_of(node)[1]) for node in nodes), default=0) + 2
+    return [_row(node, state, at, (name, word)) for node in nodes]
 
 
-def _row(node: NodeView, state: FleetState, at: float, name: int) -> Row:
+def _row(node: NodeView, state: FleetState, at: float, widths: tuple[int, int]) -> Row:
     words = [node.name, state_of(node)[1], node.gpu_vendor, node.platform, *(one.name for one in node.backends)]
     words += [*(one.model_id for one in node.replicas), *(f"{key}={value}" for key, value in node.labels.items())]
 
     def draw(width: int) -> list[Text]:
-        return [_first(node, state, at, width, name), _second(node, state, at, width), _third(node, width)]
+        return [_first(node, state, at, width, widths), _second(node, state, at, width), _third(node, width)]
 
     return Row(Target("node", node.id), " ".join(words), 3, draw)
 
 
-def _first(node: NodeView, state: FleetState, at: float, width: int, name: int) -> Text:
+def _first(node: NodeView, state: FleetState, at: float, width: int, widths: tuple[int, int]) -> Text:
     mark, word = state_of(node)
     heard = ago(state.heartbeat_age(node.id, at))
-    hardware = max(8, min(32, width - name - 11 - 12 - 11 - 11 - 5))
+    name, state_width = widths
+    hardware = max(8, min(32, width - name - state_width - 12 - 11 - 15 - 5))
     parts = [
         cell(node.name, name, "bold"),
-        cell(f"{mark} {word}", 11, _COLOURS.get(word, WARN)),
+        cell(f"{mark} {word}", state_width, _COLOURS[mark]),
         cell(_hardware(node), hardware),
         cell(node.platform, 12, MUTED),
     ]
@@ -63,7 +65,7 @@ def _first(node: NodeView, state: FleetState, at: float, width: int, name: int) 
         parts.append(cell(f"{rate} req/s", 11, MUTED if rate == UNKNOWN else "", right=True))
     else:
         parts.append(cell("", 11))
-    parts.append(cell(heard, 11, MUTED, right=True))
+    parts.append(cell(heard, 15, MUTED, right=True))
     return joined(*parts)
 
 
@@ -71,7 +73,7 @@ def _second(node: NodeView, state: FleetState, at: float, width: int) -> Text:
     if not node.approved:
         return plain(f"  {node.fingerprint or 'no key'}  a approves it", WARN)
     if node.health == "offline":
-        waiting = len(waiting_for(node.id, state))
+        waiting = waiting_for(node.id, state)
         away = state.heartbeat_age(node.id, at)
         since = f"  last known {span(away)} ago" if away is not None else "  last known state"
         return plain(since + (f"; {requests_wait(waiting)}" if waiting else ""), WARN if waiting else MUTED)

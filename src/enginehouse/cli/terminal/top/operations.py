@@ -8,13 +8,15 @@ from rich.text import Text
 
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.fleet_state import FleetState
-from enginehouse.cli.terminal.fleet_words import headline
+from enginehouse.cli.terminal.fleet_words import bytes_of_bytes, clock, counted, headline, title
 from enginehouse.cli.terminal.progress import next_try, phase_words, why
 from enginehouse.cli.terminal.seen import bytes_of
 from enginehouse.cli.terminal.top.drawing import (
     BAD,
     MUTED,
     NO_TARGET,
+    PILL_WIDTH,
+    PILLS,
     WARN,
     Row,
     Target,
@@ -38,7 +40,7 @@ BUSY = "The worker has not answered for {}; it is still working. Nothing is sent
 _SILENT = re.compile(r"^no progress for (\d+ s);")  # how the frontend says it
 _STATUS_PILLS = {
     "queued": "queued",
-    "running": "working",
+    "running": "running",
     "succeeded": "success",
     "partial": "partly",
     "failed": "error",
@@ -50,29 +52,36 @@ _FETCHING = ("install_backend", "pull_model")
 
 def rows(state: FleetState, at: float, width: int) -> list[Row]:
     """Those that run first, then those that wait, then those that have ended; the newest first of each."""
+    names = {_pill_of_all(one) for one in state.operations.values()}
+    mark = max((len(PILLS[name][1]) + 2 for name in names), default=0)
     newest = sorted(state.operations.values(), key=lambda one: (one.createdAt, one.jobID), reverse=True)
-    return [_row(one, state) for one in sorted(newest, key=lambda one: (one.has_ended, one.isParked))]
+    return [
+        _row(one, state, max(PILL_WIDTH, mark)) for one in sorted(newest, key=lambda one: (one.has_ended, one.isParked))
+    ]
 
 
-def _row(operation: OperationView, state: FleetState) -> Row:
+def _row(operation: OperationView, state: FleetState, mark: int) -> Row:
     words = f"{operation.kind} {operation.name} {operation.status} {operation.jobID} {operation.author}"
     words += " " + " ".join({row.node_name for row in operation.nodes})
 
     def draw(width: int) -> list[Text]:
-        return [_first(operation, width), _second(operation, state, width)]
+        return [_first(operation, state, width, mark), _second(operation, state, width)]
 
     return Row(Target("operation", operation.jobID), words, 2, draw)
 
 
-def _first(operation: OperationView, width: int) -> Text:
+def _pill_of_all(operation: OperationView) -> str:
+    return "parked" if operation.isParked else _STATUS_PILLS.get(operation.status, "queued")
+
+
+def _first(operation: OperationView, state: FleetState, width: int, mark: int) -> Text:
     style = MUTED if operation.has_ended else "bold"
-    kind = operation.kind.replace("_", " ")
     length = 10 if width < 100 else 20
-    name = max(14, width - 13 - 16 - length - 6 - 6)
+    name = max(14, width - mark - 16 - length - 9)
     percent = 100 if operation.status == "succeeded" else operation.progress
     return joined(
-        pill(_STATUS_PILLS.get(operation.status, "queued")),
-        cell(f"{kind} {operation.name}", name, style),
+        pill(_pill_of_all(operation), mark),
+        cell(title(operation, state), name, style),
         cell(done_of(operation), 16, style),
         bar(percent / 100, length, MUTED) if operation.has_ended else bar(percent / 100, length),
         cell(f"{percent} %", 5, style, right=True),
@@ -87,7 +96,7 @@ def _second(operation: OperationView, state: FleetState, width: int) -> Text:
             text += ", dismissed"
         error = output.shortened(operation.error)
         return cell(f"  {text}" + (f"  {error}" if error else ""), width, BAD if _is_failure(operation) else MUTED)
-    parts = [part for part in (transfer(operation, state), headline(operation).partition(": ")[2]) if part]
+    parts = [part for part in (transfer(operation, state), headline(operation, state).partition(": ")[2]) if part]
     age = f"{operation.jobID[:8]}  {since(operation.createdAt)}, by {operation.author}"
     return cell("  " + "  ".join([age, *parts]), width, MUTED)
 
@@ -102,8 +111,7 @@ def done_of(operation: OperationView) -> str:
     if not rows:
         return operation.message or operation.status
     done = sum(row.status == "success" for row in rows)
-    noun = "node" if len({row.node_id for row in rows}) == len(rows) else "step"
-    return f"{done} of {len(rows)} {noun}{'' if len(rows) == 1 else 's'}"
+    return f"{done} of {counted(len(rows), 'step' if operation.kind == 'load' else 'node')}"
 
 
 def transfer(operation: OperationView, state: FleetState) -> str:
@@ -112,10 +120,10 @@ def transfer(operation: OperationView, state: FleetState) -> str:
     if not total:
         return ""
     rate = state.rate_of(operation.jobID)
-    text = f"{format_bytes(done)} of {format_bytes(total)}"
+    text = bytes_of_bytes(done, total)
     if rate > 0:
         text += f"  {format_bytes(int(rate))}/s"
-        text += f"  {output.duration((total - done) / rate)} left" if total > done else ""
+        text += f"  {clock((total - done) / rate)} left" if total > done else ""
     return text
 
 
@@ -126,8 +134,8 @@ def details(state: FleetState, operation_id: str, at: float, width: int) -> list
         return [line_row(NO_TARGET, plain("This operation is not known."))]
     target = Target("operation", operation.jobID)
     style = MUTED if operation.has_ended else "bold"
-    found = [line_row(target, line) for line in wrapped(headline(operation), width, style=style)[:1]]
-    found += [line_row(NO_TARGET, line) for line in wrapped(headline(operation), width, style=style)[1:]]
+    found = [line_row(target, line) for line in wrapped(headline(operation, state), width, style=style)[:1]]
+    found += [line_row(NO_TARGET, line) for line in wrapped(headline(operation, state), width, style=style)[1:]]
     asked = f"asked by {operation.author} {since(operation.createdAt)} as {operation.jobID}"
     found += [line_row(NO_TARGET, line) for line in wrapped(asked, width, style=MUTED)]
     if moved := transfer(operation, state):
@@ -149,15 +157,15 @@ def details(state: FleetState, operation_id: str, at: float, width: int) -> list
 def _node_rows(operation: OperationView, row: NodeRow, width: int, name: int) -> list[Row]:
     total = row.total_bytes or 0
     done = total if row.status == "success" else row.current_bytes or 0
-    figures = f"{format_bytes(done)} of {format_bytes(total)}" if total else ""
+    figures = bytes_of_bytes(done, total) if total else ""
     percent = 100.0 if row.status == "success" else row.percentage
     first = joined(
         pill(pill_of(row)),
         cell(row.node_name, name, "bold" if row.is_open else ""),
         bar(percent / 100, 10),
         cell(f"{percent:.0f} %", 5, right=True),
-        cell(figures, 22),
-        cell(phase_words(row) if row.status == "downloading" else row.action, max(8, width - name - 55), MUTED),
+        cell(figures, 19),
+        cell(phase_words(row) if row.status == "downloading" else row.action, max(8, width - name - 52), MUTED),
     )
     found = [line_row(Target("operation", operation.jobID, row.node_name), first, words=row.node_name)]
     text, style = explained(row)
@@ -166,10 +174,14 @@ def _node_rows(operation: OperationView, row: NodeRow, width: int, name: int) ->
 
 def pill_of(row: NodeRow) -> str:
     match row.status:
-        case "downloading" if row.kind not in _FETCHING:
+        case "downloading" if row.phase in ("starting", "loading"):
+            return row.phase
+        case "downloading" if row.kind not in _FETCHING and not row.file_name:
             return "working"
+        case "downloading" if not row.phase:
+            return "installing"
         case "downloading":
-            return "installing" if row.phase in ("extracting", "starting", "loading") else "downloading"
+            return {"extracting": "installing"}.get(row.phase, "downloading")
         case "running_on_worker":
             return "busy"
         case "success" | "error" | "cancelled" | "superseded":
