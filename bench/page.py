@@ -6,7 +6,7 @@ the page and the CPU of the process that draws it while 200 events a second arri
 page; and, with a real frontend, what 50 open pages cost it while nothing happens. The figure is the worst part of its
 bar; 1 is the most.
 
-The flood takes half an hour, with `--quick` 25 seconds beside the measurement of the frontend.
+The flood takes half an hour, with `--quick` 25 seconds and beside the measurement of the frontend.
 
     .venv/bin/python bench/page.py [--quick] [--minutes 30] [--nodes 100]
 """
@@ -111,7 +111,7 @@ async def figures_of_transfer(browser: Browser, root: str) -> list[Figure]:
     found = await transfer(browser, f"{root}/", VISITED)
     answers = sorted(found.answers.items(), key=lambda one: -one[1])
     listed = ", ".join(f"{path} {size / 1000:.0f} kB" for path, size in answers[:6])
-    print(f"the API's answers meanwhile, beside the page's own files: {listed}")
+    print(f"the API's answers of that visit, beside the page's own files: {listed}")
     remark = f"{found.files} files, {len(VISITED)} pages visited, API {sum(found.answers.values()) / 1000:.0f} kB"
     return [
         Figure(name="transfer of a first visit", value=found.own / 1000, unit=" kB", bar=TRANSFER_BYTES / 1000,
@@ -187,7 +187,7 @@ async def figures_of_watchers(plan: Plan) -> list[Figure]:
     return [
         Figure(
             name=f"{WATCHERS} open pages, of a frontend with {plan.nodes} idle nodes",
-            value=found.beside - found.without,
+            value=max(0.0, found.beside - found.without),
             unit=" of a core",
             bar=WATCHERS_CORES,
             remark=f"{found.without:.3f} without, {found.beside:.3f} with; "
@@ -210,16 +210,17 @@ async def measure(plan: Plan) -> list[Figure]:
             root = f"http://{HOST}:{port}"
             async with chromium(playwright) as browser:
                 keep(await figures_of_loads(browser.browser, root, plan.loads))
+                if plan.is_side_by_side:
+                    async with asyncio.TaskGroup() as group:
+                        visited = group.create_task(figures_of_transfer(browser.browser, root))
+                        flooded = group.create_task(figures_of_flood(playwright, plan.looks))
+                        watched = group.create_task(figures_of_watchers(plan))
+                    for one in (visited, flooded, watched):
+                        keep(one.result())
+                    return figures
                 keep(await figures_of_transfer(browser.browser, root))
-        if plan.is_side_by_side:
-            async with asyncio.TaskGroup() as group:
-                flooded = group.create_task(figures_of_flood(playwright, plan.looks))
-                watched = group.create_task(figures_of_watchers(plan))
-            keep(flooded.result())
-            keep(watched.result())
-        else:
-            keep(await figures_of_flood(playwright, plan.looks))
-            keep(await figures_of_watchers(plan))
+        keep(await figures_of_flood(playwright, plan.looks))
+        keep(await figures_of_watchers(plan))
     return figures
 
 
@@ -230,7 +231,7 @@ async def main() -> int:
     parser.add_argument("--nodes", type=int, default=100, help="of the real frontend")
     given = parser.parse_args()
     if given.quick:
-        plan = Plan(loads=3, looks=(7.0, 13.0, 19.0, 25.0), nodes=given.nodes, idle_seconds=10.0, is_side_by_side=True)
+        plan = Plan(loads=3, looks=(13.0, 18.0, 23.0), nodes=given.nodes, idle_seconds=10.0, is_side_by_side=True)
     else:
         last = 60.0 * given.minutes
         looks = (last / 10, *(last * part / 10 for part in range(2, 11)))

@@ -16,7 +16,7 @@ from bench.scaling.clusters import Cluster, RunningFrontend
 from bench.scaling.stream_watchers import StreamWatcher
 from bench.scaling.stub_workers import StubWorkers
 
-CALM_SECONDS = 3.0  # after the nodes have joined, and after the streams were opened
+CALM_SECONDS = 1.5  # after the nodes have joined, and after the streams were opened
 LIMIT_SECONDS = 60.0
 
 

@@ -9,7 +9,7 @@ import { apply, emptyState, putLists, sweep } from "./state.js";
 const SILENCE_MS = 12_000; // the server sends a sign of life every five seconds
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 8_000;
-const DRAWN_EVERY_MS = 150; // faster updates of numbers cannot be read
+const DRAWN_EVERY_MS = 300; // faster updates of numbers cannot be read
 const LISTED = 50; // operations of the first list
 
 export const state = emptyState();
@@ -154,5 +154,5 @@ export async function list(wanted) {
     if (found[at] !== null) lists[one] = PART[one] ? PART[one](found[at]) : found[at];
   });
   putLists(state, lists, Date.now() / 1000);
-  changed();
+  changed(true); // a person waits for the first lists, and they are rare
 }

@@ -69,9 +69,13 @@ function followed(known, found) {
       nodes: found.nodes || (known && found.counts ? known.nodes : []),
       seenAt: known ? known.seenAt : undefined,
     };
-  const rows = new Map(known ? known.byIntent : []);
+  const before = known ? known.byIntent : new Map();
+  const rows = new Map(before);
   for (const row of found.nodes || []) rows.set(row.intent, row);
-  const nodes = [...rows.values()].sort((a, b) => (a.node_name < b.node_name ? -1 : a.node_name > b.node_name ? 1 : 0));
+  const nodes = [...rows.values()];
+  // Rows that are replaced stay in their places.
+  if (rows.size > before.size)
+    nodes.sort((a, b) => (a.node_name < b.node_name ? -1 : a.node_name > b.node_name ? 1 : 0));
   const kept = known ? { targets: known.targets, excluded: known.excluded, asked: known.asked } : {};
   return { ...found, ...kept, nodes, partial: false };
 }

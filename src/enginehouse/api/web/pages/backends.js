@@ -23,7 +23,7 @@ export async function enter() {
   const read = (path, put) =>
     get(path)
       .then(put, () => {})
-      .then(() => changed());
+      .then(() => changed(true));
   await Promise.all([
     read("/backends/available", (found) => {
       offers = found;

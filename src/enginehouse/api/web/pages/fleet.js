@@ -186,34 +186,14 @@ function panel(node, context) {
   const heard = heardAt(state, node);
   const waiting = waitingRequests(state).get(node.id) || 0;
   const lines = history.ofNode(node.id);
-  return memo(`panel ${node.id}`, [node, vitals, words.ago(heard, now), waiting, lines, canAct], () => {
-    const isAway = node.health === "offline" || Boolean(node.removedAt);
+  const isAway = node.health === "offline" || Boolean(node.removedAt);
+  // Apart from the header, whose age changes every second.
+  const rest = memo(`rest of panel ${node.id}`, [node, vitals, waiting, lines], () => {
     const free = (name) => figure(state, node, name);
     const used = (total, available) => (total && available !== null ? total - available : null);
     const cards =
       [...new Set((node.gpu_cards || []).map((card) => card.name).filter(Boolean))].join(", ") || node.gpu_vendor;
-    return h(
-      "article",
-      {
-        key: node.id,
-        class: ["panel", isAway && "away", node.removedAt && "gone"],
-        "data-row": true,
-        tabindex: "0",
-        "aria-label": node.name,
-        onkeydown: (event) => {
-          if (event.key === "Enter" && event.target === event.currentTarget)
-            location.hash = `#/nodes/${encodeURIComponent(node.name)}`;
-        },
-      },
-      h(
-        "header",
-        null,
-        h("h2", null, h("a", { href: `#/nodes/${encodeURIComponent(node.name)}` }, node.name)),
-        pill(words.nodeMark(node)),
-        h("span", { class: "grow" }),
-        h("span", { class: "muted" }, isAway ? "last known " : "", age(heard, now)),
-        canAct && !node.removedAt && menuButton(`Actions for ${node.name}`, () => nodeActions(node)),
-      ),
+    return [
       h(
         "p",
         { class: "muted facts" },
@@ -272,8 +252,34 @@ function panel(node, context) {
       ),
       waiting > 0 &&
         h("p", { class: "waiting" }, `${words.count(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for it`),
-    );
+    ];
   });
+  return memo(`panel ${node.id}`, [node, rest, words.ago(heard, now), canAct], () =>
+    h(
+      "article",
+      {
+        key: node.id,
+        class: ["panel", isAway && "away", node.removedAt && "gone"],
+        "data-row": true,
+        tabindex: "0",
+        "aria-label": node.name,
+        onkeydown: (event) => {
+          if (event.key === "Enter" && event.target === event.currentTarget)
+            location.hash = `#/nodes/${encodeURIComponent(node.name)}`;
+        },
+      },
+      h(
+        "header",
+        null,
+        h("h2", null, h("a", { href: `#/nodes/${encodeURIComponent(node.name)}` }, node.name)),
+        pill(words.nodeMark(node)),
+        h("span", { class: "grow" }),
+        h("span", { class: "muted" }, isAway ? "last known " : "", age(heard, now)),
+        canAct && !node.removedAt && menuButton(`Actions for ${node.name}`, () => nodeActions(node)),
+      ),
+      rest,
+    ),
+  );
 }
 
 function chips(replicas) {

@@ -36,7 +36,7 @@ async function more() {
       isRead = true;
     },
   );
-  changed();
+  changed(true);
 }
 
 export function view(context) {
