@@ -10,6 +10,7 @@ export function attention(state, now) {
   const found = [];
   const pending = [];
   const waiting = waitingRequests(state);
+  const unplaced = unplacedModels(state);
   for (const node of state.nodes.values()) {
     if (node.removedAt) continue;
     if (!node.approved) {
@@ -57,7 +58,7 @@ export function attention(state, now) {
   }
   for (const operation of state.operations.values()) {
     if (operation.dismissed || !isEnded(operation) || !["failed", "partial"].includes(operation.status)) continue;
-    if (isSettled(state, operation)) continue;
+    if (isSettled(state, operation) || (operation.kind === "load" && unplaced.has(operation.name))) continue;
     found.push({
       key: `operation ${operation.jobID}`,
       kind: "failed",
@@ -66,6 +67,16 @@ export function attention(state, now) {
       operation,
       text: failure(state, operation),
       action: { name: "retry", label: "Retry" },
+    });
+  }
+  for (const [name, reason] of unplaced) {
+    found.push({
+      key: `unplaced ${name}`,
+      kind: "unplaced",
+      colour: "bad",
+      link: `#/models/${encodeURIComponent(name)}`,
+      text: `${name} cannot be ${reason}`,
+      action: { name: "link", label: "Explain" },
     });
   }
   pending.sort((a, b) => (a.name < b.name ? -1 : 1));
@@ -77,9 +88,20 @@ export function attention(state, now) {
     text: node.waits_for ? `${node.name} asks to join again: ${node.waits_for}` : `${node.name} asks to join`,
     action: { name: "approve", label: "Approve" },
   }));
-  const order = { replica: 0, disk: 1, failed: 2, degraded: 3, away: 4 };
+  const order = { replica: 0, disk: 1, failed: 2, unplaced: 3, degraded: 4, away: 5 };
   found.sort((a, b) => order[a.kind] - order[b.kind] || (a.key < b.key ? -1 : 1));
   return [...joins, ...found];
+}
+
+/** The wanted models that are not where they should be: "placed: …", or "loaded: …" where a load failed. */
+function unplacedModels(state) {
+  const found = new Map();
+  for (const [name, one] of [...(state.schedules || [])].sort()) {
+    const isPlace = (one.reason || "").startsWith(`cannot place ${name}: `);
+    const reason = isPlace ? one.reason.slice(`cannot place ${name}: `.length) : one.reason;
+    if (reason) found.set(name, `${isPlace ? "placed" : "loaded"}: ${reason}`);
+  }
+  return found;
 }
 
 /** A figure of a node as it was last heard; null if unknown. */

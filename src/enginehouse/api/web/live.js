@@ -10,6 +10,7 @@ const SILENCE_MS = 12_000; // the server sends a sign of life every five seconds
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 8_000;
 const DRAWN_EVERY_MS = 300; // faster updates of numbers cannot be read
+const LISTED_AGAIN_MS = 2_000;
 const LISTED = 50; // operations of the first list
 
 export const state = emptyState();
@@ -127,6 +128,8 @@ async function read(signal) {
         return;
       } else if (event.event) {
         apply(state, event.event, JSON.parse(event.data), Date.now() / 1000);
+        // Why a wanted model is not there is no part of the stream.
+        if (event.event === "model" || event.data.includes('"kind":"load"')) listSoon("schedules");
         if (event.event === "overflow") list(["nodes", "models", "operations", "schedules"]);
       }
       changed();
@@ -135,6 +138,18 @@ async function read(signal) {
     clearTimeout(watchdog);
     signal.removeEventListener("abort", abort);
     attempt.abort();
+  }
+}
+
+let soon = 0;
+
+/** Reads one list again in a moment, once for many changes. */
+function listSoon(name) {
+  if (!soon) {
+    soon = setTimeout(() => {
+      soon = 0;
+      if (stopping) list([name]);
+    }, LISTED_AGAIN_MS);
   }
 }
 
