@@ -6,7 +6,7 @@ BIN := .venv/bin
 QUICK := tests/core tests/settings tests/engine tests/link tests/frontend tests/test_loop.py
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup setup-dev up test quick proof check format lock bench
+.PHONY: help setup setup-dev up test quick proof check format lock screenshots states bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ check: setup-dev ## ruff, mypy --strict, import contracts, size budgets
 format: setup-dev ## let ruff rewrite the sources
 	@$(BIN)/ruff check --fix src tests bench tools
 	@$(BIN)/ruff format src tests bench tools
+
+screenshots: setup-dev ## pictures of every page of the web page, in every state
+	@$(BIN)/python tools/screenshots.py
+
+states: setup-dev ## serve the catalogue of states of the web page, to look at in a browser
+	@$(BIN)/python -m tests.window.catalogue
 
 bench: setup-dev ## every benchmark, quickly; each prints its ratio and its bar
 	@for script in bench/*.py; do $(BIN)/python $$script --quick || exit 1; done

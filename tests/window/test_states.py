@@ -139,9 +139,10 @@ def test_somebody_who_may_only_look_sees_everything_and_no_button_that_changes_a
 @pytest.mark.parametrize("address", ["fleet", "operations", "backends?show=all", "models", "logs", "nodes/id-box"])
 def test_markup_escapes_and_turned_text_of_others_stay_text(opened: Open, states: str, address: str) -> None:
     """F-116. The fixture fails the test if a dialog opens, an image is fetched, or the policy was needed."""
-    page = look(opened, states, "hostile-names", f"#/{address}").page
+    watched = look(opened, states, "hostile-names", f"#/{address}")
+    page = watched.page
     expect(page.locator("h1").first).to_be_visible()
-    page.wait_for_function("document.body.innerText.includes('<script>alert(2)</script>')")
+    watched.until("document.body.innerText.includes('<script>alert(2)</script>')")
     assert page.locator("#app img, #app script").count() == 0
     shown = page.inner_text("body")
     assert "\u202e" in HOSTILE
@@ -164,6 +165,8 @@ def test_a_stream_that_is_not_allowed_is_not_asked_for_again_and_again(opened: O
     watched.page.on("request", lambda request: asked.append(request.url) if "/api/events" in request.url else None)
     watched.page.goto(states.format("not-allowed"))
     expect(watched.page.locator(".fresh")).to_contain_text("not allowed")
+    expect(watched.page.locator("main")).to_contain_text("it needs the role viewer")
+    expect(watched.page.get_by_text("Reading")).to_have_count(0)
     assert len(asked) == 1
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from playwright.sync_api import ConsoleMessage, Dialog, Page, Request
+from tests.e2e.conftest import wait_for
 
 AXE = Path(__file__).parent / "axe"
 # A refused request of the page is shown by the page; the browser says it once more.
@@ -36,8 +37,10 @@ class Watched:
             self.faults.append(f"asked {request.url}")
 
     def until(self, script: str) -> None:
-        """Wait until an expression is true in the page."""
-        self.page.wait_for_function(script)
+        """Wait until an expression is true in the page. Asked from here: the page's policy lets nothing be evaluated
+        in it later, as waiting in the page would need.
+        """
+        wait_for(script, lambda: self.page.evaluate(script))
 
     def text(self) -> str:
         return self.page.inner_text("body")

@@ -83,6 +83,9 @@ function draw() {
 
 /** A page that fails says so; the others, and what lies around it, go on. */
 function shownSafely(here, page) {
+  if (here.connection.status === "refused" && !here.state.isListed) {
+    return h("p", { class: "note bad", role: "alert" }, here.connection.error);
+  }
   try {
     return page.view(here);
   } catch (error) {
