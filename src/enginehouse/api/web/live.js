@@ -9,7 +9,7 @@ import { apply, emptyState, putLists, sweep } from "./state.js";
 const SILENCE_MS = 12_000; // the server sends a sign of life every five seconds
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 8_000;
-const DRAWN_EVERY_MS = 300; // faster updates of numbers cannot be read
+const DRAWN_EVERY_MS = 333; // faster updates of numbers cannot be read
 const LISTED_AGAIN_MS = 2_000;
 const LISTED = 50; // operations of the first list
 
