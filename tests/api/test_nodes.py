@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,14 @@ async def test_a_status_or_a_name_makes_the_list_shorter(here: Site) -> None:
 async def test_a_parameter_that_makes_no_sense_is_refused(here: Site, query: str, status: int, param: str) -> None:
     answer = await get(here, query)
     assert (answer.status, answer.error["param"]) == (status, param)
+
+
+async def test_a_long_list_is_packed_for_who_takes_it_so(here: Site) -> None:
+    packed = [("host", "127.0.0.1:8080"), ("accept-encoding", "gzip, deflate")]
+    plain = await here.ask("GET", "/api/nodes", token=here.tokens["admin"])
+    answer = await here.ask("GET", "/api/nodes", token=here.tokens["admin"], headers=packed)
+    assert len(plain.body) > 16_384
+    assert ("content-encoding" in plain.headers, answer.headers["content-encoding"]) == (False, "gzip")
+    assert gzip.decompress(answer.body)[:20] == plain.body[:20]
+    short = await here.ask("GET", "/api/nodes?limit=1", token=here.tokens["admin"], headers=packed)
+    assert "content-encoding" not in short.headers

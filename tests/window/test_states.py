@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_what_needs_a_person_comes_first_with_the_button_that_helps(opened: Open
     assert "9f2c55aa01d1" in texts[1]
     assert "gemma does not stay up on dgx" in texts[2]
     assert "spare has 20.0 GiB of 900.0 GiB disk free" in texts[3]
-    assert "jetson has been offline for 3 h 4 min; 1 request waits for it." in texts[-1]
+    assert re.search(r"jetson has been offline for 3 h \d+ min; 1 request waits for it\.", texts[-1])
     expect(page.locator("h1")).to_contain_text("3 of 5 nodes are healthy. jetson has been offline for 3 h")
     expect(page.get_by_role("button", name="Approve all 2")).to_be_visible()
 
@@ -103,7 +104,7 @@ def test_partial_success_is_not_green_and_every_row_has_a_word(opened: Open, sta
 def test_what_is_away_is_shown_as_last_known_and_what_is_unknown_as_unknown(opened: Open, states: str) -> None:
     page = look(opened, states, "mixed").page
     away = page.locator(".panel", has=page.get_by_role("link", name="jetson", exact=True))
-    expect(away).to_contain_text("last known 3 h 4 min ago")
+    expect(away).to_contain_text(re.compile(r"last known 3 h \d+ min ago"))
     expect(away).to_contain_text("cuda12-llama-cpp 1.3")
     unknown = away.locator(".meter", has_text="CPU")
     expect(unknown.locator(".bar")).to_have_class("bar unknown")

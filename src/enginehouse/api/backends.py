@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from enginehouse.api.requests import json_response
+from enginehouse.api.requests import json_response, list_response
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.node import Node
 from enginehouse.core.views import Upgrade
@@ -31,16 +31,17 @@ class BackendRoutes:
             [_installed(name, found, upgrades.get(name), now) for name, found in sorted(holders.items())]
         )
 
-    async def available(self, _request: Request) -> Response:
+    async def available(self, request: Request) -> Response:
         nodes, _ = await self._nodes.every()
         installed = {backend.name for node in nodes for backend in node.report.backends}
         targets = [node for node in nodes if node.is_target]
         urls = {state.name: state.url for state in self._galleries.states()}
-        return json_response(
+        return await list_response(
+            request,
             [
                 _offered(offer, urls.get(offer.gallery, ""), is_installed=offer.entry.name in installed)
                 for offer in self._galleries.offers(targets)
-            ]
+            ],
         )
 
     async def galleries(self, _request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from enginehouse.api.requests import list_response
 from enginehouse.core.ids import NodeId
 from enginehouse.frontend.watching.past import Past
 
@@ -18,4 +19,4 @@ class HistoryRoutes:
     async def last_hour(self, request: Request) -> Response:
         named = request.query_params.get("nodes")
         only = None if named is None else {NodeId(one) for one in named.split(",") if one != NO_NODES}
-        return Response(await self._past.encoded(only), media_type="application/json")
+        return await list_response(request, await self._past.encoded(only))

@@ -21,6 +21,7 @@ from enginehouse.api.requests import (
     accepted_response,
     caller_of,
     json_response,
+    list_response,
     read_body,
     requester_of,
 )
@@ -146,7 +147,7 @@ class DefinitionRoutes:
             for gallery, entry in self._installs.offers()
             if all(word in f"{entry.name} {entry.description} {' '.join(entry.tags)}".lower() for word in words)
         ]
-        return json_response(offered)
+        return await list_response(request, offered)
 
     async def galleries(self, _request: Request) -> Response:
         return json_response(self._installs.states())

@@ -10,7 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginehouse.api.operations import check_sha256
-from enginehouse.api.requests import accepted_response, caller_of, json_response, limit_of, read_body, requester_of
+from enginehouse.api.requests import (
+    accepted_response,
+    caller_of,
+    json_response,
+    limit_of,
+    list_response,
+    read_body,
+    requester_of,
+)
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import check_name, shown
@@ -58,7 +66,7 @@ class NodeRoutes:
         self._board = board
 
     async def every(self, request: Request) -> Response:
-        return json_response(await self._views.every(_asked(request)))
+        return await list_response(request, await self._views.every(_asked(request)))
 
     async def one(self, request: Request) -> Response:
         return json_response(await self._views.one(_name(request)))

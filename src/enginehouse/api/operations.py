@@ -13,6 +13,7 @@ from enginehouse.api.requests import (
     caller_of,
     json_response,
     limit_of,
+    list_response,
     read_body,
     requester_of,
     stored_view,
@@ -96,7 +97,7 @@ class OperationRoutes:
         views: Sequence[OperationView | OperationSummary]
         if _is_true(request, "all", "false"):
             views = await listed.page(limit, before)
-            return json_response({"operations": views, **_next(views, limit)})
+            return await list_response(request, {"operations": views, **_next(views, limit)})
         if before:
             raise Invalid(
                 "cannot use `before` with the list of open operations: it works with `all=true` and with the history",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from enginehouse.core.name import shown
 
 ROOT = Path(__file__).parent / "web"
 INDEX = "index.html"
+THEME = "theme.js"  # the one script that is no module
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PAGE_HEADERS = {
     # Pictures and sounds of a chat are `blob:` and `data:`; nothing is loaded from another server.
@@ -44,10 +46,11 @@ class PageFile(Struct, frozen=True):
 class PageRoutes:
     def __init__(self) -> None:
         found = (path for path in sorted(ROOT.rglob("*")) if path.is_file() and path.suffix in _KINDS)
-        self._files = {path.relative_to(ROOT).as_posix(): _read(path) for path in found}
+        self._files = {path.relative_to(ROOT).as_posix(): _page_file(path, path.read_bytes()) for path in found}
+        self._index = _page_file(ROOT / INDEX, _with_modules(ROOT / INDEX, self._files))
 
     async def index(self, request: Request) -> Response:
-        return _answer(self._files[INDEX], request)
+        return _answer(self._index, request)
 
     async def file(self, request: Request) -> Response:
         path = str(request.path_params["path"])
@@ -57,12 +60,20 @@ class PageRoutes:
         return _answer(found, request)
 
 
-def _read(path: Path) -> PageFile:
-    plain = path.read_bytes()
-    kind = _KINDS[path.suffix]
+def _page_file(path: Path, plain: bytes) -> PageFile:
     # Without a time in it, so the bytes are the same on every frontend.
     packed = gzip.compress(plain, mtime=0)
-    return PageFile(f"{kind}; charset=utf-8", plain, packed, f'"{hashlib.sha256(plain).hexdigest()[:32]}"')
+    etag = f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
+    return PageFile(f"{_KINDS[path.suffix]}; charset=utf-8", plain, packed, etag)
+
+
+def _with_modules(index: Path, names: Iterable[str]) -> bytes:
+    """The first file with the names of all modules, so that a browser asks for them at once and not one after the other
+    as it finds out who needs whom.
+    """
+    modules = [name for name in sorted(names) if name.endswith(".js") and name != THEME]
+    links = "\n".join(f'<link rel="modulepreload" href="/web/{name}">' for name in modules)
+    return index.read_bytes().replace(b"</head>", links.encode() + b"\n</head>")
 
 
 def _answer(file: PageFile, request: Request) -> Response:
