@@ -54,12 +54,13 @@ def main() -> int:
     KEPT.mkdir(exist_ok=True)
     with serving(Catalogue()) as port, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        # First: the states grow older while they are served.
+        for name, (scene, address, look) in MAIN.items():
+            take(browser, port, scene, address, look, KEPT / f"{name}.png")
         for scene, address in shots():
             for look in LOOKS:
                 path = ALL / f"{scene}-{address.replace('/', '-')[:20]}-{look}.png"
                 take(browser, port, scene, address, look, path)
-        for name, (scene, address, look) in MAIN.items():
-            take(browser, port, scene, address, look, KEPT / f"{name}.png")
         browser.close()
     print(f"{len(list(ALL.glob('*.png')))} pictures in {ALL}, {len(MAIN)} in {KEPT}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.fleet.warehouse import Warehouse
 from tests.window.watching import Watched
 
 import enginehouse
+from enginehouse.link.client import RawBody
 
 LONG_MS = 40_000
 TINY = Path(enginehouse.__file__).parent / "gallery" / "tiny-chat-2m-q8_0.gguf"
@@ -320,3 +322,35 @@ def test_tokens_sessions_audit_and_settings_are_shown_and_a_token_ends(signed_in
     page.goto(f"{fleet.first.url}/#/settings")
     expect(page.locator("tr", has_text="without a heartbeat")).to_contain_text("--stale")
     assert fleet.tokens["admin"] not in page.content()
+
+
+def test_a_log_is_followed_and_a_machine_that_is_drained_says_when_it_is_safe(
+    signed_in: Open, fleet: Fleet, warehouse: Warehouse
+) -> None:
+    chatty = b"print('engine: ready \\x1b[31mred\\x1b[0m', flush=True)\n"
+    warehouse.publish("speaker", "said", run=program("I am here", first=chatty.decode()))
+    content = TINY.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    page = signed_in().page
+    whole = RawBody(content, {"Content-Range": f"bytes 0-{len(content) - 1}/{len(content)}"})
+    fleet.first.client.request_bytes("PUT", f"/api/uploads/{digest}", whole)
+    file = {"name": "tiny.gguf", "uri": f"upload:{digest}", "sha256": digest, "size_bytes": len(content)}
+    fleet.first.post("/api/models", {"name": "logged", "backend": "speaker", "files": [file]})
+    fleet.ended(fleet.first.post("/api/models/logged/load", {"node": "worker-1"}))
+    page.goto(f"{fleet.first.url}/#/logs")
+    page.get_by_role("link", name="logged on worker-1").click()
+    expect(page.get_by_role("log")).to_contain_text("engine: ready red", timeout=LONG_MS)
+    assert "\x1b" not in page.inner_text("body")
+
+    page.goto(f"{fleet.first.url}/#/nodes/worker-1")
+    page.get_by_role("button", name="Drain…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("its 1 replica (logged) stops")
+    dialog.get_by_role("button", name="Drain worker-1").click()
+    expect(page.get_by_text("Safe to stop: nothing runs there, and nothing is sent there.")).to_be_visible(
+        timeout=LONG_MS
+    )
+    assert fleet.node("worker-1")["replicas"] == []
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("h1 .pill")).to_have_text("●healthy", timeout=LONG_MS)
+    fleet.ended(fleet.first.delete("/api/models/logged"))

@@ -204,6 +204,19 @@ export function version(installed) {
   return installed.version || (installed.digest || "").replace("sha256:", "").slice(0, 12) || "unknown version";
 }
 
+/** The version of each backend that most nodes have, by its name; the others drift from it. */
+export function usualVersions(nodes) {
+  const counts = new Map();
+  for (const node of nodes) {
+    for (const one of node.backends || []) {
+      if (!counts.has(one.name)) counts.set(one.name, new Map());
+      const versions = counts.get(one.name);
+      versions.set(version(one), (versions.get(version(one)) || 0) + 1);
+    }
+  }
+  return new Map([...counts].map(([name, versions]) => [name, [...versions].sort((a, b) => b[1] - a[1])[0][0]]));
+}
+
 /** A file's name without its directories, shortened in the middle. */
 export function shortName(name, most = 36) {
   const last = (name || "").split("/").pop();

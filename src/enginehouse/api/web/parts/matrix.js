@@ -19,6 +19,7 @@ export function matrix(context, upgrades, { onPlan }) {
     const rows = backendsOf(nodes);
     if (!rows.size) return empty("No backend is installed.");
     const names = [...rows.keys()].sort();
+    const usual = words.usualVersions(nodes);
     const isWide = nodes.length > WIDEST;
     return h(
       "div",
@@ -66,7 +67,7 @@ export function matrix(context, upgrades, { onPlan }) {
                     h(
                       "td",
                       { key: node.id, "data-name": node.name },
-                      cell(rows.get(name).get(node.id), node, upgrades[name], mostUsed(rows.get(name)), canAct, onPlan),
+                      cell(rows.get(name).get(node.id), node, upgrades[name], usual.get(name), canAct, onPlan),
                     ),
                   ),
             ),
@@ -87,13 +88,6 @@ function backendsOf(nodes) {
     }
   }
   return rows;
-}
-
-/** The version that most nodes have; the others drift from it. */
-function mostUsed(holders) {
-  const counts = new Map();
-  for (const one of holders.values()) counts.set(words.version(one), (counts.get(words.version(one)) || 0) + 1);
-  return [...counts].sort((a, b) => b[1] - a[1])[0][0];
 }
 
 function marks(one, node, upgrade, usual) {
