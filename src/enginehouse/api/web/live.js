@@ -11,6 +11,8 @@ const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 8_000;
 const DRAWN_EVERY_MS = 150; // faster updates of numbers cannot be read
 const LISTED = 50; // operations of the first list
+const LIST_MS = 20_000; // an answer that is later belongs to a connection that is gone
+const ALL = ["nodes", "models", "operations", "schedules"];
 
 export const state = emptyState();
 export const connection = { status: "connecting", heardAt: 0, error: "" };
@@ -20,6 +22,8 @@ let stopping = null;
 let lastId = "";
 let drawing = 0;
 let drawnAt = 0;
+let listing = 0; // the timer of the next attempt
+const missing = new Set(); // lists that could not be read
 
 /** The server's clock as it is now, in seconds. */
 export const now = () => Date.now() / 1000 + state.ahead;
@@ -122,12 +126,12 @@ async function read(signal) {
         connection.status = "live";
         connection.error = "";
         // What a resumed stream missed it sends itself; of models it has no list of the present ones.
-        list(isResumed ? ["models", "schedules"] : ["nodes", "models", "operations", "schedules"]);
+        list(isResumed && state.isListed ? ["models", "schedules", ...missing] : ALL);
       } else if (event.event === "bye") {
         return;
       } else if (event.event) {
         apply(state, event.event, JSON.parse(event.data), Date.now() / 1000);
-        if (event.event === "overflow") list(["nodes", "models", "operations", "schedules"]);
+        if (event.event === "overflow") list(ALL);
       }
       changed();
     }
@@ -146,13 +150,22 @@ const PATHS = {
 };
 const PART = { operations: (answer) => (Array.isArray(answer) ? answer : answer.operations || []) };
 
-/** Reads lists again. One that fails is read with the next connection; the stream itself tells that it is lost. */
-export async function list(wanted) {
-  const found = await Promise.all(wanted.map((one) => get(PATHS[one]).catch(() => null)));
+/** Reads lists again. One that fails is read again a moment later, or with the next connection. */
+export async function list(names) {
+  const wanted = [...new Set(names)];
+  const signal = AbortSignal.timeout(LIST_MS);
+  const found = await Promise.all(wanted.map((one) => get(PATHS[one], { signal }).catch(() => null)));
+  if (!stopping) return;
   const lists = {};
   wanted.forEach((one, at) => {
-    if (found[at] !== null) lists[one] = PART[one] ? PART[one](found[at]) : found[at];
+    if (found[at] === null) missing.add(one);
+    else {
+      missing.delete(one);
+      lists[one] = PART[one] ? PART[one](found[at]) : found[at];
+    }
   });
   putLists(state, lists, Date.now() / 1000);
   changed();
+  clearTimeout(listing);
+  if (missing.size) listing = setTimeout(() => connection.status === "live" && list(missing), FIRST_PAUSE_MS * 4);
 }
