@@ -10,6 +10,7 @@ const SILENCE_MS = 12_000; // the server sends a sign of life every five seconds
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 8_000;
 const DRAWN_EVERY_MS = 150; // faster updates of numbers cannot be read
+const SHARE = 5; // of a drawing's time, until the next one
 const LISTED = 50; // operations of the first list
 const LIST_MS = 20_000; // an answer that is later belongs to a connection that is gone
 const ALL = ["nodes", "models", "operations", "schedules"];
@@ -22,6 +23,7 @@ let stopping = null;
 let lastId = "";
 let drawing = 0;
 let drawnAt = 0;
+let tookMs = 0;
 let listing = 0; // the timer of the next attempt
 const missing = new Set(); // lists that could not be read
 
@@ -37,7 +39,9 @@ export function subscribe(listener) {
 /** Draws soon: at once for what a person did, and seldom enough for a flood of events. */
 export function changed(isByPerson = false) {
   if (drawing && !isByPerson) return;
-  const rest = isByPerson ? 0 : Math.max(0, drawnAt + DRAWN_EVERY_MS - performance.now());
+  // What takes long to draw is drawn more seldom, so most of the time is left for the person.
+  const pause = Math.max(DRAWN_EVERY_MS, SHARE * tookMs);
+  const rest = isByPerson ? 0 : Math.max(0, drawnAt + pause - performance.now());
   clearTimeout(drawing);
   drawing = setTimeout(() => requestAnimationFrame(draw), rest);
   // A page in the background gets no animation frames; it is drawn when it is looked at.
@@ -45,8 +49,10 @@ export function changed(isByPerson = false) {
 
 function draw() {
   drawing = 0;
-  drawnAt = performance.now();
+  const began = performance.now();
   for (const listener of listeners) listener();
+  drawnAt = performance.now();
+  tookMs = drawnAt - began;
 }
 
 export function start() {
