@@ -196,6 +196,10 @@ async def test_on_loopback_only_inference_answers_without_a_token_and_no_foreign
     for headers in FOREIGN:
         answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
         assert (answer.status == 401) == (role != "public"), headers
+    for passed_on in ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip", "forwarded", "via"):
+        headers = (*LOCAL, (passed_on, "203.0.113.9"))
+        answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
+        assert (answer.status == 401) == (role != "public"), headers
     for headers in ((("host", "localhost"),), (("host", "[::1]:80"),), (*LOCAL, ("origin", "http://localhost:3000"))):
         answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
         assert (answer.status == 401) == (role not in ("public", "user", "reader")), headers

@@ -337,6 +337,14 @@ async def test_a_page_of_another_site_signs_nobody_in(here: Site, more: tuple[tu
     assert "set-cookie" not in answer.headers
 
 
+async def test_a_proxy_that_loses_the_port_or_the_scheme_is_told_what_arrived(here: Site) -> None:
+    code = await code_of(here)
+    for host, origin in (("box.example", "https://box.example:8443"), ("box.example", "https://box.example")):
+        answer = await here.ask("POST", "/api/session", {"code": code}, headers=(("host", host), ("origin", origin)))
+        assert answer.error["code"] == "cross_site"
+        assert f"it is at {origin}, and this server was asked as http://box.example)" in answer.error["message"]
+
+
 async def test_the_cookie_of_another_port_counts_for_nothing(here: Site) -> None:
     cookie = await signed_in(here)
     elsewhere = cookie.replace("_8080=", "_9090=")

@@ -32,6 +32,10 @@ _OPENS: dict[RouteRole, frozenset[str]] = {
     "admin": frozenset({"admin"}),
 }
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+# What proxies add. Behind one on this machine a caller from anywhere comes from loopback, with a Host of its choice.
+_OF_PROXIES = frozenset(
+    {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip"}
+)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 ANONYMOUS = Caller("user", "anonymous")
 LOCAL = Caller("user", "local")
@@ -46,7 +50,11 @@ def bearer(scope: Scope) -> str:
 
 
 def is_local_page(scope: Scope) -> bool:
-    """Whether host and origin of a request are loopback names; a foreign page has another host or origin."""
+    """Whether host and origin of a request are loopback names, and no proxy passed it on. A foreign page has another
+    host or origin.
+    """
+    if any(name in _OF_PROXIES for name, _ in scope["headers"]):
+        return False
     host = host_of("//" + header(scope, b"host"))
     origin = header(scope, b"origin")
     return host in _LOOPBACK_NAMES and (not origin or host_of(origin) in _LOOPBACK_NAMES)
@@ -105,11 +113,18 @@ def check_site(scope: Scope) -> None:
     else:
         is_ours = site == "same-origin"
     if not is_ours:
+        own = f"{scope.get('scheme', 'http')}://{header(scope, b'host')}"
+        seen = f" (it is at {shown_origin(origin)}, and this server was asked as {shown_origin(own)})" if origin else ""
         raise Denied(
-            "cannot do this for a page of another site: open this server's own page; a proxy in front of it must pass "
-            "on `Host` and `X-Forwarded-Proto`, and a program must send a token",
+            f"cannot do this for a page of another site{seen}: open this server's own page; a proxy in front of it must "
+            "pass on `Host` with its port, and `X-Forwarded-Proto`; a program must send a token",
             code="cross_site",
         )
+
+
+def shown_origin(origin: str) -> str:
+    """An origin for a message: it came from outside."""
+    return "".join(one if one.isascii() and one.isprintable() else "?" for one in origin[:80])
 
 
 def check_sign_in_site(scope: Scope) -> None:

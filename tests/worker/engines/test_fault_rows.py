@@ -109,7 +109,8 @@ async def test_a_slow_start_succeeds_only_when_it_answers_and_a_death_is_told_at
         slow = group.create_task(world.supervisor.start(start_of("slow", model="other")))
         with pytest.raises(Hopeless, match="the driver is too old for this card") as caught:
             await world.supervisor.start(start_of("dying"))
-        assert time.monotonic() - began < 3.0
+        # While the other one is still starting, however loaded the machine is.
+        assert not slow.done()
         assert world.supervisor.running() == ()
         await slow
     assert time.monotonic() - began >= 3.0

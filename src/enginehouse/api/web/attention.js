@@ -163,8 +163,12 @@ export function truth(state) {
     healthy,
     nodes: nodes.length,
     pieces: [
-      nodes.length ? `${healthy} of ${words.count(nodes.length, "node")} healthy` : "no nodes yet",
-      words.count(replicas, "replica"),
+      nodes.length
+        ? `${healthy} of ${words.count(nodes.length, "node")} healthy`
+        : state.isListed
+          ? "no nodes yet"
+          : "reading the fleet",
+      state.isListed ? words.count(replicas, "replica") : "– replicas",
       `${words.rate(traffic && traffic.requests_per_second)} req/s`,
       `${words.rate(traffic && traffic.tokens_per_second)} tok/s`,
       ...(running ? [`${words.count(running, "operation")} running`] : []),

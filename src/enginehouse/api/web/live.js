@@ -11,7 +11,10 @@ const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 8_000;
 const DRAWN_EVERY_MS = 333; // faster updates of numbers cannot be read
 const LISTED_AGAIN_MS = 2_000;
+const SHARE = 5; // of a drawing's time, until the next one
 const LISTED = 50; // operations of the first list
+const LIST_MS = 20_000; // an answer that is later belongs to a connection that is gone
+const ALL = ["nodes", "models", "operations", "schedules"];
 
 export const state = emptyState();
 export const connection = { status: "connecting", heardAt: 0, error: "" };
@@ -21,6 +24,9 @@ let stopping = null;
 let lastId = "";
 let drawing = 0;
 let drawnAt = 0;
+let tookMs = 0;
+let listing = 0; // the timer of the next attempt
+const missing = new Set(); // lists that could not be read
 
 /** The server's clock as it is now, in seconds. */
 export const now = () => Date.now() / 1000 + state.ahead;
@@ -34,7 +40,9 @@ export function subscribe(listener) {
 /** Draws soon: at once for what a person did, and seldom enough for a flood of events. */
 export function changed(isByPerson = false) {
   if (drawing && !isByPerson) return;
-  const rest = isByPerson ? 0 : Math.max(0, drawnAt + DRAWN_EVERY_MS - performance.now());
+  // What takes long to draw is drawn more seldom, so most of the time is left for the person.
+  const pause = Math.max(DRAWN_EVERY_MS, SHARE * tookMs);
+  const rest = isByPerson ? 0 : Math.max(0, drawnAt + pause - performance.now());
   clearTimeout(drawing);
   drawing = setTimeout(() => requestAnimationFrame(draw), rest);
   // A page in the background gets no animation frames; it is drawn when it is looked at.
@@ -42,8 +50,10 @@ export function changed(isByPerson = false) {
 
 function draw() {
   drawing = 0;
-  drawnAt = performance.now();
+  const began = performance.now();
   for (const listener of listeners) listener();
+  drawnAt = performance.now();
+  tookMs = drawnAt - began;
 }
 
 export function start() {
@@ -123,14 +133,14 @@ async function read(signal) {
         connection.status = "live";
         connection.error = "";
         // What a resumed stream missed it sends itself; of models it has no list of the present ones.
-        list(isResumed ? ["models", "schedules"] : ["nodes", "models", "operations", "schedules"]);
+        list(isResumed && state.isListed ? ["models", "schedules", ...missing] : ALL);
       } else if (event.event === "bye") {
         return;
       } else if (event.event) {
         apply(state, event.event, JSON.parse(event.data), Date.now() / 1000);
         // Why a wanted model is not there is no part of the stream.
         if (event.event === "model" || event.data.includes('"kind":"load"')) listSoon("schedules");
-        if (event.event === "overflow") list(["nodes", "models", "operations", "schedules"]);
+        if (event.event === "overflow") list(ALL);
       }
       changed();
     }
@@ -161,13 +171,22 @@ const PATHS = {
 };
 const PART = { operations: (answer) => (Array.isArray(answer) ? answer : answer.operations || []) };
 
-/** Reads lists again. One that fails is read with the next connection; the stream itself tells that it is lost. */
-export async function list(wanted) {
-  const found = await Promise.all(wanted.map((one) => get(PATHS[one]).catch(() => null)));
+/** Reads lists again. One that fails is read again a moment later, or with the next connection. */
+export async function list(names) {
+  const wanted = [...new Set(names)];
+  const signal = AbortSignal.timeout(LIST_MS);
+  const found = await Promise.all(wanted.map((one) => get(PATHS[one], { signal }).catch(() => null)));
+  if (!stopping) return;
   const lists = {};
   wanted.forEach((one, at) => {
-    if (found[at] !== null) lists[one] = PART[one] ? PART[one](found[at]) : found[at];
+    if (found[at] === null) missing.add(one);
+    else {
+      missing.delete(one);
+      lists[one] = PART[one] ? PART[one](found[at]) : found[at];
+    }
   });
   putLists(state, lists, Date.now() / 1000);
   changed(true); // a person waits for the first lists, and they are rare
+  clearTimeout(listing);
+  if (missing.size) listing = setTimeout(() => connection.status === "live" && list(missing), FIRST_PAUSE_MS * 4);
 }

@@ -4,41 +4,75 @@
 // `{view(context), enter?(context), leave?(), title}`; `context` has the route, the state, and what a person may do.
 
 import { get, Refusal, whenSignedOut } from "./client.js";
+import { stop as stopAnswer } from "./conversation.js";
 import { forgetUnused, h, render } from "./dom.js";
 import * as keys from "./keys.js";
 import * as live from "./live.js";
 import { current } from "./route.js";
 import { pages } from "./pages/table.js";
 import * as login from "./pages/login.js";
-import { layers } from "./parts/layers.js";
+import { clear, complain, layers } from "./parts/layers.js";
 import { shell } from "./parts/shell.js";
 
 const app = document.getElementById("app");
 const session = { name: "", role: "", version: "", frontend: "" };
+const AGAIN_MS = 3_000; // until a server that does not answer yet is asked again
 let isHere = false; // whether a session is known
+let wasHere = false; // whether one was, and has ended
+let again = 0;
 let shown = null; // the page that was entered
 let shownAt = "";
 
 export async function start() {
   whenSignedOut(leave);
-  window.addEventListener("hashchange", () => live.changed(true));
-  document.addEventListener("visibilitychange", () => live.changed(true));
+  window.addEventListener("hashchange", arrive);
+  window.addEventListener("focus", lookAgain);
+  document.addEventListener("visibilitychange", lookAgain);
   live.subscribe(draw);
   keys.listen(() => isHere);
-  const { page, parts } = current();
-  if (page === "login" && parts[0]) await login.useCode(parts[0]);
+  const failure = await useLink();
   await enter();
+  if (failure && isHere) complain(failure);
+}
+
+/** Uses the login link of the address, if it is one. Returns why it was refused, if it was. */
+async function useLink() {
+  const { page, parts } = current();
+  return page === "login" && parts[0] ? login.useCode(parts[0]) : null;
+}
+
+/** Another address. A login link pasted into a tab that shows the page does not load it anew, so it is used here. */
+async function arrive() {
+  if (current().page === "login") {
+    const failure = await useLink();
+    if (failure === undefined)
+      location.reload(); // nothing of whom it was for before is left
+    else if (failure && isHere) complain(failure);
+  }
+  live.changed(true);
+}
+
+/** Somebody looks: perhaps they have signed in with another tab meanwhile. */
+function lookAgain() {
+  if (!isHere && !document.hidden) enter();
+  else live.changed(true);
 }
 
 /** Begins with the session that the browser has; shows the way in if it has none. */
 export async function enter() {
+  clearTimeout(again);
   try {
     Object.assign(session, await get("/api/session"));
+    // What the person before has said, typed and opened is not for the next one.
+    if (wasHere) location.reload();
     isHere = true;
     live.start();
   } catch (error) {
     isHere = false;
-    if (!(error instanceof Refusal && error.status === 401)) login.failed(error.message);
+    if (!(error instanceof Refusal && error.status === 401)) {
+      login.failed(error.message);
+      if (!error.status || error.status >= 500) again = setTimeout(enter, AGAIN_MS);
+    }
   }
   draw();
 }
@@ -46,7 +80,10 @@ export async function enter() {
 function leave() {
   if (!isHere) return;
   isHere = false;
+  wasHere = true;
   live.stop();
+  stopAnswer();
+  clear();
   login.failed("You have been signed out, or the session has expired.");
   draw();
 }

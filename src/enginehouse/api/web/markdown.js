@@ -15,12 +15,13 @@ export function markdown(text) {
     const fence = line.match(/^\s*(```+|~~~+)\s*([\w+-]*)/);
     const heading = line.match(/^(#{1,6})\s+(.*)$/);
     if (fence) {
-      const end = lines.findIndex((one, number) => number > at && one.trim().startsWith(fence[1]));
-      const code = lines.slice(at + 1, end < 0 ? lines.length : end).join("\n");
+      let end = at + 1;
+      while (end < lines.length && !lines[end].trim().startsWith(fence[1])) end += 1;
+      const code = lines.slice(at + 1, end).join("\n");
       found.push(
         h("pre", { class: "code", "data-language": fence[2] || undefined, tabindex: "0" }, h("code", null, code)),
       );
-      at = end < 0 ? lines.length : end + 1;
+      at = end + 1;
     } else if (heading) {
       found.push(h("p", { class: `heading level${heading[1].length}` }, inline(heading[2])));
       at += 1;
@@ -71,7 +72,7 @@ export function markdown(text) {
 }
 
 const INLINE =
-  /`([^`]+)`|\*\*([^*]+?)\*\*|\*([^*\s][^*]*?)\*|\b_([^_\s][^_]*?)_\b|\[([^\]]{1,500})\]\(([^\s)]{1,2000})\)/;
+  /`([^`]+)`|\*\*([^*]+?)\*\*|\*([^*\s][^*]*?)\*|\b_([^_\s][^_]*?)_\b|\[([^[\]]{1,500})\]\(([^\s)]{1,2000})\)/;
 
 function inline(text, depth = 0) {
   const found = [];

@@ -15,7 +15,7 @@ export function emptyState() {
     modelTraffic: new Map(), // by name, while a model is used
     schedules: null, // by name of a model; null until read
     ahead: 0, // seconds that the server's clock is ahead of this one
-    isListed: false, // whether the first lists are here
+    isListed: false, // whether the lists are here; before, nothing is known and nothing is called empty
     version: 0, // counts changes
   };
 }
@@ -199,6 +199,6 @@ export function putLists(state, { nodes, models, operations, schedules }, now) {
       putOperation(state, { ...one, revision: known ? known.revision : 0 }, now);
   }
   if (schedules) state.schedules = new Map(schedules.map((one) => [one.model_name, one]));
-  state.isListed = true;
+  state.isListed ||= Boolean(nodes && models && operations);
   state.version += 1;
 }

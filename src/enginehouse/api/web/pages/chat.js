@@ -2,7 +2,7 @@
 
 import { get, part } from "../client.js";
 import { ask, conversation, forget, requestCode, stop } from "../conversation.js";
-import { h } from "../dom.js";
+import { h, memo } from "../dom.js";
 import { changed } from "../live.js";
 import { markdown } from "../markdown.js";
 import { setQuery } from "../route.js";
@@ -12,6 +12,7 @@ import { empty } from "../parts/marks.js";
 import { loadProgress } from "../parts/models.js";
 
 const LARGEST_FILE = 20 * 1024 * 1024;
+const LONGEST_MARKDOWN = 60_000; // characters; what is longer is shown as it is, or the page would stand still
 let draft = "";
 let files = []; // {name, kind, url}
 let takes = { model: "", images: false, audio: false };
@@ -87,7 +88,12 @@ export function view(context) {
       "div",
       { class: "talk", role: "log", "aria-label": "Conversation" },
       messages.length
-        ? messages.map((one, at) => shown(one, at))
+        ? messages.map((one, at) =>
+            // What was said before does not change, and is not read again for every token of an answer.
+            one === (running && running.answer)
+              ? shown(one, at)
+              : memo(`said ${at}`, [one, running], () => shown(one, at)),
+          )
         : h("p", { class: "muted" }, chosen ? `Ask ${chosen} something.` : "No model is known yet."),
     ),
     running && !messages[messages.length - 1].content && waiting(model, context),
@@ -228,13 +234,17 @@ function shown(message, at) {
         h("summary", { class: "muted" }, "Reasoning"),
         h("div", null, message.reasoning),
       ),
-    isMine
-      ? h("p", { class: "plain-text" }, message.content)
-      : h("div", { class: "markdown" }, markdown(message.content)),
+    isMine ? h("p", { class: "plain-text" }, message.content) : content(message),
     message.error && h("p", { class: "note bad", role: "alert" }, message.error),
     figures.length > 0 && h("p", { class: "figures muted" }, figures.join(" · ")),
     !isMine && message.content && h("button", { class: "quiet", onclick: () => copy(message.content) }, "Copy"),
   );
+}
+
+function content({ content: text }) {
+  return text.length > LONGEST_MARKDOWN
+    ? h("p", { class: "plain-text" }, text)
+    : h("div", { class: "markdown" }, markdown(text));
 }
 
 function sendDraft(model) {

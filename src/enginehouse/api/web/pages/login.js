@@ -11,10 +11,10 @@ export function failed(text) {
   problem = text;
 }
 
-/** Uses the code of a login link, and takes it out of the address and the history at once. */
+/** Uses the code of a login link, and takes it out of the address and the history at once. Returns why it failed. */
 export async function useCode(code) {
   history.replaceState(null, "", "#/fleet");
-  await signIn({ code });
+  return signIn({ code });
 }
 
 async function signIn(body) {
@@ -23,10 +23,10 @@ async function signIn(body) {
   changed(true);
   try {
     await post("/api/session", body);
-    return true;
+    return undefined;
   } catch (error) {
     problem = error.message;
-    return false;
+    return error;
   } finally {
     isAsking = false;
     changed(true);
@@ -118,5 +118,5 @@ export function view({ enter }) {
 async function submit(event, enter) {
   event.preventDefault();
   const token = new FormData(event.target).get("token").trim();
-  if (token && (await signIn({ token }))) await enter();
+  if (token && !(await signIn({ token }))) await enter();
 }

@@ -1,7 +1,7 @@
 // Logs of engines: which there are, and one of them live. Lines are text; colours of terminals are left out.
 
 import { get, part, readEvents, Refusal, send } from "../client.js";
-import { h } from "../dom.js";
+import { h, memo } from "../dom.js";
 import { changed } from "../live.js";
 import { empty } from "../parts/marks.js";
 
@@ -9,7 +9,8 @@ const KEPT = 2000; // lines
 const FIRST = 500;
 const PAUSE_MS = 2000;
 
-let lines = [];
+let lines = []; // {timestamp, text, stream, number}
+let numbered = 0;
 let status = "";
 let stopping = null;
 let isFollowed = true;
@@ -32,17 +33,23 @@ export function leave() {
 
 async function follow(node, model, signal) {
   const path = `/api/nodes/${part(node)}/logs/${part(model)}`;
-  let hasAny = false;
   while (!signal.aborted) {
     try {
-      if (!hasAny) {
-        lines = (await get(`${path}?lines=${FIRST}`, { signal })) || [];
-        hasAny = true;
+      if (!lines.length) {
+        for (const line of (await get(`${path}?lines=${FIRST}`, { signal })) || []) add(line);
         status = lines.length ? "" : "The engine has logged nothing yet.";
         changed();
       }
-      const answer = await send("GET", `${path}?lines=1&follow=1`, undefined, { signal });
-      for await (const event of readEvents(answer)) if (event.data) add(JSON.parse(event.data));
+      // It begins with lines that are here, so that those logged between two connections are not missed.
+      const answer = await send("GET", `${path}?lines=${FIRST}&follow=1`, undefined, { signal });
+      const isKnown = known(lines);
+      let count = 0;
+      for await (const event of readEvents(answer)) {
+        if (!event.data) continue;
+        const line = JSON.parse(event.data);
+        count += 1;
+        if (count > FIRST || !isKnown(line)) add(line);
+      }
       status = "The log has ended; looking again…";
     } catch (error) {
       if (signal.aborted) return;
@@ -55,12 +62,16 @@ async function follow(node, model, signal) {
   }
 }
 
+/** Whether a line is one of these, or older than they are. */
+function known(here) {
+  const last = here.length ? here[here.length - 1].timestamp : "";
+  const texts = new Set(here.filter((line) => line.timestamp === last).map((line) => line.text));
+  return (line) => line.timestamp < last || (line.timestamp === last && texts.has(line.text));
+}
+
 function add(line) {
-  const last = lines[lines.length - 1];
-  // The followed stream begins with lines that are here.
-  if (last && (line.timestamp < last.timestamp || (line.timestamp === last.timestamp && line.text === last.text)))
-    return;
-  lines.push(line);
+  numbered += 1;
+  lines.push({ ...line, number: numbered });
   if (lines.length > KEPT) lines.splice(0, lines.length - KEPT);
   status = "";
   changed();
@@ -133,12 +144,14 @@ export function view(context) {
           }
         },
       },
-      shown.map((line, at) =>
-        h(
-          "div",
-          { key: `${line.timestamp} ${at}`, class: ["logline", line.stream === "stderr" && "err"] },
-          h("time", { title: line.timestamp }, clock(line.timestamp)),
-          h("span", null, line.text),
+      shown.map((line) =>
+        memo(`line ${line.number}`, [line], () =>
+          h(
+            "div",
+            { key: line.number, class: ["logline", line.stream === "stderr" && "err"] },
+            h("time", { title: line.timestamp }, clock(line.timestamp)),
+            h("span", null, line.text),
+          ),
         ),
       ),
       h("div", { key: "end", ref: scroll }),

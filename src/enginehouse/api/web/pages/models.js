@@ -107,7 +107,7 @@ function sentence(every, state) {
   const ready = served.filter((one) => one.state === "loaded");
   const loading = served.filter((one) => one.state === "loading");
   const short = served.filter((one) => wantedOf(one, state) > (one.replicas || []).length && one.state !== "loading");
-  if (!served.length) return "No model is served yet.";
+  if (!served.length) return state.isListed ? "No model is served yet." : "Reading the models…";
   const pieces = [
     `${ready.length} of ${words.count(served.length, "model")} ${ready.length === 1 ? "is" : "are"} ready.`,
   ];

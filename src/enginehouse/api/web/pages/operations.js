@@ -54,7 +54,11 @@ export function view(context) {
   const running = matching.filter((one) => !isEnded(one));
   const ended = matching.filter(isEnded);
   return [
-    h("div", { class: "head" }, h("h1", null, sentence(live))),
+    h(
+      "div",
+      { class: "head" },
+      h("h1", null, live.length || state.isListed ? sentence(live) : "Reading the operations…"),
+    ),
     h(
       "div",
       { class: "filters" },

@@ -28,6 +28,13 @@ export function closeTop() {
   return true;
 }
 
+/** Closes everything: what a dialog shows is not for who comes next. */
+export function clear() {
+  closeMenu();
+  stack.length = 0;
+  messages = [];
+}
+
 /** Says what was done, with a link to where it goes on; or what was refused, in the API's own words. */
 export function say(text, { link = "", linkText = "Show", colour = "ok", detail = "" } = {}) {
   const message = { key: nextKey++, text, link, linkText, colour, detail };

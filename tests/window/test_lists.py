@@ -1,0 +1,57 @@
+"""Lists that could not be read: the page says nothing about what it does not know, and reads them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import Route, expect
+from tests.window.watching import Watched
+
+Open = Callable[..., Watched]
+
+
+def test_a_list_that_was_refused_is_read_again_and_is_not_called_empty(opened: Open, states: str) -> None:
+    page = opened().page
+    refusing = True
+
+    def away(route: Route) -> None:
+        if refusing:
+            route.fulfill(status=503, json={"error": {"message": "cannot answer: the database is away", "code": "x"}})
+        else:
+            route.continue_()
+
+    page.route("**/api/nodes", away)
+    page.route("**/api/models", away)
+    with page.expect_response("**/api/models"):
+        page.goto(states.format("mixed") + "#/fleet")
+    expect(page.locator(".fresh")).to_contain_text("live")
+    expect(page.locator(".truth")).to_contain_text("reading the fleet")
+    expect(page.locator(".truth")).to_contain_text("– replicas")
+    expect(page.locator("main")).not_to_contain_text("No machine has joined")
+    refusing = False
+    expect(page.locator(".truth")).to_contain_text("3 of 5 nodes healthy")
+    expect(page.locator("h1")).to_contain_text("3 of 5 nodes are healthy")
+
+
+def test_a_server_that_does_not_answer_yet_is_asked_again(opened: Open, states: str) -> None:
+    page = opened().page
+    refusing = True
+    page.route(
+        "**/api/session",
+        lambda route: route.fulfill(status=502, body="bad gateway") if refusing else route.continue_(),
+    )
+    page.goto(states.format("mixed") + "#/fleet")
+    expect(page.get_by_role("alert")).to_contain_text("the server answered 502")
+    refusing = False
+    expect(page.locator("nav[aria-label=Pages]")).to_be_visible()
+
+
+def test_who_signed_in_with_another_tab_is_in_when_they_look(opened: Open, states: str) -> None:
+    page = opened().page
+    page.route("**/api/session", lambda route: route.fulfill(status=401, json={"error": {"message": "no"}}))
+    page.goto(states.format("mixed") + "#/models")
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+    page.unroute("**/api/session")
+    page.evaluate("window.dispatchEvent(new Event('focus'))")
+    expect(page.locator("nav[aria-label=Pages]")).to_be_visible()
+    assert page.url.endswith("#/models")
