@@ -121,7 +121,7 @@ def test_the_page_and_top_say_the_same(modules: Run, name: str) -> None:
     now = time.time()
     state = FleetState()
     state.connected(now, is_resumed=False)
-    lists = {"nodes": plain(scene.nodes), "models": plain(scene.models), "schedules": SCHEDULES}
+    lists = {"nodes": plain(scene.nodes), "models": plain(scene.models), "schedules": SCHEDULES, "operations": []}
     state.take_list("nodes", lists["nodes"], now, now)
     state.take_list("models", lists["models"], now, now)
     state.take_list("schedules", lists["schedules"], now, now)
