@@ -167,7 +167,7 @@ def test_a_stream_that_is_not_allowed_is_not_asked_for_again_and_again(opened: O
     watched.page.goto(states.format("not-allowed"))
     expect(watched.page.locator(".fresh")).to_contain_text("not allowed")
     expect(watched.page.locator("main")).to_contain_text("it needs the role viewer")
-    expect(watched.page.get_by_text("Reading")).to_have_count(0)
+    expect(watched.page.get_by_text("Reading the")).to_have_count(0)
     assert len(asked) == 1
 
 

@@ -41,7 +41,8 @@ export function shell(context, view) {
         h(
           "p",
           { class: "truth" },
-          truth(state).pieces.map((piece, at) => [
+          // Whoever may not read the stream learns so; nothing is being read then.
+          (context.connection.status === "refused" && !state.isListed ? [] : truth(state).pieces).map((piece, at) => [
             at > 0 && h("span", { class: "dot", "aria-hidden": "true" }, "·"),
             h("span", null, piece),
           ]),
