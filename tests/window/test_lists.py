@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from playwright.sync_api import Route, expect
+from tests.window.states import SCENES
 from tests.window.watching import Watched
 
 Open = Callable[..., Watched]
@@ -26,7 +28,7 @@ def test_a_list_that_was_refused_is_read_again_and_is_not_called_empty(opened: O
         page.goto(states.format("mixed") + "#/fleet")
     expect(page.locator(".fresh")).to_contain_text("live")
     expect(page.locator(".truth")).to_contain_text("reading the fleet")
-    expect(page.locator(".truth")).to_contain_text("– replicas")
+    expect(page.locator(".truth")).not_to_contain_text("0 replicas")
     expect(page.locator("main")).not_to_contain_text("No machine has joined")
     refusing = False
     expect(page.locator(".truth")).to_contain_text("3 of 5 nodes healthy")
@@ -55,3 +57,22 @@ def test_who_signed_in_with_another_tab_is_in_when_they_look(opened: Open, state
     page.evaluate("window.dispatchEvent(new Event('focus'))")
     expect(page.locator("nav[aria-label=Pages]")).to_be_visible()
     assert page.url.endswith("#/models")
+
+
+def test_a_model_that_is_listed_but_cannot_be_shown_says_why(opened: Open, states: str) -> None:
+    page = opened().page
+    refusal = {"error": {"message": "cannot show it: the database is away", "code": "unavailable"}}
+    page.route("**/api/models/*", lambda route: route.fulfill(status=503, json=refusal))
+    page.goto(states.format("mixed") + "#/models/qwen")
+    expect(page.locator("main")).to_contain_text("cannot show it: the database is away")
+
+
+def test_a_model_with_the_longest_name_fits_a_phone(opened: Open, states: str) -> None:
+    page = opened(width=360, height=740).page
+
+    listed = msgspec.to_builtins(SCENES["mixed"]().models)
+    listed[0]["name"] = "m" * 255
+    page.route("**/api/models", lambda route: route.fulfill(json=listed))
+    page.goto(states.format("mixed") + f"#/chat?model={'m' * 255}")
+    expect(page.locator("option", has_text="m" * 255)).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

@@ -116,8 +116,8 @@ def check_site(scope: Scope) -> None:
         own = f"{scope.get('scheme', 'http')}://{header(scope, b'host')}"
         seen = f" (it is at {shown_origin(origin)}, and this server was asked as {shown_origin(own)})" if origin else ""
         raise Denied(
-            f"cannot do this for a page of another site{seen}: open this server's own page; a proxy in front of it must "
-            "pass on `Host` with its port, and `X-Forwarded-Proto`; a program must send a token",
+            f"cannot do this for a page of another site{seen}: open this server's own page; a proxy in front of it "
+            "must pass on `Host` with its port, and `X-Forwarded-Proto`; a program must send a token",
             code="cross_site",
         )
 

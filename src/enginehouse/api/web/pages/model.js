@@ -52,7 +52,7 @@ export function view(context) {
   const model = state.models.get(name);
   refreshAfterChanges(name, model, state);
   if (!defined)
-    return problem && !model
+    return problem
       ? empty(problem, h("a", { href: "#/models" }, "All models"))
       : h("p", { class: "muted" }, "Reading the model…");
   const shown = model || { name, state: "added", replicas: [] };
