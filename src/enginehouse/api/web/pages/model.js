@@ -27,19 +27,23 @@ export async function enter(context) {
 export const leave = () => history.unwant();
 
 async function read(name) {
-  const each = (path, put) =>
-    get(path).then(put, (error) => {
-      if (error instanceof Refusal && !problem) problem = error.message;
-    });
-  await Promise.all([
-    each(`/api/models/${part(name)}`, (found) => {
+  // Without its definition there is no page; the rest may be missing.
+  const shown = get(`/api/models/${part(name)}`).then(
+    (found) => {
       defined = found;
       problem = "";
-    }),
-    each(`/api/models/${part(name)}/explain`, (found) => {
+    },
+    (error) => {
+      if (error instanceof Refusal) problem = error.message;
+    },
+  );
+  const more = (path, put) => get(path).then(put, () => {});
+  await Promise.all([
+    shown,
+    more(`/api/models/${part(name)}/explain`, (found) => {
       explanation = found;
     }),
-    each("/api/replicas", (found) => {
+    more("/api/replicas", (found) => {
       replicas = found.filter((one) => one.model === name);
     }),
   ]);
