@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -268,3 +269,10 @@ async def test_nothing_but_the_files_of_the_page_is_served(here: Site, path: str
     answer = await here.ask("GET", path)
     assert answer.status == 404
     assert answer.json["error"]["code"] == "not_found"
+
+
+async def test_the_head_of_the_event_stream_is_an_answer_that_ends(here: Site) -> None:
+    async with asyncio.timeout(10):
+        answer = await here.ask("HEAD", "/api/events", token=here.tokens["admin"])
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["content-type"].startswith("text/event-stream")

@@ -34,6 +34,11 @@ WRITE_SECONDS = 20.0  # longer than a short interruption of the network
 # A few seconds of events of a busy cluster. By default the kernel buffers megabytes for each client that does not read,
 # and it takes minutes until the write fails.
 SEND_BUFFER_BYTES = 128 * 1024
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
 _HELLO = b"event: hello\ndata: {}\n\n"
 _BYE = b"event: bye\ndata: {}\n\n"
 _POSITION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
@@ -54,6 +59,10 @@ class EventRoutes:
             raise unknown_operation(only)  # PostgreSQL rejects it in a query
         if only:
             await self._board.view(only)  # an unknown id is an error, not a silent stream
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.body", "body": b""})
+            return
         since = _position(request.headers.get("last-event-id", ""))
         if bound := scope.get("state", {}).get(SEND_BUFFER):
             bound(SEND_BUFFER_BYTES)
@@ -72,12 +81,7 @@ class EventRoutes:
                 await asyncio.sleep(0)  # lets the server see that the connection is closed before the response ends
 
     async def _write(self, send: Send, only: OperationId, since: float | None) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async with contextlib.aclosing(self.stream(only, since)) as chunks:
             async for chunk in chunks:
                 # After this the connection is cut; the client reconnects and reads what it missed.

@@ -2,8 +2,23 @@
 
 import { post } from "../client.js";
 import { h } from "../dom.js";
+import { changed } from "../live.js";
+import { isEnded } from "../state.js";
 import { addMachine } from "./nodes.js";
 import { accepted, attempt } from "./layers.js";
+
+let isBegun = false;
+let isDismissed = false;
+let isAsked = false; // a load, until the stream has told of it
+
+async function loadTinyChat() {
+  isAsked = true;
+  await attempt(
+    () => post("/api/models/tiny-chat/load"),
+    (made) => made.jobID && accepted(made, "tiny-chat is being loaded."),
+  );
+  isAsked = false;
+}
 
 export function firstSteps({ state, canAct }) {
   if (!state.isListed) return null;
@@ -12,8 +27,14 @@ export function firstSteps({ state, canAct }) {
   const hasEngine = nodes.some((node) => (node.backends || []).length > 0);
   const models = [...state.models.values()];
   const hasModel = models.some((model) => (model.replicas || []).length > 0);
-  if (hasNode && (hasEngine || hasModel)) return null;
-  const isLoading = models.some((model) => model.state === "loading");
+  const isDone = hasNode && (hasEngine || hasModel);
+  // It stays to its last step for the person who began it, and is not shown where others have begun long ago.
+  if (!isDone) isBegun = true;
+  if (isDismissed || (isDone && !isBegun)) return null;
+  const isLoading =
+    isAsked ||
+    models.some((model) => model.state === "loading") ||
+    [...state.operations.values()].some((one) => one.kind === "load" && !isEnded(one));
   const step = (isDone, text, button) =>
     h(
       "li",
@@ -26,6 +47,18 @@ export function firstSteps({ state, canAct }) {
     "section",
     { class: "first", "aria-label": "First steps" },
     h("h2", null, "Three steps to a first answer"),
+    isDone &&
+      h(
+        "button",
+        {
+          class: "quiet",
+          onclick: () => {
+            isDismissed = true;
+            changed(true);
+          },
+        },
+        "Hide",
+      ),
     h(
       "ol",
       null,
@@ -46,11 +79,7 @@ export function firstSteps({ state, canAct }) {
           {
             class: "main",
             disabled: !hasNode || isLoading,
-            onclick: () =>
-              attempt(
-                () => post("/api/models/tiny-chat/load"),
-                (made) => made.jobID && accepted(made, "tiny-chat is being loaded."),
-              ),
+            onclick: loadTinyChat,
           },
           "Load tiny-chat",
         ),
