@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 from tests.fleet.cluster import Fleet
 from tests.fleet.warehouse import Warehouse, open_warehouse
 from tests.outside import npm_place, tool
@@ -20,6 +20,8 @@ FLAGS = (
 )
 
 
+LIMIT_MS = 30_000  # of one condition; a browser beside other suites may take seconds for its first page
+expect.set_options(timeout=LIMIT_MS)
 ENGINES = ("speaker", "tool", "spoilt")
 SMALL = {"ENGINEHOUSE_ARCHIVE_LIMIT": "1MB"}  # of a machine that cannot unpack an engine
 
@@ -44,7 +46,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Watched]]:
 
     def open_page(width: int = 1280, height: int = 800, scheme: Any = "light", **more: Any) -> Watched:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, **more)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(LIMIT_MS)
         pages.append(Watched(context.new_page()))
         return pages[-1]
 
