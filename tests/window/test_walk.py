@@ -18,7 +18,7 @@ from tests.window.watching import Watched
 import enginehouse
 from enginehouse.link.client import RawBody
 
-LONG_MS = 40_000
+LONG_MS = 90_000
 TINY = Path(enginehouse.__file__).parent / "gallery" / "tiny-chat-2m-q8_0.gguf"
 Open = Callable[..., Watched]
 
