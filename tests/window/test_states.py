@@ -61,7 +61,7 @@ def test_axe_finds_nothing_serious(opened: Open, states: str, axe: str, scene: s
     watched.until("!/Reading/.test(document.querySelector('#app main').innerText)")
     watched.page.add_script_tag(content=axe)
     for scheme in ("light", "dark"):
-        watched.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of its words
+        watched.page.emulate_media(color_scheme=scheme)
         found = watched.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         serious = [
             f"{scheme}: {one['id']}: {one['help']}: {[part['html'][:160] for part in one['nodes'][:3]]}"
