@@ -185,6 +185,8 @@ def test_a_file_of_this_computer_becomes_a_model_that_answers(
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("tab", name="A file of this computer").click()
     dialog.get_by_label("File (GGUF)").set_input_files(TINY)
+    # Typed before the page has shown the name that it suggests, the text would be appended to that.
+    expect(dialog.get_by_label("Name", exact=True)).to_have_value(TINY.stem)
     dialog.get_by_label("Name", exact=True).fill("voice")
     dialog.get_by_text("More").click()
     dialog.get_by_label("Backend").fill("speaker")
