@@ -180,10 +180,22 @@ async def test_a_route_opens_to_its_roles_and_to_nobody_else(here: Site, method:
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_a_token_that_is_shown_must_be_right_everywhere(here: Site, method: str, path: str) -> None:
     for app in (here.open, here.app(is_loopback=True)):
-        answer = await here.ask(method, filled(path, here), {}, token="wrong", app=app)
+        answer = await here.ask(method, filled(path, here), {}, token="eh-user-wrong", app=app)
         assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
-        headers = (*LOCAL, ("x-api-key", "wrong"))
+        headers = (*LOCAL, ("x-api-key", "eh-user-wrong"))
         assert (await here.ask(method, filled(path, here), {}, headers=headers, app=app)).status == 401
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_a_key_of_another_program_is_ignored_by_inference_on_loopback_alone(
+    here: Site, method: str, path: str
+) -> None:
+    local, key = here.app(is_loopback=True), ("authorization", "Bearer sk-of-another-program")
+    answer = await here.ask(method, filled(path, here), {}, headers=(*LOCAL, key), app=local)
+    assert (answer.status == 401) == (TABLE[method, path] not in ("user", "reader"))
+    for headers in ((*page, key) for page in (*FOREIGN, (*LOCAL, ("x-forwarded-for", "203.0.113.9")))):
+        assert (await here.ask(method, filled(path, here), {}, headers=headers, app=local)).status == 401, headers
+    assert (await here.ask(method, filled(path, here), {}, headers=(*LOCAL, key))).status == 401
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

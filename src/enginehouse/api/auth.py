@@ -1,10 +1,11 @@
 """Authorization: which credential may call which route. Every route has a role (see `routes.make_routes`).
 
-A token that is sent must be valid, even on public routes. Without a token the cookie of a session counts, on all routes
-but public ones. Without either only public routes answer, and, if the frontend listens on loopback only, the inference
-routes: every user of this machine may chat. A web page in a browser cannot use that, because its request has another
-host or another origin. A browser sends a cookie by itself, so a request that changes something by cookie must also come
-from a page of this server (`check_site`).
+A token that is sent must be valid, even on public routes. On a loopback server the inference routes ignore a key that
+this program never made, because OpenAI's clients insist on sending one. Without a token the cookie of a session counts,
+on all routes but public ones. Without either only public routes answer, and, if the frontend listens on loopback only,
+the inference routes: every user of this machine may chat. A web page in a browser cannot use that, because its request
+has another host or another origin. A browser sends a cookie by itself, so a request that changes something by cookie
+must also come from a page of this server (`check_site`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from starlette.types import Scope
 
 from enginehouse.api.cookies import header, session_secret
 from enginehouse.core.errors import Denied, Unauthenticated
-from enginehouse.frontend.fleet.tokens import Caller, Keys
+from enginehouse.frontend.fleet.tokens import TOKEN_START, Caller, Keys
 
 RouteRole = Literal["public", "user", "reader", "node", "join", "viewer", "admin"]
 
@@ -73,6 +74,8 @@ def identify(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) ->
     token = bearer(scope)
     if token:
         caller = keys.identify(token)
+        if caller is None and not token.startswith(TOKEN_START) and _is_open(scope, role, is_loopback=is_loopback):
+            return LOCAL
         if caller is None:
             raise Unauthenticated(
                 "cannot accept this token: it is unknown here, or revoked, or it has expired; check it, or create one "
@@ -89,12 +92,17 @@ def identify(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) ->
                 "cannot accept this session: it has ended; sign in again (`enginehouse login-link` makes a link)"
             )
         return caller
-    if role in ("user", "reader") and is_loopback and is_local_page(scope):
+    if _is_open(scope, role, is_loopback=is_loopback):
         return LOCAL
     raise Unauthenticated(
         "cannot answer without a token: send `Authorization: Bearer TOKEN` (`enginehouse tokens create` makes one; "
         "the machine that runs `enginehouse up` has a join token)"
     )
+
+
+def _is_open(scope: Scope, role: RouteRole, *, is_loopback: bool) -> bool:
+    """Whether the route answers without a credential: every user of this machine may chat."""
+    return role in ("user", "reader") and is_loopback and is_local_page(scope)
 
 
 def check_role(caller: Caller, role: RouteRole) -> None:

@@ -6,6 +6,7 @@ and one-line descriptions are here, and showing them imports nothing but click.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -14,10 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from enginehouse import __version__
 from enginehouse.cli.options.shared import CliCommand, CliGroup
-from enginehouse.core.errors import EnginehouseError, Unauthenticated, exit_code
+from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid, Unauthenticated, exit_code
 
 INTERRUPTED = 130  # the exit code that shells report after Ctrl-C
 
@@ -42,6 +44,7 @@ COMMANDS = {
     "usage": "Show what was used, by token, model and node.",
     "frontend": "Run one frontend alone.",
     "worker": "Run the worker of a node alone.",
+    "completion": "Print the completion script of SHELL.",
     "version": "Show the version.",
 }
 
@@ -63,10 +66,17 @@ class CommandLine(CliGroup):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # As in `format_commands`: the default implementation imports every command.
+        named = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return named or click.Command.shell_complete(self, ctx, incomplete)
+
     def main(self, args: Sequence[str] | None = None, *ignored: Any, **extra: Any) -> Any:
         sys.exit(self._exit_code(args))
 
     def _exit_code(self, args: Sequence[str] | None) -> int:
+        # Also known when the options could not be read.
+        in_json = "--json" in (sys.argv[1:] if args is None else args)
         try:
             result = super().main(args, "enginehouse", standalone_mode=False)
             sys.stdout.flush()
@@ -74,17 +84,17 @@ class CommandLine(CliGroup):
             # The frontend's message names HTTP headers; a command has other ways to give a token.
             ways = "; give one with --token @FILE, --token - or ENGINEHOUSE_TOKEN"
             hint = ways if isinstance(error, Unauthenticated) else ""
-            _complain(error.message + hint)
-            return exit_code(error)
+            return _fail(error, error.message + hint, in_json=in_json)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             return error.exit_code
         except click.UsageError as error:
             hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
-            _complain(error.format_message().rstrip(".") + hint)
-            return error.exit_code
+            message = error.format_message().rstrip(".") + hint
+            return _fail(Invalid(message, code="invalid_usage"), message, in_json=in_json)
         except click.ClickException as error:
-            _complain(error.format_message())
+            message = error.format_message()
+            _fail(Hopeless(message), message, in_json=in_json)
             return error.exit_code
         except (click.Abort, KeyboardInterrupt):
             return INTERRUPTED
@@ -95,10 +105,19 @@ class CommandLine(CliGroup):
         return result if isinstance(result, int) else 0
 
 
-def _complain(message: str) -> None:
-    from enginehouse.cli.terminal.output import printable
+def _fail(error: EnginehouseError, message: str, *, in_json: bool) -> int:
+    """Print an error for people and, with --json, for programs in the shape of the API. Returns the exit code."""
+    from enginehouse.cli.terminal import output
 
-    print(f"enginehouse: {printable(message)}", file=sys.stderr)
+    print(f"enginehouse: {output.printable(message)}", file=sys.stderr)
+    code = exit_code(error)
+    if in_json:
+        about: dict[str, object] = {"message": message, "code": error.code, "exit_code": code}
+        if error.param:
+            about["param"] = error.param
+        with contextlib.suppress(BrokenPipeError):
+            output.emit_json_line({"error": about, **error.details})
+    return code
 
 
 @click.group(

@@ -179,6 +179,8 @@ def test_a_chat_remembers_forgets_and_ends(tmp_path: Path) -> None:
             terminal.wait_for("answer to 4")
             terminal.type("/help\n")
             terminal.wait_for("/bye")
+            terminal.type("/sytem\n")
+            terminal.wait_for("there is no command /sytem")
             terminal.type("/clear\n")
             terminal.wait_for("cleared the conversation")
             terminal.type("three\n")
@@ -188,6 +190,34 @@ def test_a_chat_remembers_forgets_and_ends(tmp_path: Path) -> None:
     said = [message["content"] for message in world.bodies("/v1/chat/completions")[1]["messages"]]
     assert said == ["Be kind.", "one", "answer to 2", "two"]
     assert "temperature" not in world.bodies("/v1/chat/completions")[0]
+
+
+def test_a_line_that_only_begins_with_a_slash_is_a_question(tmp_path: Path) -> None:
+    with recorded({**READY, CHAT: PARIS}) as world:
+        with Terminal(world, tmp_path, "run", "tiny-chat") as terminal:
+            terminal.wait_for("tiny-chat is ready")
+            for line in ("/etc/passwd\n", "/ is a slash\n", " /bie\n"):
+                terminal.type(line)
+                terminal.wait_for("The capital is Paris.")
+            terminal.type("/exit\n")
+            assert terminal.exit_code() == 0
+    asked = [body["messages"][-1]["content"] for body in world.bodies("/v1/chat/completions")]
+    assert asked == ["/etc/passwd", "/ is a slash", "/bie"]
+
+
+@pytest.mark.parametrize(("system", "first"), [("Talk.", {"role": "system", "content": "Talk."}), ("", None)])
+def test_instructions_replace_those_of_the_model(tmp_path: Path, system: str, first: dict[str, str] | None) -> None:
+    with recorded({**READY, CHAT: PARIS}) as world:
+        result = run(world, tmp_path, *ASK, "--system", system)
+    assert result.exit_code == 0
+    question = {"role": "user", "content": "What is the capital of France?"}
+    assert world.bodies("/v1/chat/completions")[0]["messages"] == [*([first] if first else []), question]
+
+
+def test_an_empty_prompt_is_refused_in_four_words(tmp_path: Path) -> None:
+    with recorded(READY) as world:
+        result = run(world, tmp_path, "run", "tiny-chat", "  ")
+    assert (result.exit_code, result.stderr) == (2, "enginehouse: The prompt is empty.\n")
 
 
 def test_a_conversation_that_no_longer_fits_loses_its_oldest_turns_with_one_remark(tmp_path: Path) -> None:

@@ -84,15 +84,6 @@ def delete(name: str, no_follow: bool) -> int:
     return finish(frontend, answer, no_follow=no_follow)
 
 
-@command("rm", examples=("enginehouse models rm tiny-chat",))
-@click.argument("name")
-@no_follow_option
-@click.pass_context
-def remove(context: click.Context, name: str, no_follow: bool) -> int:
-    """The same as `delete`."""
-    return int(context.invoke(delete, name=name, no_follow=no_follow))
-
-
 @command("replicas", examples=("enginehouse models replicas",))
 @click.pass_context
 def replicas(context: click.Context) -> None:
@@ -110,5 +101,5 @@ def is_ready(answer: object) -> bool:
 
 
 _OTHERS = (*models_define.COMMANDS, *models_gallery.COMMANDS, *models_schedule.COMMANDS)
-for each in (list_models, load, unload, delete, remove, replicas, *_OTHERS):
+for each in (list_models, load, unload, delete, replicas, *_OTHERS):
     entry.add_command(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 
 import click
@@ -17,21 +18,28 @@ from enginehouse.core.errors import Denied, Hopeless, Invalid, Unavailable
 from enginehouse.core.name import check_model_name
 from enginehouse.core.views import ModelView, OperationView
 
+CHAT_HELP = "/clear starts a new conversation, /bye or Ctrl-D ends the chat, Ctrl-C stops an answer"
+_COMMAND = re.compile(r"/[A-Za-z?]+\s*")  # one word: a path or a sentence that begins with a slash is a question
+
 
 @command(
     "run",
     examples=(
         "enginehouse run tiny-chat",
         'enginehouse run tiny-chat "What is the capital of France?"',
+        'enginehouse run smollm2 --system "You are a pirate."',
         "echo 'What is the capital of France?' | enginehouse run tiny-chat",
     ),
 )
 @click.argument("name")
 @click.argument("question", required=False)
 @click.option("--prompt", metavar="TEXT", help="The same as QUESTION.")
+@click.option("--system", metavar="TEXT", help="Instructions for the model instead of its own; an empty text for none.")
 @click.option("--node", metavar="NODE", help="Load the model on this node.")
 @click.option("--no-stream", is_flag=True, help="Show the answer when it is complete.")
-def entry(name: str, question: str | None, prompt: str | None, node: str | None, no_stream: bool) -> int:
+def entry(
+    name: str, question: str | None, prompt: str | None, system: str | None, node: str | None, no_stream: bool
+) -> int:
     """Chat with the model NAME; installs and starts what it needs.
 
     With QUESTION it answers that and ends; the same question gives the same answer. In a pipe, the question is read
@@ -41,16 +49,18 @@ def entry(name: str, question: str | None, prompt: str | None, node: str | None,
     if question is not None and prompt is not None:
         raise click.UsageError("give the question once: as an argument or with --prompt")
     given()  # reads a token from stdin before the question is read from there
-    question = _question(prompt if question is None else question, name)
+    question = _question(prompt if question is None else question)
     frontend = connect()
-    system_prompt = make_ready(frontend, name, node)
-    conversation = Conversation(frontend, name, system_prompt, is_streaming=not (no_stream or wants_json()))
+    own = make_ready(frontend, name, node)
+    conversation = Conversation(
+        frontend, name, own if system is None else system, is_streaming=not (no_stream or wants_json())
+    )
     if question is not None:
         return _answer_once(conversation, question)
     return _chat(conversation)
 
 
-def _question(prompt: str | None, name: str) -> str | None:
+def _question(prompt: str | None) -> str | None:
     """The question to answer once, or None for a chat."""
     if prompt is None:
         if sys.stdin.isatty():
@@ -59,7 +69,7 @@ def _question(prompt: str | None, name: str) -> str | None:
             return None
         prompt = sys.stdin.read()
     if not prompt.strip():
-        raise Invalid(f"cannot ask {name}: the prompt is empty", code="invalid_setting", param="prompt")
+        raise Invalid("The prompt is empty.", code="invalid_setting", param="prompt")
     return prompt
 
 
@@ -114,13 +124,15 @@ def _chat(conversation: Conversation) -> int:
         match line.strip():
             case "":
                 continue
-            case "/bye":
+            case "/bye" | "/exit" | "/quit":
                 return 0
             case "/clear":
                 conversation.clear()
                 output.remark("cleared the conversation")
-            case "/help":
-                output.remark("/clear starts a new conversation, /bye or Ctrl-D ends the chat, Ctrl-C stops an answer")
+            case "/help" | "/?":
+                output.remark(CHAT_HELP)
+            case word if _COMMAND.fullmatch(line):
+                output.remark(f"there is no command {word}. /help lists them; with a space before it, it is a question")
             case question:
                 failure = conversation.ask(question).failure
                 if failure is not None:

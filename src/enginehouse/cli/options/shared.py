@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from enginehouse.cli.options import live_names, other_words
 from enginehouse.core.errors import Invalid
 from enginehouse.settings.descriptions import DESCRIPTIONS
 
@@ -46,6 +47,16 @@ def given() -> Given:
     elif token is not None and token.startswith("@"):
         token = found["token"] = _token_from_file(token[1:])
     return Given(found.get("data"), found.get("url"), token, bool(found.get("json")))
+
+
+def given_for_completion() -> dict[str, str | None]:
+    """The shared options that name a server. A token from stdin is not read: the shell's stdin is not meant."""
+    found: dict[str, Any] = click.get_current_context().meta.get(_KEY, {})
+    return {
+        "data": found.get("data"),
+        "url": found.get("url"),
+        "token": None if found.get("token") == "-" else given().token,
+    }
 
 
 def wants_json() -> bool:
@@ -136,6 +147,8 @@ class _WithExamples(click.Command):
         attributes["params"] = _own_first(attributes.get("params") or [], meanings)
         super().__init__(*arguments, **attributes)
         self.examples = tuple(examples)
+        for parameter in self.params:
+            live_names.complete_names(parameter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_examples(formatter, self.examples)
@@ -147,6 +160,21 @@ class CliCommand(_WithExamples):
 
 class CliGroup(_WithExamples, click.Group):
     command_class = CliCommand
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Accept the aliases of commands, and say which command an unknown word may mean."""
+        known = self.list_commands(ctx)
+        word = args[0]
+        if word not in known and not word.startswith("-"):
+            command = other_words.meant(word, known)
+            if command is None and not ctx.resilient_parsing:
+                hint = other_words.hint(word, ctx.command_path, known)
+                ctx.fail(f"there is no command {word!r}. {hint}".rstrip())
+            if command is not None:
+                args = [command, *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # The default implementation truncates descriptions to one line.

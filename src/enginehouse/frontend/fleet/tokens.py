@@ -37,8 +37,11 @@ MAX_TTL_SECONDS = 10 * 365 * 86400.0  # a longer one is a typing error
 _MAKING_SECONDS = 10.0  # lease on making the first token, for frontends that start together
 
 
+TOKEN_START = "eh-"  # of every token that this program makes, so that others are recognized as foreign
+
+
 def new_token(role: str) -> str:
-    return f"eh-{role}-{secrets.token_urlsafe(32)}"
+    return f"{TOKEN_START}{role}-{secrets.token_urlsafe(32)}"
 
 
 class Created(Struct, frozen=True):

@@ -1,0 +1,99 @@
+"""Names of nodes, models, backends and operations for the shell's completion, asked of the server.
+
+A completion must be quick and must not write anything: without a server, without a right, or after a moment there are
+no names.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+from click.types import StringParamType
+
+from enginehouse.core.errors import EnginehouseError
+
+ANSWER_SECONDS = 1.5  # somebody waits at a prompt
+# What each kind of name is asked of, and the field of an item that has the name.
+_ROUTES = {
+    "node": ("/api/nodes", "name"),
+    "model": ("/api/models", "name"),
+    "installed": ("/backends", "Name"),
+    "available": ("/backends/available", "name"),
+    "operation": ("/api/operations?rows=false&limit=50", "jobID"),
+    "token": ("/api/tokens", "name"),
+}
+_BY_PARAMETER = {
+    "node": "node",
+    "nodes": "node",
+    "model": "model",
+    "models": "model",
+    "operation_id": "operation",
+    "operations": "operation",
+    "backend": "available",
+    "key": "token",
+}
+# What `name` and `names` mean depends on the command.
+_BY_COMMAND = (
+    ("enginehouse backends install", "available"),
+    ("enginehouse backends plan", "available"),
+    ("enginehouse backends", "installed"),
+    ("enginehouse models add", ""),  # a new name
+    ("enginehouse models", "model"),
+    ("enginehouse run", "model"),
+    ("enginehouse embed", "model"),
+    ("enginehouse tokens", "token"),
+)
+
+
+class LiveName(StringParamType):
+    """A text that the shell completes with names the server knows."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        kind = kind_of(ctx.command_path, param.name or "")
+        if not kind:
+            return []
+        with ctx.scope(cleanup=False):
+            return [CompletionItem(name) for name in _names(kind) if name.startswith(incomplete)]
+
+
+def kind_of(command_path: str, parameter: str) -> str:
+    """What a parameter names; "" if nothing that the server knows."""
+    if command_path.startswith(("enginehouse local", "enginehouse gallery")):
+        return ""  # they need no server
+    if parameter not in ("name", "names"):
+        return _BY_PARAMETER.get(parameter, "")
+    return next((kind for path, kind in _BY_COMMAND if command_path.startswith(path)), "")
+
+
+def complete_names(parameter: click.Parameter) -> None:
+    """Let the shell complete a parameter that names something; what it accepts stays the same."""
+    if type(parameter.type) is StringParamType and parameter.name in {*_BY_PARAMETER, "name", "names"}:
+        parameter.type = LiveName()
+
+
+def _names(kind: str) -> list[str]:
+    from enginehouse.cli.options.shared import given_for_completion
+    from enginehouse.link.client import FrontendClient
+    from enginehouse.settings.programs import ClientSettings, load
+
+    path, field = _ROUTES[kind]
+    try:
+        settings = load(ClientSettings, given_for_completion(), os.environ)
+        client = FrontendClient(settings.url, settings.token, user_agent="enginehouse-completion")
+        try:
+            answer = client.request("GET", path, None, object, timeout_seconds=ANSWER_SECONDS)
+        finally:
+            client.close()
+    except EnginehouseError:
+        return []
+    return sorted({str(one[field]) for one in _items(answer) if one.get(field)})
+
+
+def _items(answer: Any) -> list[dict[str, Any]]:
+    """The items of a list, or of the only list in an object."""
+    if isinstance(answer, dict):
+        answer = next((value for value in answer.values() if isinstance(value, list)), [])
+    return [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
