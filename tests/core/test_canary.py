@@ -164,7 +164,7 @@ def test_a_canary_whose_replicas_all_run_the_new_version_is_ready() -> None:
     [
         ({"node": None}, "it was removed"),
         ({"node": node(approved=False)}, "it was removed"),
-        ({"node": node(health="offline")}, "it is away"),
+        ({"node": node(health="offline")}, "it is offline"),
         ({"node": node(drained=True)}, "it is drained"),
         ({"install": intent(state="cancelled")}, "there is another request for it"),
         ({"install": intent(state="superseded")}, "there is another request for it"),

@@ -159,7 +159,7 @@ def observe(canary: CanaryNode, evidence: Evidence) -> Observation:
     return Observation(waits_for=_unready(canary, evidence, node, install))
 
 
-REMOVED, REPLACED, AWAY, DRAINED = "it was removed", "there is another request for it", "it is away", "it is drained"
+REMOVED, REPLACED, AWAY, DRAINED = "it was removed", "there is another request for it", "it is offline", "it is drained"
 LOST = frozenset({REMOVED, REPLACED})  # for good
 GONE = frozenset({*LOST, AWAY, DRAINED})  # what is waited for where a canary is gone and has no substitute
 

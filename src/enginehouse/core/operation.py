@@ -149,8 +149,8 @@ def width_of(kind: OperationKind, max_parallel: int, fleet: int) -> int:
 STILL_RUNNING = "LocalAI's worker cannot cancel it and continues"
 OLDER_AT_WORK = "older_at_work"  # the reason of an intent that is sent after an older command has ended on the worker
 OLDER_MESSAGE = "LocalAI's worker is still busy with an older request for the same subject; this one is sent afterwards"
-AWAY_MESSAGE = "the node is away; this continues automatically when it returns"
-BUS_AWAY_MESSAGE = "the node has no connection to the bus; this continues automatically when it reconnects"
+AWAY_MESSAGE = "the node is offline; this starts when it reconnects"
+BUS_AWAY_MESSAGE = "the node has no connection to NATS; this starts when it reconnects"
 
 
 def wait_for_node(now: float) -> Change:

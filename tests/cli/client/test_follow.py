@@ -140,9 +140,9 @@ def test_a_request_for_a_node_that_is_away_is_kept_and_nobody_has_to_wait(tmp_pa
     with recorded({REQUEST: Answer(parked, 202)}) as world:
         result = run(world, tmp_path, *INSTALL)
     assert result.exit_code == 0
-    assert "… second: install llama-cpp: queued: second is away" in result.stdout
+    assert "… second: install llama-cpp: queued: second is offline" in result.stdout
     assert (
-        f"queued: second is away; it happens by itself when it returns. See it: enginehouse ops follow {JOB}"
+        f"second is offline. The install starts when it reconnects. Follow it: enginehouse ops follow {JOB}"
         in result.stderr
     )
 

@@ -47,7 +47,7 @@ def test_without_a_wait_nobody_waits_for_a_node_that_is_away(tmp_path: Path) -> 
     with recorded({DRAIN: Answer(AWAY, 202)}) as world:
         result = run(world, tmp_path, "nodes", "drain", "attic")
     assert result.exit_code == 0
-    assert "queued: attic is away; it happens by itself when it returns" in result.stderr
+    assert "attic is offline. The drain starts when it reconnects." in result.stderr
     assert "safe to stop" not in result.stdout
     assert len(world.requests) == 1
 

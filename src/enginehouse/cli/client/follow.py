@@ -88,13 +88,14 @@ def parked_sentence(operation: OperationView) -> str:
     names = list(dict.fromkeys(row.node_name for row in waiting))
     # A drain may wait for its node before it has anything to stop there.
     who = ", ".join(names) or (operation.name if operation.kind == "drain" else "a node")
+    are, they = ("are", "they") if len(names) > 1 else ("is", "it")
     is_drained = bool(waiting) and all(row.reason == DRAINING for row in waiting)
     if is_drained:
-        state, when = "drained", "they are resumed" if len(names) > 1 else "it is resumed"
+        state, when = "drained", f"{they} {are} resumed"
     else:
-        state, when = "away", "they return" if len(names) > 1 else "it returns"
-    then = f"it happens by itself when {when}. See it: enginehouse ops follow {operation.jobID}"
-    return f"queued: {who} {'are' if len(names) > 1 else 'is'} {state}; {then}"
+        state, when = "offline", "they reconnect" if len(names) > 1 else "it reconnects"
+    what = f"The {operation.kind.replace('_', ' ')}"
+    return f"{who} {are} {state}. {what} starts when {when}. Follow it: enginehouse ops follow {operation.jobID}"
 
 
 def _changes(

@@ -124,7 +124,7 @@ _PARALLEL = click.option(
 @click.option("--force", is_flag=True, help="Install again where it is already installed.")
 @click.option("--uri", metavar="URI", help="Install from this image, archive or package instead of a gallery.")
 @click.option("--alias", metavar="NAME", help="Another name for it on the workers; with --uri.")
-@click.option("--sha256", metavar="HEX", help="Digest of an archive; with --uri.")
+@click.option("--sha256", metavar="HEX", help="Expected SHA-256 of the archive; with --uri.")
 @_PARALLEL
 def install(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
     """Install the backend NAME on all approved nodes, or on those given with --node.

@@ -59,7 +59,7 @@ place = programs.together(
 @click.argument("backend")
 @click.option("--name", metavar="NAME", help="The directory to install into, if BACKEND is not a gallery name.")
 @click.option("--alias", metavar="NAME", default="", help="Another name that models may use for it.")
-@click.option("--sha256", metavar="HEX", default="", help="Digest of an archive.")
+@click.option("--sha256", metavar="HEX", default="", help="Expected SHA-256 of the archive.")
 @click.option("--force", is_flag=True, help="Install again even if it is already installed.")
 @place
 def install(backend: str, name: str | None, alias: str, sha256: str, force: bool, **flags: Any) -> None:

@@ -49,7 +49,7 @@ def versions(before: tuple[str, str], after: tuple[str, str]) -> tuple[str, str]
 @click.option("--upgrade", "is_upgrade", is_flag=True, help="Plan an upgrade instead of an install.")
 @click.option("--local", "is_local", is_flag=True, help="Plan for this machine, without a server.")
 @click.option("--name", "directory", metavar="NAME", help="The directory, if NAME is not a gallery name.")
-@click.option("--sha256", metavar="HEX", default="", help="Digest of an archive.")
+@click.option("--sha256", metavar="HEX", default="", help="Expected SHA-256 of the archive.")
 @local.place
 def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **flags: Any) -> None:
     """Show what installing NAME would do on each node; changes nothing.

@@ -76,7 +76,7 @@ def describe(row: NodeRow, due_in_seconds: float | None) -> str:
         case "success":
             return "done"
         case "queued" if row.reason == NODE_AWAY:
-            return f"queued: {row.node_name} is away"
+            return f"queued: {row.node_name} is offline"
         case "queued" if row.reason == DRAINING:
             return f"queued: {row.node_name} is drained"
         case "queued" if row.reason == CANARY:

@@ -29,7 +29,7 @@ MOST_REFUSALS = 10  # of one address in a minute
 WINDOW_SECONDS = 60.0
 MOST_ADDRESSES = 1000  # that are told apart within a minute
 _FURTHER = "Further refused requests of this address within a minute."
-_LOST = "Records that were lost, because the database was away."
+_LOST = "Records that were lost, because the database was unavailable."
 
 
 class _Refusals(Struct):

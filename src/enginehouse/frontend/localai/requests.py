@@ -44,7 +44,7 @@ class WorkerRequests:
         finally:
             self._open.pop(key, None)
         if message.no_responders:
-            raise Unavailable(f"the worker is away or does not know {verb}", code=NO_SUBSCRIBER)
+            raise Unavailable(f"the worker is offline or does not know {verb}", code=NO_SUBSCRIBER)
         return wire.decode(message.payload, kind, f"the reply to {verb}", limit_bytes=wire.MAX_REPLY_BYTES)
 
     async def tell(self, node_id: NodeId, verb: str, message: Struct) -> None:

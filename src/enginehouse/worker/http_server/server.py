@@ -158,7 +158,7 @@ class WorkerHttpServer:
         if method not in ("GET", "HEAD"):
             return plain(405, "method not allowed\n")
         if path == "/readyz" and self._is_bus_away:
-            return plain(503, "not ready: the bus is away\n")
+            return plain(503, "not ready: NATS is unavailable\n")
         return plain(200, "ok")
 
     async def _file(self, request: web.BaseRequest, key: str) -> web.StreamResponse:

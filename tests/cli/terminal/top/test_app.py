@@ -216,7 +216,7 @@ async def test_an_operation_shows_every_node_with_its_pill_and_the_reason_in_ful
         assert reason.replace(" ", "") in "".join(shown.split())
         assert "The worker has not answered for 130 s; it is still working. Nothing is sent twice." in shown
         assert "cannot reach it; attempt 3; next try in 42 s" in shown
-        assert "waits for i, which is away" in shown
+        assert "waits for i, which is offline" in shown
         assert "no build for linux/arm64" in shown
         await pilot.press("j", "j", "c")
         await until(pilot, "the question", lambda: "Cancel: Install llama-cpp on b" in seen(app))

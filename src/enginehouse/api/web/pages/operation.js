@@ -98,7 +98,7 @@ export function view(context) {
       h(
         "p",
         { class: "note info" },
-        "Only nodes that are away or drained are left. It goes on by itself when they return.",
+        "Only offline or drained nodes are left. They start when they reconnect or are resumed.",
       ),
     canary(operation, canAct),
     h(

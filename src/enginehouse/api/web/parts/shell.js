@@ -171,7 +171,7 @@ function strip(context) {
       h(
         "a",
         { key: "parked", class: "more", href: "#/operations" },
-        `${words.count(parked, "operation")} ${parked === 1 ? "waits" : "wait"} for nodes that are away`,
+        `${words.count(parked, "operation")} ${parked === 1 ? "waits" : "wait"} for offline nodes`,
       ),
   );
 }

@@ -202,5 +202,5 @@ def explained(row: NodeRow) -> tuple[str, str]:
         return attempt, MUTED
     if row.reason in (NODE_AWAY, DRAINING, CANARY):
         is_away = row.reason == NODE_AWAY
-        return f"waits for {row.node_name}, which is away" if is_away else why(row), MUTED
+        return f"waits for {row.node_name}, which is offline" if is_away else why(row), MUTED
     return "; ".join(part for part in (why(row), attempt, next_try(row, row.due_in_seconds)) if part), WARN
