@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.whole_frontend import Site, site
 
@@ -215,9 +216,17 @@ async def families(here: Site) -> dict[str, set[str]]:
     return found
 
 
-async def test_the_dashboard_asks_for_metrics_and_labels_that_exist(here: Site) -> None:
+def alerts() -> list[str]:
+    groups = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
+    return [rule["expr"] for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("read", [expressions, alerts])
+async def test_the_dashboard_and_the_alerts_ask_for_metrics_and_labels_that_exist(
+    here: Site, read: Callable[[], list[str]]
+) -> None:
     known = await families(here)
-    for expression in expressions():
+    for expression in read():
         assert expression.count("(") == expression.count(")"), expression
         used = SELECTED.findall(expression)
         assert used, expression
