@@ -54,7 +54,12 @@ def test_a_wrong_token_is_refused(untouched: Cluster) -> None:
         ("GET", "/metrics"),
         ("GET", "/v1/models"),
     ):
-        assert error_of(ask(untouched, method, path, {}, token="wrong"), 401)["code"] == "unauthenticated"
+        assert error_of(ask(untouched, method, path, {}, token="eh-user-wrong"), 401)["code"] == "unauthenticated"
+    # On loopback a key of another program opens what is open without one, and nothing more.
+    assert ask(untouched, "GET", "/v1/models", {}, token="sk-of-another-program")[0] == 200
+    for method, path in (("GET", "/api/nodes"), ("POST", "/api/operations"), ("GET", "/metrics")):
+        error = error_of(ask(untouched, method, path, {}, token="sk-of-another-program"), 401)
+        assert error["code"] == "unauthenticated"
 
 
 def test_a_missing_token_is_refused(untouched: Cluster, tmp_path: Path) -> None:
