@@ -147,8 +147,8 @@ class WorkerProcesses:
             if error.code != NO_SUBSCRIBER:
                 raise
             raise Unavailable(
-                f"cannot use {node.name} for models: its worker is offline, or is older than LocalAI 4.8 and does not say "
-                "which models run; upgrade it",
+                f"cannot use {node.name} for models: its worker is offline, or is older than LocalAI 4.8 "
+                "and does not say which models run; upgrade it",
                 code="node_away",
             ) from error
         if reply.error:
