@@ -1,7 +1,7 @@
 """The pinned wheel of pip, for machines that join with a Python that has none (Debian's and Ubuntu's without more).
 
 It comes from the package index of this machine and is kept in the data directory. uv installs pip into a temporary
-directory, and that pip downloads its own wheel, because uv stores no wheels. Only a file with a pinned hash is returned.
+directory, and that pip downloads its own wheel, because uv stores no wheels. Only a file with a pinned hash counts.
 """
 
 from __future__ import annotations

@@ -157,18 +157,22 @@ keep_token() {
     *) token=${ENGINEHOUSE_TOKEN:-} ;;
     esac
     if [ -z "$token" ]; then
-        [ ! -s "$data/join.token" ] || return 0
+        kept=
+        [ ! -s "$data/join.token" ] || kept=", or Enter to keep the one of the earlier run"
         # Standard input may be the script, so the terminal is asked.
-        if ! (: </dev/tty) 2>/dev/null; then
-            fail "a join token is needed: --token @FILE, or ENGINEHOUSE_TOKEN (\`enginehouse nodes add\` on the server makes one)"
+        if (: </dev/tty) 2>/dev/null; then
+            printf 'join token (\140enginehouse nodes add\140 on the server makes one%s): ' "$kept" >/dev/tty
+            trap 'stty echo </dev/tty; exit 130' INT TERM
+            stty -echo </dev/tty
+            IFS= read -r token </dev/tty || true
+            stty echo </dev/tty
+            trap - INT TERM
+            printf '\n' >/dev/tty
+        elif [ -z "$kept" ]; then
+            fail "a join token is needed: --token @FILE, or ENGINEHOUSE_TOKEN" \
+                "(\`enginehouse nodes add\` on the server makes one)"
         fi
-        printf 'join token (\140enginehouse nodes add\140 on the server makes one): ' >/dev/tty
-        stty -echo </dev/tty
-        trap 'stty echo </dev/tty; exit 130' INT TERM
-        IFS= read -r token </dev/tty || true
-        stty echo </dev/tty
-        trap - INT TERM
-        printf '\n' >/dev/tty
+        [ -z "$kept" ] || [ -n "$token" ] || return 0
         [ -n "$token" ] || fail "no join token was given"
     fi
     printf '%s\n' "$token" >"$data/.join.token.new"

@@ -193,6 +193,7 @@ class RunningServer(Struct, frozen=True):
 
     url: str
     pid: int = 0
+    join_url: str = ""  # at which other machines reach it; "" if it listens on loopback only
 
 
 Settings = UpSettings | FrontendSettings | WorkerSettings | LocalSettings | ClientSettings
@@ -276,7 +277,7 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
 
     `file` defaults to `DATA/enginehouse.toml`, which need not exist.
     """
-    directory = _find_data_directory(flags, environ)
+    directory = find_data_directory(flags, environ)
     path = file or directory / FILE_NAME
     known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
@@ -303,7 +304,7 @@ def origins_of(
     kind: type[Settings], flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None
 ) -> dict[str, SettingOrigin]:
     """Where each setting of a program comes from, by field."""
-    path = file or _find_data_directory(flags, environ) / FILE_NAME
+    path = file or find_data_directory(flags, environ) / FILE_NAME
     known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
     origins: dict[str, SettingOrigin] = {}
@@ -350,7 +351,7 @@ def default_node_name(hostname: str) -> str:
     return cleaned or "node"
 
 
-def _find_data_directory(flags: Mapping[str, object], environ: Mapping[str, str]) -> Path:
+def find_data_directory(flags: Mapping[str, object], environ: Mapping[str, str]) -> Path:
     given = flags.get("data") or environ.get("ENGINEHOUSE_DATA")
     if not given:
         return default_data_directory(environ)
@@ -429,10 +430,16 @@ def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given
 
 
 def _running_server(directory: Path) -> str:
+    running = running_server(directory)
+    return running.url if running else ""
+
+
+def running_server(directory: Path) -> RunningServer | None:
+    """The `up` of a data directory as it described itself; None if none has, or it ended in order."""
     try:
-        return msgspec.json.decode((directory / "server.json").read_bytes(), type=RunningServer).url
+        return msgspec.json.decode((directory / "server.json").read_bytes(), type=RunningServer)
     except (OSError, msgspec.DecodeError):
-        return ""
+        return None
 
 
 def _token_in(path: Path) -> str:
