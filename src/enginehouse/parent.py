@@ -347,7 +347,9 @@ def _welcome(settings: UpSettings, url: str, join_url: str, login: str, script_s
 def _command() -> str:
     """The command to show: the plain name if the shell finds it, else the path that was used."""
     # `up --detach` runs the module of the program that a person started.
-    path = Path(sys.argv[0]) if Path(sys.argv[0]).name != "__main__.py" else Path(sys.executable).with_name("enginehouse")
+    path = (
+        Path(sys.argv[0]) if Path(sys.argv[0]).name != "__main__.py" else Path(sys.executable).with_name("enginehouse")
+    )
     if path.name != "enginehouse" or not path.exists():
         return "enginehouse"
     try:

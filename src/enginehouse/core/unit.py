@@ -35,6 +35,7 @@ class Unit(Struct, frozen=True, kw_only=True):
     variables: Mapping[str, str] = {}  # no secrets
     secrets_file: str = ""  # a file of NAME="VALUE" lines, mode 0600; "" if there are none
     is_system: bool = True
+    user: str = ""  # of a unit of the system; "" is root
 
 
 def unit_name(program: str) -> str:
@@ -53,9 +54,10 @@ def systemd_unit(unit: Unit) -> str:
         "[Service]",
         "Type=exec",
         f"ExecStart={' '.join(quoted_word(word) for word in unit.argv)}",
-        f"WorkingDirectory={_escaped(unit.data)}",
-        *(f"Environment={quoted_word(f'{name}={value}')}" for name, value in sorted(unit.variables.items())),
-        *((f"EnvironmentFile={_escaped(unit.secrets_file)}",) if unit.secrets_file else ()),
+        *((f"User={unit.user}",) if unit.user else ()),
+        f"WorkingDirectory={_path(unit.data)}",
+        *(f"Environment={_assigned(f'{name}={value}')}" for name, value in sorted(unit.variables.items())),
+        *((f"EnvironmentFile={_path(unit.secrets_file)}",) if unit.secrets_file else ()),
         "Restart=on-failure",
         f"RestartSec={RESTART_SECONDS}",
         f"RestartPreventExitStatus={INVALID}",
@@ -70,7 +72,7 @@ def systemd_unit(unit: Unit) -> str:
         "NoNewPrivileges=yes",
         "LockPersonality=yes",
         "RestrictSUIDSGID=yes",
-        *(_OF_SYSTEM if unit.is_system else ()),
+        *((*_OF_SYSTEM, f"ReadWritePaths={_assigned(unit.data)}") if unit.is_system else ()),
         "",
         "[Install]",
         f"WantedBy={'multi-user.target' if unit.is_system else 'default.target'}",
@@ -80,7 +82,13 @@ def systemd_unit(unit: Unit) -> str:
 
 def quoted_word(word: str) -> str:
     """A word of a command line as systemd reads it: quoted, with its specifiers and variables taken literally."""
-    return f'"{_escaped(word).replace("$", "$$")}"'
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return f'"{_path(escaped)}"'
+
+
+def _assigned(text: str) -> str:
+    """A word of another line than a command's: a dollar means itself there."""
+    return quoted_word(text).replace("$$", "$")
 
 
 def environment_line(name: str, value: str) -> str:
@@ -89,8 +97,9 @@ def environment_line(name: str, value: str) -> str:
     return f'{name}="{escaped}"\n'
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+def _path(path: str) -> str:
+    """Paths are read up to the end of the line; only specifiers mean something in them."""
+    return path.replace("%", "%%")
 
 
 def launchd_label(program: str) -> str:
@@ -113,6 +122,7 @@ def launchd_plist(unit: Unit) -> str:
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": RESTART_SECONDS,
         "ExitTimeOut": STOP_SECONDS,
+        **({"UserName": unit.user} if unit.user else {}),
         "Umask": 0o077,
         "ProcessType": "Interactive",  # others are slowed down in favour of what is on the screen
         "SoftResourceLimits": {"NumberOfFiles": 65536},

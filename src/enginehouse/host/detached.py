@@ -98,7 +98,9 @@ def parts_of(pid: int) -> list[str]:
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children():
             with contextlib.suppress(psutil.Error):
-                names |= {"worker", "frontend", "nats-server"} & {os.path.basename(word) for word in child.cmdline()[:4]}
+                names |= {"worker", "frontend", "nats-server"} & {
+                    os.path.basename(word) for word in child.cmdline()[:4]
+                }
     return [name for name in ("worker", "frontend", "nats-server") if name in names]
 
 

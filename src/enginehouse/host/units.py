@@ -64,7 +64,9 @@ class UnitSystem:
 
     def write(self, unit: Unit) -> Path:
         if not self.is_launchd and shutil.which("systemctl") is None:
-            raise Hopeless("cannot install a service: this machine has no systemd; `--print` shows the unit for another")
+            raise Hopeless(
+                "cannot install a service: this machine has no systemd; `--print` shows the unit for another"
+            )
         path = self.path(unit.program)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +117,11 @@ class UnitSystem:
             )
         if not self.is_running:
             return UnitState(
-                program=program, unit=name, path=str(path), enabled="unknown", active="unknown: systemd does not run here"
+                program=program,
+                unit=name,
+                path=str(path),
+                enabled="unknown",
+                active="unknown: systemd does not run here",
             )
         shown = self._systemctl("show", "--property=ActiveState,UnitFileState,MainPID", name).stdout
         values = dict(line.partition("=")[::2] for line in shown.splitlines())

@@ -388,6 +388,11 @@ def fields_of(kind: type[Settings]) -> list[str]:
     return [*(field for field in kind.__struct_fields__ if field not in _NO_SETTINGS), *nested]
 
 
+def secret_fields(kind: type[Settings]) -> set[str]:
+    """The settings whose value nobody else may see."""
+    return {field for field, format in _formats_of(kind).items() if format.is_secret}
+
+
 def _formats_of(kind: type[Settings]) -> dict[str, Format]:
     """How each setting is read, by field."""
     hints = get_type_hints(InstallSettings, include_extras=True) | get_type_hints(kind, include_extras=True)

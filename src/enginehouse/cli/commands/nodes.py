@@ -56,7 +56,9 @@ def list_nodes() -> None:
     columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
     # The id would wrap the lines on a terminal; a pipe and `nodes show` have it.
     shown = len(columns) - 1 if output.is_terminal(sys.stdout) else len(columns)
-    output.emit_table(columns[:shown], [row[:shown] for row in rows], "no nodes yet; `enginehouse nodes add` says how to join one")
+    output.emit_table(
+        columns[:shown], [row[:shown] for row in rows], "no nodes yet; `enginehouse nodes add` says how to join one"
+    )
 
 
 @command("show", examples=("enginehouse nodes show attic",))
