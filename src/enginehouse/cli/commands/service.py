@@ -1,4 +1,4 @@
-"""`enginehouse service`: Enginehouse starts with the machine. Installs, shows and removes systemd units or launchd jobs.
+"""`enginehouse service`: Enginehouse starts with the machine. Installs, shows and removes units of systemd or launchd.
 
 The options of a program become the command line of its unit, but for secrets: those, and variables that hold settings,
 go to a file of mode 0600 in the data directory, a join token to `join.token` there. Nothing is written before all
