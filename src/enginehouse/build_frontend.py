@@ -114,6 +114,7 @@ from enginehouse.frontend.watching.summaries import Summaries
 from enginehouse.frontend.watching.traffic import TrafficCounts
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.host import disk, listen
+from enginehouse.host.program import pinned_pip
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Engine
 from enginehouse.settings.programs import FrontendSettings
@@ -410,7 +411,7 @@ def make_entries(
     unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes), frontend.access
     objects = RouteObjects(
         pages=PageRoutes(),
-        program=ProgramRoutes(PipWheel(settings.data).fetch),
+        program=ProgramRoutes(PipWheel(pinned_pip(), settings.data / "program").fetch),
         system=SystemRoutes(frontend.metrics, unready),
         workers=WorkerRoutes(
             frontend.nodes,

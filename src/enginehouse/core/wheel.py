@@ -30,6 +30,22 @@ class PackageFacts(Struct, frozen=True, kw_only=True):
     commands: Mapping[str, str]  # name of a command to `module:function`
 
 
+class PinnedWheel(Struct, frozen=True):
+    """A wheel of a package index, by the hashes that its file may have."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}-{self.version}-py3-none-any.whl"
+
+    @property
+    def requirement(self) -> str:
+        return " ".join((f"{self.name}=={self.version}", *(f"--hash=sha256:{one}" for one in self.hashes)))
+
+
 def wheel_name(facts: PackageFacts) -> str:
     return f"{facts.name}-{facts.version}-py3-none-any.whl"
 

@@ -19,22 +19,22 @@ from pathlib import Path
 import uv
 
 from enginehouse.core.errors import Unavailable
+from enginehouse.core.wheel import PinnedWheel
 from enginehouse.fetch.pypi import uv_environment
-from enginehouse.host import disk
-from enginehouse.host.program import PinnedWheel, pinned_pip, pip_requirements
 
 LIMIT_SECONDS = 60.0  # of each of two small downloads
 PAUSE_SECONDS = 30.0  # after a failure; the route is public, and each try starts two processes
 
 
 class PipWheel:
-    def __init__(self, data: Path) -> None:
-        self._directory = data / "program"
+    def __init__(self, wanted: PinnedWheel, directory: Path) -> None:
+        self._wanted = wanted
+        self._directory = directory
         self._failed_at: float | None = None
 
     async def fetch(self) -> bytes:
         """Return the file. Raises `Unavailable` if it cannot be had now; the caller does not call it twice at once."""
-        wanted = pinned_pip()
+        wanted = self._wanted
         kept = self._directory / wanted.file_name
         found = await asyncio.to_thread(_checked, kept, wanted)
         if found:
@@ -61,9 +61,10 @@ def _unavailable() -> Unavailable:
 
 
 def _download(wanted: PinnedWheel) -> bytes:
-    pinned = ("--no-deps", "--require-hashes", "-r", str(pip_requirements()))
     with tempfile.TemporaryDirectory(prefix="enginehouse-pip-") as place:
-        unpacked, downloaded = Path(place, "unpacked"), Path(place, "downloaded")
+        unpacked, downloaded, requirements = (Path(place, name) for name in ("unpacked", "downloaded", "pip.txt"))
+        requirements.write_text(f"{wanted.requirement}\n")
+        pinned = ("--no-deps", "--require-hashes", "-r", str(requirements))
         install = [uv.find_uv_bin(), "pip", "install", "--quiet", "--only-binary", ":all:", *pinned]
         _run([*install, "--target", str(unpacked), "--python", sys.executable], uv_environment(os.environ))
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", *pinned]
@@ -92,5 +93,8 @@ def _checked(path: Path, wanted: PinnedWheel) -> bytes:
 
 
 def _keep(path: Path, content: bytes) -> None:
+    # Its hash is checked whenever it is read, so half a file is no danger; the rename only avoids another download.
     path.parent.mkdir(exist_ok=True)
-    disk.write_atomic(path, content)
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    part.replace(path)

@@ -113,14 +113,23 @@ def ran_seconds(pid: int) -> float:
 def stop(pid: int, lock: Path, *, limit: float, is_forced: bool) -> bool:
     """Stop the holder of the lock, in order unless forced, and wait until it is gone. False if it still runs then."""
     try:
+        process = psutil.Process(pid)
         os.kill(pid, signal.SIGKILL if is_forced else signal.SIGTERM)
-    except ProcessLookupError:
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return True
     except PermissionError as error:
         raise Denied(f"cannot stop process {pid}: it belongs to another user; run this as that user") from error
     deadline = time.monotonic() + limit
-    while holder(lock) == pid:
+    while holder(lock) == pid or _is_running(process):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_SECONDS)
     return True
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """Whether it is there; one that has ended and was not waited for by its parent is not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

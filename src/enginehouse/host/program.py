@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from enginehouse import __version__
 from enginehouse.core.errors import Hopeless
-from enginehouse.core.wheel import PackageFacts, wheel_bytes, wheel_name
+from enginehouse.core.wheel import PackageFacts, PinnedWheel, wheel_bytes, wheel_name
 
 NAME = "enginehouse"
 PACKAGE = Path(__file__).parents[1]
@@ -24,18 +24,6 @@ _SCRIPT = Path(__file__).with_name("join.sh")
 _PIP = PACKAGE / "pip.txt"
 _LEFT_OUT = frozenset({"__pycache__", ".DS_Store"})
 _LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".orig", ".rej", ".swp", "~")
-
-
-class PinnedWheel(Struct, frozen=True):
-    """A wheel of a package index, by the hashes that its file may have."""
-
-    name: str
-    version: str
-    hashes: tuple[str, ...]
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.name}-{self.version}-py3-none-any.whl"
 
 
 class Program(Struct, frozen=True, kw_only=True):
@@ -102,7 +90,3 @@ def pinned_pip() -> PinnedWheel:
     """The pip for machines whose Python has none."""
     name, version, rest = re.split(r"==|\s", _PIP.read_text().strip(), maxsplit=2)
     return PinnedWheel(name, version, tuple(re.findall(r"sha256:([0-9a-f]{64})", rest)))
-
-
-def pip_requirements() -> Path:
-    return _PIP

@@ -130,11 +130,11 @@ def _is_wanted(program: str) -> bool:
 
 def _unit_of(program: str, flags: dict[str, Any], units: UnitSystem, user: str) -> tuple[Unit, dict[str, str], str]:
     """The unit, the variables for its file of secrets, and the join token ("" if none is needed)."""
-    kind, shared = _KINDS[program], given()
+    shared = given()
     asked = {**flags, "data": shared.data}
     if program == "worker":
         asked |= {"url": shared.url, "token": shared.token}
-    settings = load(kind, asked, os.environ)
+    settings, kind = _load(program, asked), _KINDS[program]
     _check_complete(settings)
     if user and not units.is_system:
         raise Invalid("cannot run a service as another user: only root can", code="invalid_setting", param="run-as")
@@ -158,6 +158,16 @@ def _unit_of(program: str, flags: dict[str, Any], units: UnitSystem, user: str) 
         user=user,
     )
     return unit, variables, settings.token if isinstance(settings, WorkerSettings) else ""
+
+
+def _load(program: str, asked: dict[str, Any]) -> UpSettings | FrontendSettings | WorkerSettings:
+    match program:
+        case "up":
+            return load(UpSettings, asked, os.environ)
+        case "frontend":
+            return load(FrontendSettings, asked, os.environ)
+        case _:
+            return load(WorkerSettings, asked, os.environ)
 
 
 def _is_kept(name: str) -> bool:
