@@ -161,9 +161,9 @@ keep_token() {
         [ ! -s "$data/join.token" ] || kept=", or Enter to keep the one of the earlier run"
         # Standard input may be the script, so the terminal is asked.
         if (: </dev/tty) 2>/dev/null; then
-            printf 'join token (\140enginehouse nodes add\140 on the server makes one%s): ' "$kept" >/dev/tty
             trap 'stty echo </dev/tty; exit 130' INT TERM
-            stty -echo </dev/tty
+            stty -echo </dev/tty # before the question, which may be answered by a program
+            printf 'join token (\140enginehouse nodes add\140 on the server makes one%s): ' "$kept" >/dev/tty
             IFS= read -r token </dev/tty || true
             stty echo </dev/tty
             trap - INT TERM
