@@ -58,8 +58,8 @@ bench: setup-dev ## every benchmark, quickly; each prints its ratio and its bar
 dist: setup ## build the wheel and the source archive into dist/
 	@$(BIN)/python tools/dist.py
 
-image: dist ## build the container image of frontend and worker (podman, buildah or docker)
-	@sh tools/image
+image: dist ## build the container image of frontend and worker with podman, buildah or docker; BASE, TAG
+	@BASE="$(BASE)" sh tools/image $(TAG)
 
 lock: setup-dev ## compile the hashed lock files anew from pyproject.toml
 	@sh tools/setup lock

@@ -34,7 +34,7 @@ _LOCKS = (("up", "lock"), ("worker", "worker.lock"))  # the worker of an `up` ha
     help=f"How long to wait for it to stop ({LIMIT_SECONDS}).",
 )
 def entry(is_forced: bool, limit_seconds: float) -> None:
-    """Stop the `up` or the `join` of this data directory.
+    """Stop what runs on this machine: the `up`, or the `join`, of this data directory.
 
     Stops worker, frontend and NATS in order and waits for their end. Installed backends and models are kept.
     """
