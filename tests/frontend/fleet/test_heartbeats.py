@@ -124,6 +124,16 @@ async def test_heartbeats_that_arrive_together_are_few_statements(world: World, 
         assert node.report.backends == (installed("engine", "1"),)
 
 
+async def test_a_crowd_shares_transactions_for_longer_than_a_few(world: World) -> None:
+    workers = [await worker_of(world, f"n{number}") for number in range(12)]
+    heartbeats = world.reports.heartbeats
+    heartbeats.gather_seconds = 0.01
+    await together(*(worker.beat() for worker in workers))
+    assert heartbeats.pause_seconds == pytest.approx(0.03)
+    await workers[0].beat()
+    assert heartbeats.pause_seconds == pytest.approx(0.01), "after a single one the next is answered sooner again"
+
+
 async def test_an_unknown_node_among_others_is_told_alone(world: World) -> None:
     worker = await worker_of(world)
     nobody = world.reports.heartbeat(NodeId("nobody"), HeartbeatRequest())
