@@ -27,12 +27,9 @@ from enginehouse.store.liveness import Liveness, LivenessChange, confirming
 # of the last one, up to five times as much, so that a thousand nodes cost two transactions a second and eight nodes
 # are answered at once.
 GATHER_SECONDS = 0.1
-PER_STEP = 5  # heartbeats of one transaction for each further step of the pause
+PER_STEP = 2  # heartbeats of one transaction for each further step of the pause
 MOST_STEPS = 5
 MOST_AT_ONCE = 1000
-# Of the silence after which a node is unhealthy: a frontend of the previous version reads a copy that is at most this
-# old, and one heartbeat more.
-COPY_PART = 0.5
 
 
 class Heard(Struct, frozen=True):
@@ -66,10 +63,9 @@ def stamp_of(said: HeartbeatRequest) -> ReportStamp | None:
 
 
 class Heartbeats:
-    def __init__(self, store: Store, nodes: Nodes, *, stale_seconds: float) -> None:
+    def __init__(self, store: Store, nodes: Nodes) -> None:
         self._store = store
         self._nodes = nodes
-        self._copy_seconds = stale_seconds * COPY_PART
         self._waiting: list[_Waiting] = []
         self._turn = asyncio.Lock()
         self._began_at = -math.inf
@@ -140,8 +136,6 @@ class Heartbeats:
             if note_heard(connection, row, is_away, now):
                 done.news.append(row.id)
             known[row.id] = _after(row, change, is_away)
-        due = [change for change in changes.values() if known[change.node_id].copied_at < now - self._copy_seconds]
-        liveness.copy(connection, due, now)
         for change in changes.values():
             if known[change.node_id].is_new:
                 liveness.add(connection, change.node_id, change.capacity, now)
