@@ -88,9 +88,13 @@ install_program() {
         if [ -n "${PIP_INDEX_URL:-}" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
             export UV_DEFAULT_INDEX="$PIP_INDEX_URL"
         fi
-        uv venv -q --no-config --python "$python" "$1" &&
-            uv pip sync -q --compile-bytecode --python "$1/bin/python" --require-hashes "$work/requirements.txt" &&
-            uv pip install -q --compile-bytecode --python "$1/bin/python" --no-deps "$work/$WHEEL"
+        # Outside any project, because uv would read its settings.
+        (
+            cd "$work" &&
+                uv venv -q --python "$python" "$1" &&
+                uv pip sync -q --compile-bytecode --python "$1/bin/python" --require-hashes requirements.txt &&
+                uv pip install -q --compile-bytecode --python "$1/bin/python" --no-deps "$WHEEL"
+        )
         return
     fi
     if "$python" -m venv "$1" >/dev/null 2>&1; then

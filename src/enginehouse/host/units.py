@@ -121,7 +121,7 @@ class UnitSystem:
                 unit=name,
                 path=str(path),
                 enabled="unknown",
-                active="unknown: systemd does not run here",
+                active="unknown",
             )
         shown = self._systemctl("show", "--property=ActiveState,UnitFileState,MainPID", name).stdout
         values = dict(line.partition("=")[::2] for line in shown.splitlines())

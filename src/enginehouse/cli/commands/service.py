@@ -70,9 +70,12 @@ def install() -> None:
 @command("status", meanings=NO_SERVER, examples=("enginehouse service status", "enginehouse service status --json"))
 def status() -> None:
     """Show the services of this machine (as root) or of this user."""
-    states = _units().states()
+    units = _units()
+    states = units.states()
     if emit_json(states):
         return
+    if states and not units.is_running:
+        output.remark("systemd does not run here, so only the units are known")
     rows = [(one.program, one.active, one.enabled, str(one.pid or ""), one.path) for one in states]
     nothing = "no service is installed; `enginehouse service install up` installs one"
     output.emit_table(("PROGRAM", "STATE", "AT START", "PID", "UNIT"), rows, nothing)
