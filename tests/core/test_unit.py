@@ -5,11 +5,11 @@ from __future__ import annotations
 import plistlib
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from tests.outside import tool
 
 from enginehouse.core.unit import Unit, environment_line, launchd_plist, systemd_unit, unit_name
 
@@ -43,6 +43,14 @@ def test_the_main_process_alone_gets_the_signal_and_invalid_settings_are_not_tri
     assert line_of(systemd_unit(unit_of(is_system=False)), "WantedBy") == "default.target"
 
 
+def test_the_greeting_which_holds_a_login_link_goes_to_no_log() -> None:
+    text = systemd_unit(unit_of(program="up"))
+    assert (line_of(text, "StandardOutput"), line_of(text, "StandardError")) == ("null", "journal")
+    described = plistlib.loads(launchd_plist(unit_of(program="up")).encode())
+    assert described["StandardOutPath"] == "/dev/null"
+    assert described["StandardErrorPath"] == "/tmp/data of mine/logs/up.launchd.log"
+
+
 @pytest.mark.parametrize("is_system", [True, False])
 def test_engines_keep_their_devices_and_the_kernels_confinement(is_system: bool) -> None:
     keys = {line.partition("=")[0] for line in systemd_unit(unit_of(is_system=is_system)).splitlines()}
@@ -68,7 +76,6 @@ def test_launchd_starts_the_same_words_and_reads_secrets_from_their_file(tmp_pat
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == 'x"y'
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this machine has no systemd")
 @pytest.mark.parametrize("is_system", [True, False])
 def test_systemd_accepts_the_unit(tmp_path: Path, is_system: bool) -> None:
     path = tmp_path / unit_name("worker")
@@ -76,7 +83,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path, is_system: bool) -> None:
     secrets.write_text("A=1\n")
     full = unit_of(data=str(tmp_path), secrets_file=str(secrets), variables={"PATH": "/bin"}, is_system=is_system)
     path.write_text(systemd_unit(full))
-    asked = ["systemd-analyze", "verify", *(() if is_system else ("--user",)), "--man=no", str(path)]
+    asked = [tool("systemd-analyze"), "verify", *(() if is_system else ("--user",)), "--man=no", str(path)]
     done = subprocess.run(asked, capture_output=True, text=True, env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/"})
     said = [line for line in (done.stdout + done.stderr).splitlines() if "enginehouse" in line]
     assert said == []

@@ -58,6 +58,9 @@ def systemd_unit(unit: Unit) -> str:
         f"WorkingDirectory={_path(unit.data)}",
         *(f"Environment={_assigned(f'{name}={value}')}" for name, value in sorted(unit.variables.items())),
         *((f"EnvironmentFile={_path(unit.secrets_file)}",) if unit.secrets_file else ()),
+        # What `up` greets with holds a link that signs in; its messages are on the other stream.
+        "StandardOutput=null",
+        "StandardError=journal",
         "Restart=on-failure",
         f"RestartSec={RESTART_SECONDS}",
         f"RestartPreventExitStatus={INVALID}",
@@ -126,7 +129,7 @@ def launchd_plist(unit: Unit) -> str:
         "Umask": 0o077,
         "ProcessType": "Interactive",  # others are slowed down in favour of what is on the screen
         "SoftResourceLimits": {"NumberOfFiles": 65536},
-        "StandardOutPath": log,
+        "StandardOutPath": "/dev/null",  # the greeting of `up` holds a link that signs in
         "StandardErrorPath": log,
     }
     return plistlib.dumps(described, sort_keys=False).decode()

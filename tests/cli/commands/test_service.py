@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.outside import tool
 
 PROGRAM = str(Path(sys.executable).with_name("enginehouse"))
 # Stands for the service manager of this user: it writes down what it is asked, and answers like one that runs.
@@ -146,7 +146,6 @@ def test_what_is_not_installed_is_not_listed_and_cannot_be_removed(service: Run)
     assert service("status").stdout == ""
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this machine has no systemd")
 @pytest.mark.parametrize("program", ["up", "frontend", "worker"])
 def test_systemd_accepts_what_is_printed(service: Run, tmp_path: Path, program: str) -> None:
     more = {
@@ -157,7 +156,7 @@ def test_systemd_accepts_what_is_printed(service: Run, tmp_path: Path, program: 
     text = service("install", program, *more, "--data", str(tmp_path), "--print").stdout
     path = tmp_path / f"enginehouse-{program}.service"
     path.write_text(text)
-    asked = ["systemd-analyze", "verify", "--user", "--man=no", str(path)]
+    asked = [tool("systemd-analyze"), "verify", "--user", "--man=no", str(path)]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(asked, capture_output=True, text=True, env=environment, timeout=60)
     assert [line for line in (done.stdout + done.stderr).splitlines() if "enginehouse" in line] == []
