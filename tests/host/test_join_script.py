@@ -153,6 +153,11 @@ def test_it_installs_beside_the_version_before_and_a_second_run_has_nothing_to_d
     said = subprocess.run([command, "version"], capture_output=True, text=True, check=True, cwd="/").stdout
     assert said == f"enginehouse {__version__}\n"
     here = f"{__version__}-{made.wheel_sha256[:12]}"
+    # What is installed hands out the same bytes, so one script holds for all frontends of a version.
+    asked = "from enginehouse.host.program import read_program; print(read_program().script_sha256)"
+    python = machine.program / here / "bin" / "python"
+    again = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, cwd="/").stdout
+    assert again.strip() == made.script_sha256
     assert {one.name for one in machine.program.iterdir()} == {"bin", here, "0.0.1-before"}
     assert "is installed already" in machine.run(machine.url, "--install-only").stderr
     assert list(machine.home.iterdir()) == []  # nothing is written anywhere else
