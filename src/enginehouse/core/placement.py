@@ -291,7 +291,7 @@ def explanation(needs: Needs, found: NoRoom) -> str:
     unnamed = {one.node_id for one in pending[MAX_WAITING:]}
     reasons = [f"{one.node_name} {one.reason}" for one in shown if one.node_id not in unnamed]
     reasons += [f"{len(unnamed)} more wait for approval"] if unnamed else []
-    reason = "; ".join(reasons) or "there is no node. Join one with `enginehouse join`"
+    reason = "; ".join(reasons) or "there is no node. `enginehouse nodes add` shows how to join one"
     return f"cannot place {needs.model.name}: {reason}"
 
 

@@ -28,7 +28,7 @@ from enginehouse.cli.terminal.top.drawing import (
 from enginehouse.core.ids import NodeId
 from enginehouse.core.views import NodeView
 
-EMPTY = "No machine has joined yet. Join one with `enginehouse join`."
+EMPTY = "No machine has joined yet. `enginehouse nodes add` shows how to join one."
 _COLOURS = {"●": OK, "◌": BAD, "◔": WARN, "◒": MUTED, "○": WARN}
 
 
