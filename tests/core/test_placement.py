@@ -217,7 +217,7 @@ def test_no_node_to_choose_counts_a_crowd_that_waits_for_approval() -> None:
     told = chosen(MODEL, *nodes)
     assert told.count("waits for approval") == 10
     assert told.endswith("gone is offline; 20 more wait for approval")
-    assert "Join one" in chosen(MODEL)
+    assert "`enginehouse nodes add`" in chosen(MODEL)
 
 
 def test_a_demand_is_configured_measured_or_estimated_in_this_order() -> None:
