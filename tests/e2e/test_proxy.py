@@ -3,6 +3,7 @@ worker meet it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -101,6 +102,23 @@ def test_whoever_comes_through_the_proxy_needs_a_token(cluster: Cluster, proxy: 
     assert proxy.ask("GET", "/v1/models")[0] == 401
     assert proxy.ask("GET", "/v1/models", headers={"authorization": "Bearer sk-of-another-program"})[0] == 401
     assert proxy.ask("GET", "/v1/models", headers=admin(cluster))[0] == 200
+
+
+def test_another_machine_gets_the_program_through_the_proxy_and_the_script_is_the_same(
+    cluster: Cluster, proxy: Proxy
+) -> None:
+    shown = cluster.json("nodes", "add", "--join-url", proxy.url)
+    assert shown["line"] == f"curl -fsS {proxy.url}/join.sh | sh -s -- {proxy.url}"
+
+    def fetched(path: str) -> bytes:
+        with urllib.request.urlopen(f"{proxy.url}{path}", context=proxy.context, timeout=20) as answer:
+            content: bytes = answer.read()
+            return content
+
+    script = fetched("/join.sh")
+    assert hashlib.sha256(script).hexdigest() == shown["script_sha256"]
+    values = dict(re.findall(r"^(WHEEL|WHEEL_SHA256)='([^']+)'", script.decode(), re.MULTILINE))
+    assert hashlib.sha256(fetched(f"/join/{values['WHEEL']}")).hexdigest() == values["WHEEL_SHA256"]
 
 
 def test_a_browser_signs_in_and_its_cookie_is_for_https_alone(cluster: Cluster, proxy: Proxy) -> None:
