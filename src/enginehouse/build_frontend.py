@@ -72,6 +72,7 @@ from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.heartbeats import Heartbeats
+from enginehouse.frontend.fleet.key_files import HeldKeys, check_keys, held_keys, record_keys
 from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.node_http import NodeDoors
 from enginehouse.frontend.fleet.node_views import NodeViews
@@ -111,7 +112,7 @@ from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.frontend.watching.summaries import Summaries
 from enginehouse.frontend.watching.traffic import TrafficCounts
 from enginehouse.frontend.watching.views import SilenceLimits
-from enginehouse.host import disk, listen
+from enginehouse.host import data_files, disk, listen
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Engine
 from enginehouse.settings.programs import FrontendSettings
@@ -165,6 +166,7 @@ class Frontend(Struct, frozen=True, kw_only=True):
 
 async def run(settings: FrontendSettings) -> int:
     disk.make_usable(settings.data)
+    data_files.refuse_unfinished(settings.data)
     inherited, listener = _listener(settings)
     accounts = credentials.load_existing(settings.data / "bus")
     wakes = Wakes()
@@ -176,6 +178,8 @@ async def run(settings: FrontendSettings) -> int:
         limits = StoreLimits(settings.store_timeout_seconds, settings.start_wait_seconds)
         store = await Store.open(settings.database_url or sqlite_url(settings.data), limits)
         store.on_back = wakes.wake_all
+        held = _held_keys(settings)
+        await check_keys(store, settings.data, held)
         waiting.reason = "the bus is not connected yet"
         bus = await _open_bus(settings, accounts, wakes)
     media = Client(Rules(settings.allowed_hosts))
@@ -188,6 +192,7 @@ async def run(settings: FrontendSettings) -> int:
     # The first connection was made before this.
     wakes.on_connected += (frontend.bus_credentials.send_again, frontend.metrics.bus_reconnected)
     await take_tokens(frontend.keys, {"admin": settings.admin_token, "join": settings.join_token}, settings.data)
+    await record_keys(store, settings.data, held)
     await frontend.galleries.restore()
     await frontend.model_rows.catalogue.restore()
     await store_schedules(frontend.schedules, settings.schedules)
@@ -236,6 +241,15 @@ def _listener(settings: FrontendSettings) -> tuple[Literal["", "listening", "por
     if port is not None:
         return "port", listen.share(settings.host, port)
     return "", listen.bind(settings.host, settings.port)
+
+
+def _held_keys(settings: FrontendSettings) -> HeldKeys:
+    given = {"admin.token": settings.admin_token, "join.token": settings.join_token}
+    return held_keys(
+        parent.inherited_keys(),
+        is_local=not settings.database_url,
+        given_tokens=[name for name, token in given.items() if token],
+    )
 
 
 async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wakes: Wakes) -> NatsBus:

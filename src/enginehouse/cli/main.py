@@ -42,6 +42,8 @@ COMMANDS = {
     "keys": "Create, list and revoke API keys of applications.",
     "audit": "List who changed what, newest first.",
     "usage": "Show what was used, by token, model and node.",
+    "backup": "Write the database, keys and settings of a server into one file.",
+    "restore": "Bring a server back from a backup.",
     "frontend": "Run one frontend alone.",
     "worker": "Run the worker of a node alone.",
     "completion": "Print the completion script of SHELL.",

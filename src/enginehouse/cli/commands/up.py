@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from enginehouse.cli.options.programs import (
     galleries,
     installing,
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
 @timings
 @serving
 @log_level
-def entry(**flags: Any) -> int:
+@click.option("--new-keys", is_flag=True, help="Make new keys where those of the database are missing.")
+def entry(new_keys: bool, **flags: Any) -> int:
     """Run everything on this machine.
 
     Starts NATS, a frontend and a worker and keeps them running. Ctrl-C stops them in order; the next `up` on the same
@@ -57,7 +60,7 @@ def entry(**flags: Any) -> int:
     from enginehouse import run
 
     greet = _greeting(_greet_programs if wants_json() else _greet_people)
-    return run.up(settings, greet, origins_of(UpSettings, asked, os.environ))
+    return run.up(settings, greet, origins_of(UpSettings, asked, os.environ), new_keys=new_keys)
 
 
 def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:

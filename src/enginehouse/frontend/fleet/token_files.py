@@ -10,18 +10,35 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from enginehouse.core.errors import Invalid
 from enginehouse.frontend.fleet.tokens import Keys, Role, new_token
 from enginehouse.host import disk
 
 log = logging.getLogger(__name__)
 
 
+def given_token(setting: str, path: Path) -> str:
+    """The token of a setting, which may name a file as `@FILE`, else of the file at `path`; "" if there is none."""
+    if setting and not setting.startswith("@"):
+        return setting
+    named = Path(setting[1:]) if setting else path
+    try:
+        return named.read_text().strip()
+    except FileNotFoundError:
+        if setting:
+            raise Invalid(f"cannot read a token from {named}: there is no such file", code="invalid_setting") from None
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"cannot read a token from {named}: {error}", code="invalid_setting") from error
+
+
 async def take_tokens(keys: Keys, given: Mapping[Role, str], directory: Path) -> None:
     """Store the tokens of these roles. An empty one is read from its file, or made if the cluster has none."""
-    for role, token in given.items():
+    for role, setting in given.items():
         path = directory / f"{role}.token"
-        if token or path.exists():
-            await keys.create(role, role, token or path.read_text().strip())
+        token = given_token(setting, path)
+        if token:
+            await keys.create(role, role, token)
             continue
         made = new_token(role)
         disk.write_atomic(path, f"{made}\n".encode(), 0o600)
