@@ -69,6 +69,7 @@ from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.delivery.reports import WorkerReports
+from enginehouse.frontend.fleet.admission import Rejections
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.heartbeats import Heartbeats
@@ -78,7 +79,7 @@ from enginehouse.frontend.fleet.node_http import NodeDoors
 from enginehouse.frontend.fleet.node_views import NodeViews
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.fleet.rate_limits import RateLimits
-from enginehouse.frontend.fleet.token_files import take_tokens
+from enginehouse.frontend.fleet.token_files import renew_token_file, take_tokens
 from enginehouse.frontend.fleet.tokens import Keys
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
 from enginehouse.frontend.localai import lingering
@@ -431,7 +432,9 @@ def make_entries(
             frontend.worker_tokens,
             heartbeat_seconds=settings.heartbeat_seconds,
         ),
-        nodes=NodeRoutes(frontend.nodes, NodeViews(store), requests, cancellation, board, frontend.labels),
+        nodes=NodeRoutes(
+            frontend.nodes, NodeViews(store), requests, cancellation, board, frontend.labels, Rejections(store, board)
+        ),
         operations=OperationRoutes(
             requests, cancellation, frontend.planner, board, frontend.canaries, Summaries(store)
         ),
@@ -446,7 +449,7 @@ def make_entries(
         uploads=UploadRoutes(frontend.model_rows.uploads),
         schedules=ScheduleRoutes(frontend.schedules, frontend.loader),
         replicas=ReplicaRoutes(ReplicaViews(frontend.store, frontend.router)),
-        tokens=TokenRoutes(frontend.keys),
+        tokens=TokenRoutes(frontend.keys, partial(renew_token_file, settings.data)),
         sessions=session_routes(access),
         audit=AuditRoutes(access.audit),
         settings=setting_routes(settings, access, port),

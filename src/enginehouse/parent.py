@@ -205,7 +205,7 @@ def _frontend(
 ) -> ChildProgram:
     key = identity.load_identity(settings.data / "node.key").public_key
     argv = [*_self(), "frontend", "--data", str(settings.data), "--host", settings.host]
-    argv += ["--nats-url", server.url, "--approve-keys", key]
+    argv += ["--nats-url", server.url, "--approve-keys", ",".join((key, *settings.approve_keys))]
     if settings.advertise_nats:
         argv += ["--advertise-nats", settings.advertise_nats]
     argv += as_flags(settings, (*ServingSettings.__struct_fields__, *_OF_FRONTENDS))

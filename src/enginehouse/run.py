@@ -77,6 +77,16 @@ def restore(file: Path, data: Path, database_url: str, passphrase: str, *, force
     return backups.restore(file, data, database_url or sqlite_url(data), passphrase, force=force)
 
 
+def node_key(data: Path) -> str:
+    """The public key of this machine as a node; made now if there is none."""
+    from enginehouse.host import disk
+    from enginehouse.worker import identity
+
+    disk.make_usable(data)
+    with disk.naming_the_file(data):
+        return identity.load_identity(data / "node.key").public_key
+
+
 def is_encrypted(file: Path) -> bool:
     from enginehouse import backups
 

@@ -18,7 +18,7 @@ from enginehouse.cli.options.programs import (
     serving,
     timings,
 )
-from enginehouse.cli.options.shared import NO_SERVER, command, given, log_level, setting, wants_json
+from enginehouse.cli.options.shared import NO_SERVER, command, described, given, log_level, setting, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.settings.programs import UpSettings, load, origins_of
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @setting("nats_port", "Port of the embedded NATS; if not given, 4222 or the next free one.", "PORT")
 @setting("advertise_nats", "Address at which other machines reach NATS.", "HOST[:PORT]")
 @setting("base_port", "First port for engines (50051).", "PORT")
+@described("approve_keys", "KEY,…")
 @node_networks
 @galleries
 @model_sources

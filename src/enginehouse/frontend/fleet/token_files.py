@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from enginehouse.core.errors import Invalid
-from enginehouse.frontend.fleet.tokens import Keys, Role, new_token
+from enginehouse.frontend.fleet.nodes import token_hash
+from enginehouse.frontend.fleet.tokens import Keys, Role, Rotated, new_token
 from enginehouse.host import disk
 
 log = logging.getLogger(__name__)
@@ -47,3 +48,19 @@ async def take_tokens(keys: Keys, given: Mapping[Role, str], directory: Path) ->
         else:
             path.unlink(missing_ok=True)
     await keys.step()
+
+
+def renew_token_file(directory: Path, rotated: Rotated) -> bool:
+    """Put a rotated token into the file that had the old one, so that the next start finds a valid one. Returns whether
+    there was such a file. Blocks.
+    """
+    path = directory / f"{rotated.row.role}.token"
+    try:
+        held = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return False
+    if token_hash(held) != rotated.row.hash:
+        return False
+    disk.write_atomic(path, f"{rotated.token}\n".encode(), 0o600)
+    log.warning("token.renewed role=%s file=%s", rotated.row.role, path)
+    return True
