@@ -27,7 +27,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from enginehouse.core.errors import Hopeless, Unavailable
+from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.store import migrating
 from enginehouse.store.attempts import Attempt
 from enginehouse.store.clock import StoreClock
@@ -125,7 +125,7 @@ class Store:
                     raise Unavailable(f"cannot open the database: {reason}", code="store_unavailable") from error
                 if pause == _FIRST_WAIT_SECONDS:
                     log.warning("store.waiting limit_seconds=%g error=%s", limits.start_seconds, reason)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, EnginehouseError):
                 store.close()
                 raise
             await asyncio.sleep(pause)

@@ -36,7 +36,7 @@ WATCH_SECONDS = 0.5  # a token revoked on another frontend is refused within a s
 LOOK_AGAIN_SECONDS = 0.5  # between two reads for unknown tokens: each wrong token must not cost a query
 MAX_TTL_SECONDS = 10 * 365 * 86400.0  # a longer one is a typing error
 MAX_KEEP_SECONDS = 30 * 86400.0  # that an old secret counts beside the new one
-USES_SECONDS = 30.0  # between two writings of which tokens were used
+USES_SECONDS = 10.0  # between two writings of which tokens were used
 _MAKING_SECONDS = 10.0  # lease on making the first token, for frontends that start together
 
 
@@ -260,7 +260,7 @@ class Keys:
         """
         if not 0 <= keep_seconds <= MAX_KEEP_SECONDS:
             raise Invalid(
-                f"cannot keep the old token for {keep_seconds:g} s: at most {MAX_KEEP_SECONDS / 86400:.0f} days",
+                f"cannot keep the old token so long: at most {MAX_KEEP_SECONDS / 86400:.0f} days",
                 code="invalid_setting",
                 param="keep_seconds",
             )
