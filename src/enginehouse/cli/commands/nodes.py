@@ -285,7 +285,7 @@ def remove(nodes: tuple[str, ...], force: bool) -> None:
         emit(frontend.delete(f"/api/nodes/{segment(check_name(node, 'node'))}{query}"), f"removed {node}")
 
 
-@command("key", meanings=NO_SERVER, examples=("enginehouse node key", "enginehouse up --approve-keys KEY"))
+@command("key", meanings=NO_SERVER, examples=("enginehouse nodes key",))
 def key() -> None:
     """Print the public key of this machine as a node; it is made now if there is none.
 
