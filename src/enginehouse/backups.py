@@ -94,8 +94,11 @@ def make(path: Path, data: Path, database_url: str, passphrase: str, *, force: b
         # After the transaction has begun: a key that is replaced meanwhile is the newer one.
         files = data_files.read_kept(data)
         counted = _Counted()
-        with disk.naming_the_file(path.parent, "place for the file"):
-            size = sealed_file.write(path, MAGIC, about, _compressed(_parts(stored, files, counted)), passphrase)
+        try:
+            chunks = _compressed(_parts(stored, files, counted))
+            size = sealed_file.write(path, MAGIC, about, chunks, passphrase)
+        except OSError as error:
+            raise Invalid(f"cannot write {path}: {error.strerror}", code="invalid_file", param="file") from error
     return BackupSummary(
         about=about, files=tuple(files), rows=counted.rows, is_encrypted=bool(passphrase), size_bytes=size
     )
@@ -154,9 +157,13 @@ def restore(path: Path, data: Path, database_url: str, passphrase: str, *, force
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             staged = _staging(target)
             _remove_database(staged)
-            copying.create_sqlite(staged, fill)
-            _sync(staged)
-            copying.refuse_open_sqlite(target)
+            try:
+                copying.create_sqlite(staged, fill)
+                _sync(staged)
+                copying.refuse_open_sqlite(target)
+            except BaseException:
+                _remove_database(staged)
+                raise
             _mark(data, database_url)
         with disk.naming_the_file(data):
             moved_to = _exchange(data, contents, target, staged)

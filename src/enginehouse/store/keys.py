@@ -88,7 +88,7 @@ def rotate(connection: Connection, row: TokenRow, new_hash: str, keep_until: flo
 
 def note_used(connection: Connection, used: Mapping[str, float]) -> None:
     """When each of these tokens was used, by id. It changes nothing that others have to read again."""
-    connection.execute(_NOTE_USED, [{"row_id": row_id, "at": at} for row_id, at in used.items()])
+    connection.execute(_NOTE_USED, [{"row_id": row_id, "at": at} for row_id, at in sorted(used.items())])
 
 
 def remove_named(connection: Connection, role: str, name: str) -> None:
