@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -163,7 +164,10 @@ def show_tokens(role: str) -> None:
         for one in read(answer, tuple[ListedToken, ...])
         if role in ("", one.role)
     ]
-    output.emit_table(("ID", "ROLE", "NAME", "FOR NODE", "AGE", "LAST USED", "EXPIRES", "LIMITS"), rows, "no tokens")
+    columns = ("ID", "ROLE", "NAME", "FOR NODE", "AGE", "LAST USED", "EXPIRES", "LIMITS")
+    # On a terminal the id would wrap the lines; it is needed only where two tokens have one name.
+    is_short = output.is_terminal(sys.stdout) and len({row[2] for row in rows}) == len(rows)
+    output.emit_table(columns[is_short:], [row[is_short:] for row in rows], "no tokens")
 
 
 def _expiry(one: ListedToken) -> str:
