@@ -2,8 +2,8 @@
 
 A token that is sent must be valid, even on public routes. On a loopback server the inference routes ignore a key that
 this program never made, because OpenAI's clients insist on sending one. Without a token the cookie of a session counts,
-on all routes but public ones and those on which machines register. Without either only these answer (a machine may be
-a node that proves itself by its key) and, if the frontend listens on loopback only, the inference routes: every user of
+on all routes but public ones. Without either only these answer, the ones on which machines register (one may be a node
+that proves itself by its key) and, if the frontend listens on loopback only, the inference routes: every user of
 this machine may chat. A web page in a browser cannot use that, because its request has another host or another origin.
 A browser sends a cookie by itself, so a request that changes something by cookie must also come from a page of this
 server (`check_site`).
@@ -87,8 +87,6 @@ def identify(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) ->
         return caller
     if role == "public":
         return ANONYMOUS  # with an old cookie too: a person must be able to sign in again
-    if role == "machine":
-        return STRANGER
     secret = session_secret(scope)
     if secret:
         caller = keys.identify_session(secret)
@@ -97,6 +95,8 @@ def identify(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) ->
                 "cannot accept this session: it has ended; sign in again (`enginehouse login-link` makes a link)"
             )
         return caller
+    if role == "machine":
+        return STRANGER
     if _is_open(scope, role, is_loopback=is_loopback):
         return LOCAL
     raise Unauthenticated(
