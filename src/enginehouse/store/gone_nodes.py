@@ -46,7 +46,7 @@ def reject(connection: Connection, public_key: str, name: str, now: float) -> No
 
 
 def is_rejected(connection: Connection, public_key: str) -> bool:
-    return connection.execute(_IS_REJECTED, {"key": public_key}).first() is not None
+    return connection.execute(_IS_REJECTED, {"key": public_key}).scalar_one_or_none() is not None
 
 
 def rejected(connection: Connection) -> list[RejectedKey]:
