@@ -91,6 +91,7 @@ class ListedAudit(Struct, frozen=True, kw_only=True):
     method: str = ""
     path: str = ""
     summary: str = ""
+    target: str = ""
     status: int = 0
     error: str = ""
     operation_id: str = ""
