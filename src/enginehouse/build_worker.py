@@ -133,7 +133,7 @@ def make_parts(
     )
     return AgentParts(
         machine=hardware,
-        node_files=IdentityFiles(options.node_key, options.node_file),
+        node_files=IdentityFiles(options.node_key, options.node_file, options.waiting_file),
         generations=installation.trees,
         inventory=ports.trees,
         installer=installation.installer,

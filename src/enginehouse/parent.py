@@ -28,7 +28,8 @@ from msgspec import Struct
 from enginehouse.bus import credentials, embedded
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.join_line import join_line
-from enginehouse.host import disk, listen, processes
+from enginehouse.core.key_record import NEW_KEYS, RECORD, missing, others, read_record, refusal
+from enginehouse.host import data_files, disk, listen, processes
 from enginehouse.host.children import LOG_LIMIT_BYTES, Child, ChildProgram, Ending, keep_short, say
 from enginehouse.link.client import FrontendClient
 from enginehouse.settings.origins import BY_UP, Origins, SettingOrigin, handed_on
@@ -40,10 +41,12 @@ from enginehouse.settings.programs import (
     as_flags,
     default_data_directory,
 )
+from enginehouse.store import peek
 from enginehouse.worker import identity
 
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
 OWNER_VARIABLE = "ENGINEHOUSE_OWNER"
+KEYS_VARIABLE = "ENGINEHOUSE_KEYS"
 READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in two
 GALLERY_SECONDS = 30.0  # for the first load of the galleries; later, `gallery list` shows their state
 LOOK_SECONDS = 2.0  # timeout of one readiness check, and so the longest delay of Ctrl-C
@@ -87,16 +90,20 @@ class _Gallery(Struct, frozen=True):
     error: str = ""
 
 
-async def run(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins) -> int:
+async def run(
+    settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins, *, new_keys: bool = False
+) -> int:
     """Run until stopped. `welcome` is called once, when everything is ready; `origins` says where the settings came
-    from.
+    from; `new_keys`: keys that the database belongs to are replaced if they are missing.
     """
-    lock = _prepare_data(settings.data)
+    lock = _prepare_data(settings.data, new_keys=new_keys)
     try:
         listener = listen.bind(settings.host, settings.port)
         try:
             server = _prepare_bus(settings)
             frontend = _frontend(settings, listener, server, origins)
+            keys = {KEYS_VARIABLE: "new" if new_keys else "kept"}
+            frontend = msgspec.structs.replace(frontend, environment={**frontend.environment, **keys})
             return await _keep_running(settings, listener, (server, frontend), welcome)
         finally:
             listener.close()
@@ -105,9 +112,16 @@ async def run(settings: UpSettings, welcome: Callable[[Welcome], None], origins:
         lock.release()
 
 
-def _prepare_data(data: Path) -> disk.Lock:
+def _prepare_data(data: Path, *, new_keys: bool) -> disk.Lock:
     disk.make_usable(data)
     lock = disk.Lock(data / "lock", "start")
+    try:
+        data_files.refuse_unfinished(data)
+        if not new_keys:
+            _refuse_missing_keys(data)
+    except EnginehouseError:
+        lock.release()
+        raise
     logs = data / "logs"
     with disk.naming_the_file(data):
         logs.mkdir(exist_ok=True)
@@ -120,6 +134,15 @@ def _prepare_data(data: Path) -> disk.Lock:
             if log.stat().st_size > LOG_LIMIT_BYTES:
                 log.replace(log.with_suffix(".log.1"))
     return lock
+
+
+def _refuse_missing_keys(data: Path) -> None:
+    """Before any key is made. A database elsewhere is looked at by the frontend."""
+    text, hashes = peek.key_record(data / "enginehouse.db", RECORD)
+    recorded, files = read_record(text), data_files.read_keys(data)
+    gone, wrong = missing(recorded, files, hashes), others(recorded, files)
+    if gone or wrong:
+        raise refusal(str(data), gone, wrong, NEW_KEYS)
 
 
 def _prepare_bus(settings: UpSettings) -> embedded.EmbeddedServer:
@@ -189,7 +212,7 @@ def _frontend(
 ) -> ChildProgram:
     key = identity.load_identity(settings.data / "node.key").public_key
     argv = [*_self(), "frontend", "--data", str(settings.data), "--host", settings.host]
-    argv += ["--nats-url", server.url, "--approve-keys", key]
+    argv += ["--nats-url", server.url, "--approve-keys", ",".join((key, *settings.approve_keys))]
     if settings.advertise_nats:
         argv += ["--advertise-nats", settings.advertise_nats]
     argv += as_flags(settings, (*ServingSettings.__struct_fields__, *_OF_FRONTENDS))
@@ -202,7 +225,8 @@ def _frontend(
         # Only this parent's frontend uses this owner, so a restarted one keeps its leases.
         OWNER_VARIABLE: f"up-{key[:16]}",
         # The worker and all local commands use the tokens in the files, regardless of other settings of this machine.
-        **{f"ENGINEHOUSE_{role.upper()}_TOKEN": _token(settings.data, role) for role in ROLES},
+        # Named, so that no environment shows them, and that a frontend that starts again reads the current ones.
+        **{f"ENGINEHOUSE_{role.upper()}_TOKEN": f"@{settings.data / role}.token" for role in ROLES},
     }
     return ChildProgram("frontend", tuple(argv), environment, (listener.fileno(),))
 
@@ -218,6 +242,11 @@ def inherited_owner() -> str:
     return os.environ.pop(OWNER_VARIABLE, "")
 
 
+def inherited_keys() -> str:
+    """What `up` says of its keys: "kept", or "new" if they may replace others; "" in a frontend that runs alone."""
+    return os.environ.pop(KEYS_VARIABLE, "")
+
+
 def _worker(settings: UpSettings, url: str) -> ChildProgram:
     argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
     argv += as_flags(settings, ("log_level", "model_credentials")) + as_flags(
@@ -225,7 +254,8 @@ def _worker(settings: UpSettings, url: str) -> ChildProgram:
     )
     if settings.base_port is not None:
         argv += ["--base-port", str(settings.base_port)]
-    return ChildProgram("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": _token(settings.data, "join")})
+    argv += ["--token", f"@{settings.data / 'join.token'}"]
+    return ChildProgram("worker", tuple(argv), _environment())
 
 
 def _token(data: Path, role: str) -> str:

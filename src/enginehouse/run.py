@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
@@ -24,6 +25,7 @@ from enginehouse.settings.programs import FrontendSettings, UpSettings, WorkerSe
 from enginehouse.settings.values import LogLevel
 
 if TYPE_CHECKING:
+    from enginehouse.backups import BackupSummary
     from enginehouse.parent import Welcome
 
 T = TypeVar("T")
@@ -31,11 +33,11 @@ SWITCH_SECONDS = 0.001  # Python's own is five times that, for each thread that 
 COLLECT_AFTER = 50_000  # objects; a frontend with a thousand open streams holds about as many
 
 
-def up(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins) -> int:
+def up(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins, *, new_keys: bool = False) -> int:
     from enginehouse import parent
 
     os.umask(0o077)  # for the children too: files are readable by their owner only
-    return asyncio.run(parent.run(settings, welcome, origins))
+    return asyncio.run(parent.run(settings, welcome, origins, new_keys=new_keys))
 
 
 def frontend(settings: FrontendSettings) -> int:
@@ -71,6 +73,37 @@ def _no_collecting() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def backup(file: Path, data: Path, database_url: str, passphrase: str, *, force: bool) -> BackupSummary:
+    from enginehouse import backups
+    from enginehouse.settings.shown import sqlite_url
+
+    return backups.make(file, data, database_url or sqlite_url(data), passphrase, force=force)
+
+
+def restore(file: Path, data: Path, database_url: str, passphrase: str, *, force: bool) -> BackupSummary:
+    from enginehouse import backups
+    from enginehouse.settings.shown import sqlite_url
+
+    os.umask(0o077)
+    return backups.restore(file, data, database_url or sqlite_url(data), passphrase, force=force)
+
+
+def node_key(data: Path) -> str:
+    """The public key of this machine as a node; made now if there is none."""
+    from enginehouse.host import disk
+    from enginehouse.worker import identity
+
+    disk.make_usable(data)
+    with disk.naming_the_file(data):
+        return identity.load_identity(data / "node.key").public_key
+
+
+def is_encrypted(file: Path) -> bool:
+    from enginehouse import backups
+
+    return backups.is_encrypted(file)
 
 
 def _run(program: Coroutine[object, object, T], log_level: LogLevel) -> T:

@@ -44,13 +44,13 @@ from enginehouse.settings.values import (
     Labels,
     Level,
     Networks,
+    NodeKeys,
     NodeName,
     Port,
     SecretText,
     Size,
     Switch,
     Text,
-    Texts,
     User,
     format_of,
     host_of_address,
@@ -109,6 +109,7 @@ class UpSettings(ServingSettings, frozen=True, kw_only=True):
     data: Path
     log_level: Level = "info"
     installing: InstallSettings = InstallSettings()
+    approve_keys: NodeKeys = ()
     node_networks: Networks = ()
     backend_galleries: Galleries = (LOCALAI,)
     model_galleries: Galleries = (LOCALAI_MODELS,)
@@ -137,7 +138,7 @@ class FrontendSettings(ServingSettings, frozen=True, kw_only=True):
     start_wait_seconds: Duration = 300.0
     # Without the store a frontend does not learn that a node or model is gone, so it uses known routes no longer.
     route_memory_seconds: Duration = 60.0
-    approve_keys: Texts = ()
+    approve_keys: NodeKeys = ()
     node_networks: Networks = ()  # an approved node may move within these without another approval
     advertise_nats: Text = ""
     backend_galleries: Galleries = (LOCALAI,)  # the built-in gallery always comes first

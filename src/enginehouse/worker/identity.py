@@ -7,6 +7,7 @@ that the join token alone is not enough to impersonate a node.
 from __future__ import annotations
 
 import binascii
+import time
 from pathlib import Path
 
 import msgspec
@@ -18,17 +19,29 @@ from enginehouse.host import disk, signing
 
 
 class IdentityFiles:
-    """The node's key, and the record of its ID and name, in the data directory."""
+    """The node's key, the record of its ID and name, and why it is not joined, in the data directory."""
 
-    def __init__(self, key: Path, node: Path) -> None:
+    def __init__(self, key: Path, node: Path, waiting: Path) -> None:
         self._key = key
         self._node = node
+        self._waiting = waiting
 
     def load_identity(self) -> Identity:
         return load_identity(self._key)
 
     def write_node(self, node: RegisterReply) -> None:
         disk.write_atomic(self._node, msgspec.json.encode({"id": node.id, "name": node.name}))
+        self._waiting.unlink(missing_ok=True)
+
+    def was_accepted(self) -> bool:
+        return self._node.exists()
+
+    def write_waiting(self, reason: str) -> None:
+        if reason:
+            about = {"reason": reason, "since": round(time.time(), 3)}
+            disk.write_atomic(self._waiting, msgspec.json.encode(about))
+        else:
+            self._waiting.unlink(missing_ok=True)
 
 
 class Identity:

@@ -36,6 +36,7 @@ from enginehouse.settings.programs import (
     setting_name,
 )
 
+_ONCE = ("detach", "new_keys")  # options for one start, which a service must not repeat
 _KINDS: Mapping[str, type[UpSettings | FrontendSettings | WorkerSettings]] = {
     "up": UpSettings,
     "frontend": FrontendSettings,
@@ -246,7 +247,7 @@ def _install_command(program: str) -> CliCommand:
     ]
     return CliCommand(
         program,
-        params=[*more, *(one for one in own.params if one.name != "detach")],
+        params=[*more, *(one for one in own.params if one.name not in _ONCE)],
         callback=callback,
         help=f"Install the service of `enginehouse {program}`; all options of that command are accepted.",
         examples=_EXAMPLES[program],

@@ -18,7 +18,7 @@ from enginehouse.cli.options.programs import (
     serving,
     timings,
 )
-from enginehouse.cli.options.shared import NO_SERVER, command, given, log_level, setting, wants_json
+from enginehouse.cli.options.shared import NO_SERVER, command, described, given, log_level, setting, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Hopeless, Invalid, Unavailable
 from enginehouse.settings.programs import UpSettings, load, origins_of
@@ -44,6 +44,7 @@ DETACH_SECONDS = 300.0  # a first start on a slow machine takes half a minute; a
 @setting("nats_port", "Port of the embedded NATS; if not given, 4222 or the next free one.", "PORT")
 @setting("advertise_nats", "Address at which other machines reach NATS.", "HOST[:PORT]")
 @setting("base_port", "First port for engines (50051).", "PORT")
+@described("approve_keys", "KEY,…")
 @node_networks
 @galleries
 @model_sources
@@ -51,8 +52,9 @@ DETACH_SECONDS = 300.0  # a first start on a slow machine takes half a minute; a
 @timings
 @serving
 @log_level
+@click.option("--new-keys", is_flag=True, help="Make new keys where those of the database are missing.")
 @click.option("--detach", is_flag=True, help="Return when everything is ready; `enginehouse down` stops it.")
-def entry(detach: bool, **flags: Any) -> int:
+def entry(detach: bool, new_keys: bool, **flags: Any) -> int:
     """Run everything on this machine.
 
     Starts NATS, a frontend and a worker and keeps them running. Ctrl-C stops them in order; the next `up` on the same
@@ -61,12 +63,12 @@ def entry(detach: bool, **flags: Any) -> int:
     asked = {**flags, "data": given().data}
     settings = load(UpSettings, asked, os.environ)
     if detach:
-        return _detach(settings, flags)
+        return _detach(settings, flags | {"new_keys": new_keys})
     # Imported after the settings, so that a bad setting is reported at once.
     from enginehouse import run
 
     greet = _greeting(_greet_programs if wants_json() else _greet_people)
-    return run.up(settings, greet, origins_of(UpSettings, asked, os.environ))
+    return run.up(settings, greet, origins_of(UpSettings, asked, os.environ), new_keys=new_keys)
 
 
 def _detach(settings: UpSettings, flags: dict[str, Any]) -> int:

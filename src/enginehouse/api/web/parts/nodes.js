@@ -138,19 +138,37 @@ export function drainState(node, { state: known }) {
   return { isSafe: true, text: "Safe to stop: nothing runs there, and nothing is sent there." };
 }
 
-export function removeNode(node, verb = "Remove") {
+export function removeNode(node) {
   const isPending = !node.approved;
+  const asksForName = !isPending && node.health === "healthy";
   confirm({
-    title: `${verb} ${node.name}?`,
-    button: `${verb} ${node.name}`,
-    word: isPending || node.health !== "healthy" ? "" : node.name,
+    title: `Remove ${node.name}?`,
+    button: `Remove ${node.name}`,
+    word: asksForName ? node.name : "",
     text: isPending
       ? "Its request to join is deleted. It may ask again while its join token is valid."
-      : "Its row, its credentials and what waits for it end. The engines on its disk stay. It can join again with a join token.",
+      : "Its row, its credentials and what waits for it end. The engines on its disk stay. It can join again with a join token. Its name stays in the history.",
     act: () =>
       attempt(
-        () => remove(`/api/nodes/${part(node.id)}`),
+        // Who typed the name means it.
+        () => remove(`/api/nodes/${part(node.id)}${asksForName ? "?force=true" : ""}`),
         () => say(`${node.name} is removed.`),
+      ),
+  });
+}
+
+export function rejectNode(node) {
+  confirm({
+    title: `Deny ${node.name}?`,
+    button: `Deny ${node.name}`,
+    word: "",
+    text: node.fingerprint
+      ? "Its request to join is deleted, and its key is refused from now on, under every name. `enginehouse nodes reject --undo` takes that back."
+      : "Its request to join is deleted. It has no key of its own, so it may ask again until its join token is revoked.",
+    act: () =>
+      attempt(
+        () => post(`/api/nodes/${part(node.id)}/reject`),
+        () => say(`${node.name} is denied.`),
       ),
   });
 }
