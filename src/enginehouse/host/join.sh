@@ -161,6 +161,8 @@ keep_token() {
     *) token=${ENGINEHOUSE_TOKEN:-} ;;
     esac
     if [ -z "$token" ]; then
+        # A node that has joined before proves itself by its key.
+        [ ! -e "$data/node.json" ] || return 0
         kept=
         [ ! -s "$data/join.token" ] || kept=", or Enter to keep the one of the earlier run"
         # Standard input may be the script, so the terminal is asked.

@@ -70,6 +70,7 @@ def test_a_worker_is_installed_with_its_options_and_its_token_in_a_file(
     unit = home / ".config/systemd/user/enginehouse-worker.service"
     text = unit.read_text()
     assert f"installed {unit} and started it" in done.stdout
+    assert "enginehouse nodes approve attic --fingerprint " in done.stderr
     assert f'"worker" "--data" "{data}" "--url" "http://server:8080" "--name" "attic"' in text
     assert "eh-join-secret" not in text + done.stdout + done.stderr
     assert "u:p@" not in text
@@ -119,6 +120,15 @@ def test_what_could_not_start_is_refused_and_nothing_is_written(
     assert said in done.stderr
     assert list(home.rglob("*.service")) == []
     assert not (tmp_path / "data").exists()
+
+
+def test_a_machine_that_has_a_key_needs_no_token_again(service: Run, tmp_path: Path) -> None:
+    words = ("install", "worker", "--url", "http://server:8080", "--data", str(tmp_path / "data"), "--no-start")
+    service(*words, code=2)
+    service(*words, "--token", "eh-join-x")
+    (tmp_path / "data" / "join.token").unlink()
+    service(*words)
+    assert not (tmp_path / "data" / "join.token").exists()
 
 
 def test_the_unit_can_be_looked_at_first(service: Run, home: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from enginehouse.cli.options.again import words_of
 from enginehouse.cli.options.shared import NO_SERVER, CliCommand, command, emit_json, given, group, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Conflict, Hopeless, Invalid, NotFound
+from enginehouse.core.fingerprint import fingerprint_of
 from enginehouse.core.unit import Unit, environment_line
 from enginehouse.host import disk
 from enginehouse.host.units import PROGRAMS, UnitSystem
@@ -110,11 +111,25 @@ def _install(program: str, *, start: bool | None, is_shown: bool, user: str, **f
     if emit_json({"program": program, "unit": str(path), "started": is_started}):
         return
     output.say(f"installed {path}" + (" and started it" if is_started else ""))
+    if program == "worker":
+        _show_fingerprint(Path(unit.data), flags.get("name"), unit.user)
     if not is_started:
         when = "start it with" if units.is_running else "systemd does not run here now; where it does, start it with"
         output.remark(f"{when}: {units.commands(program)}")
     elif not units.is_system and not units.is_launchd and not Path("/var/lib/systemd/linger", _user()).exists():
         output.remark(f"it ends when you sign out; `sudo loginctl enable-linger {_user()}` keeps it running")
+
+
+def _show_fingerprint(data: Path, name: str | None, user: str) -> None:
+    """What a person compares before the first approval."""
+    if (data / "node.json").exists():
+        return
+    from enginehouse import run
+
+    fingerprint = fingerprint_of(run.node_key(data))
+    if user:
+        _give([data / "node.key"], user)
+    output.remark(f"approve it on the server: enginehouse nodes approve {name or 'NAME'} --fingerprint {fingerprint}")
 
 
 def _units() -> UnitSystem:
@@ -186,7 +201,8 @@ def _check_complete(settings: UpSettings | FrontendSettings | WorkerSettings) ->
             code="invalid_setting",
             param="nats_url",
         )
-    if isinstance(settings, WorkerSettings) and not settings.token:
+    has_key = (settings.data / "node.key").exists()  # it may be approved, and then needs no token
+    if isinstance(settings, WorkerSettings) and not settings.token and not has_key:
         raise Invalid(
             f"cannot install a worker of {settings.url} without a join token: give it with --token @FILE, --token - or "
             "ENGINEHOUSE_TOKEN (`enginehouse nodes add` on the server makes one)",
