@@ -1,8 +1,9 @@
 """How long starting takes: `enginehouse --help` over a bare interpreter, and `enginehouse up` over two bare servers.
 
-`up` is measured on a fresh data directory from the start of its process until it says that it is up: then the database
-is made, the frontend serves, and the local worker is registered, approved and connected. Beside it, a bare nats-server
-and an empty application under uvicorn start at the same moment until both answer. They take turns.
+`up` is measured from the start of its process until it says that it is up: then the frontend serves, and the local
+worker is registered, approved and connected; once on a fresh data directory, where keys and the database are made, and
+once on one that it had before. Beside it, a bare nats-server and an empty application under uvicorn start at the same
+moment until both answer. They take turns.
 
     .venv/bin/python bench/start.py [--quick]
 """
@@ -106,7 +107,7 @@ def free_port() -> int:
 
 
 def ratio_of(what: str, bar: float, ways: dict[str, Callable[[], float]], rounds: int) -> float:
-    """Median over median of the second way; the ways take turns, and round 0 warms the page cache."""
+    """The worst median over that of the last way; the ways take turns, and round 0 warms the page cache."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, measure in ways.items():
@@ -115,20 +116,22 @@ def ratio_of(what: str, bar: float, ways: dict[str, Callable[[], float]], rounds
                 times[name].append(took)
     for name, each in times.items():
         print(f"{name:>34}: {statistics.median(each) * 1000:6.0f} ms ({rounds} rounds, from {min(each) * 1000:.0f})")
-    ours, theirs = (statistics.median(each) for each in times.values())
-    print(f"{what:>34}: {ours / theirs:.2f} (bar {bar:g})")
-    return ours / theirs
+    *ours, theirs = (statistics.median(each) for each in times.values())
+    worst = max(ours)
+    print(f"{what:>34}: {worst / theirs:.2f} (bar {bar:g})")
+    return worst / theirs
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Start of the command line and of `up`, over what they are made of.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, under 50 s")
-    calls, starts = (25, 7) if parser.parse_args().quick else (100, 25)
+    calls, starts = (25, 5) if parser.parse_args().quick else (100, 25)
     with tempfile.TemporaryDirectory(prefix="bench-start-") as scratch:
 
         def fresh() -> Path:
             return Path(tempfile.mkdtemp(dir=scratch))
 
+        known = fresh()
         help_ratio = ratio_of(
             "help",
             HELP_BAR,
@@ -142,7 +145,8 @@ def main() -> int:
             "up",
             UP_BAR,
             {
-                "enginehouse up": lambda: seconds_of_up(fresh()),
+                "enginehouse up, for the first time": lambda: seconds_of_up(fresh()),
+                "enginehouse up, again": lambda: seconds_of_up(known),
                 "bare nats-server and empty uvicorn": lambda: seconds_of_bare_servers(fresh()),
             },
             starts,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from tests.store.old_rows import NODE, ROWS, engine_of, lost, make_old, rows_of
 
@@ -63,3 +67,21 @@ async def test_a_database_of_a_newer_schema_is_refused_in_one_sentence(database_
         await Store.open(database_url)
     assert caught.value.message.count(". ") == 1
     assert rows_of(database_url) == before
+
+
+def test_the_revisions_are_those_that_alembic_finds_in_its_order() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrating.__file__).parent / "migrations"))
+    found = ScriptDirectory.from_config(config).walk_revisions()
+    assert migrating.revisions() == [one.revision for one in found][::-1]
+
+
+def test_a_start_on_a_current_database_does_not_load_the_migrations(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, sys\n"
+        "from enginehouse.store.db import Store\n"
+        f"asyncio.run(Store.open('sqlite:///{tmp_path / 'a.db'}')).close()\n"
+        "print('alembic' in sys.modules)"
+    )
+    said = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout for _ in range(2)]
+    assert said == ["True\n", "False\n"]
