@@ -36,7 +36,13 @@ COMMANDS = {
     "replicas": "List the replicas of models.",
     "top": "Show the cluster live on the whole screen, with keys to act.",
     "ops": "List, follow, cancel, retry and release operations.",
-    "logs": "Show what the engine of MODEL on NODE has logged.",
+    "status": "Show what is so and what needs you, on one screen.",
+    "ps": "List what runs where.",
+    "logs": "Show the log of a frontend, a worker, NATS or the engines of a model.",
+    "doctor": "Check this machine and its server; say what to do.",
+    "login": "Store a server and its token under a name.",
+    "logout": "Forget a stored server and its token.",
+    "contexts": "List, choose and forget stored servers.",
     "login-link": "Print a link that signs you in to the web page.",
     "tokens": "Create, list and revoke access tokens.",
     "keys": "Create, list and revoke API keys of applications.",
@@ -134,8 +140,8 @@ def _fail(error: EnginehouseError, message: str, *, in_json: bool) -> int:
 def program() -> None:
     """Turn a set of machines into one OpenAI-compatible inference service.
 
-    A command finds its server through --url and --token, or ENGINEHOUSE_URL and ENGINEHOUSE_TOKEN, or through the
-    data directory of an `enginehouse up` on this machine.
+    A command finds its server through --context, or --url and --token, or ENGINEHOUSE_URL and ENGINEHOUSE_TOKEN, or
+    `enginehouse login`, or the data directory of an `enginehouse up` on this machine.
     """
 
 

@@ -12,7 +12,9 @@ from enginehouse.cli.client.follow import exit_code_of, follow
 from enginehouse.cli.client.listing import every_node
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.options.durations import DURATION
+from enginehouse.cli.options.selectors import checked_selectors, has_labels, selector_option
 from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
+from enginehouse.cli.options.watch import watchable
 from enginehouse.cli.terminal import output
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.capacity import GraphicsCard
@@ -32,16 +34,21 @@ def entry() -> None:
     """List, approve, drain and remove nodes."""
 
 
-@command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
-def list_nodes() -> None:
+@command("list", examples=("enginehouse nodes list", "enginehouse nodes list --watch", "enginehouse nodes list --json"))
+@selector_option
+@watchable
+def list_nodes(selectors: tuple[str, ...]) -> None:
     """List nodes, with their state, backends and models."""
+    wanted = checked_selectors(selectors)
     answer = every_node(connect())
+    if wanted and isinstance(answer, list):
+        answer = [one for one in answer if has_labels(one.get("labels") or {}, wanted)]
     if emit_json(answer):
         return
     rows = [
         (
             node.name,
-            "degraded" if node.degraded and node.status == "unhealthy" else node.status,
+            facts_of(node),
             heard(node.heartbeat_age_seconds),
             node.platform,
             _accelerator(node.gpu_vendor, node.total_vram),
@@ -200,6 +207,16 @@ def _installed(backend: InstalledBackend) -> str:
 def _running(replica: RunningReplica) -> str:
     unchecked = "" if replica.checks_key else " (its engine answers without a key)"
     return f"{replica.model_id}#{replica.replica_index}{unchecked}"
+
+
+def facts_of(node: NodeView) -> str:
+    """The facts about a node that are so at the same time, such as `healthy,drained`."""
+    if not node.approved:
+        return "pending" if node.status in ("", "pending") else f"{node.status},pending"
+    if not node.health:
+        return node.status  # an older frontend tells no facts
+    health = "no-commands" if node.degraded and node.health != "offline" else node.health
+    return ",".join((health, *(("drained",) if node.drained else ())))
 
 
 def heard(age_seconds: float | None) -> str:

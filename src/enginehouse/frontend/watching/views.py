@@ -212,6 +212,7 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
         intent=intent.id,
         state=intent.state,
         attempt=intent.attempt,
+        failures=intent.failures,
         reason=intent.reason,
     )
     if intent.state == "succeeded":
