@@ -44,7 +44,14 @@ from enginehouse.api.uploads import UploadRoutes
 from enginehouse.api.usage import UsageRoutes
 from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
-from enginehouse.build_access import AccessParts, access_loops, make_access, session_routes, setting_routes
+from enginehouse.build_access import (
+    AccessParts,
+    access_loops,
+    make_access,
+    program_log_routes,
+    session_routes,
+    setting_routes,
+)
 from enginehouse.build_localai import CarrierSite, make_carrier, make_tokens
 from enginehouse.build_outside import Outside, address_rules, make_outside, store_schedules, with_localai
 from enginehouse.build_serving import (
@@ -438,6 +445,7 @@ def make_entries(
         settings=setting_routes(settings, access, port),
         usage=UsageRoutes(access.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
+        program_logs=program_log_routes(settings, wakes),
         inference=OpenAI(
             frontend.router,
             engine,

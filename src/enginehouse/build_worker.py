@@ -27,7 +27,7 @@ from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.models.credentials import ModelCredentials
 from enginehouse.fetch.pypi import Limits, Python
 from enginehouse.fetch.registry.requests import Registries
-from enginehouse.host import confinement, disk, hardware, processes
+from enginehouse.host import confinement, disk, hardware, processes, program_log
 from enginehouse.host.blocking import in_thread
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.uploads import FrontendUploads
@@ -118,6 +118,7 @@ def make_parts(
             base_port=options.base_port,
             port=options.http_port,
             logs=supervisor.logs,
+            program_log=program_log.log_path(options.directory, "worker"),
             token=tokens,
             files=models,
         )

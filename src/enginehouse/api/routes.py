@@ -28,6 +28,7 @@ from enginehouse.api.nodes import NodeBackend, NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes, OperationTarget
 from enginehouse.api.pages import PageRoutes
+from enginehouse.api.program_logs import ProgramLogRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.schedules import ScheduleRoutes
 from enginehouse.api.sessions import LinkRequest, SessionRequest, SessionRoutes
@@ -58,6 +59,8 @@ _ENGINE_CALL = "Make any call of LocalAI's protocol to the engine of a model, wi
 _SCHEDULE = "Store the schedule of a model: minimum, maximum, selector, one per node."
 _EXPLAIN = "Explain where another replica would go, and per node why not."
 _NODE_LOGS = "Show what the engine of a model has logged; with `follow=1` as events."
+_WORKER_LOG = "Show the log of a worker itself; with `follow=1` as events."
+_PROGRAM_LOG = "Show the log of `frontend` (the one that answers) or `nats`; with `follow=1` as events."
 _USAGE = "What was used from `from` to `to`, summed by `by` (token,model,node,hour,day); a user token sees its own."
 _AUDIT = "List who changed what and who was refused, newest first. `before` takes the page's `next`."
 _LINK = "Make a login link, for one sign-in with this role within ten minutes."
@@ -107,6 +110,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     settings: SettingRoutes
     usage: UsageRoutes
     node_logs: NodeLogRoutes
+    program_logs: ProgramLogRoutes
     inference: OpenAI
 
 
@@ -152,6 +156,8 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         ),
         delete("/api/nodes/{id}/labels/{key}", "admin", "Remove a label.", nodes.remove_label, status=204),
         get("/api/nodes/{id}/logs/{model:path}", "viewer", _NODE_LOGS, of.node_logs.logs),
+        get("/api/nodes/{id}/worker-log", "admin", _WORKER_LOG, of.node_logs.of_worker),
+        get("/api/logs/{program}", "admin", _PROGRAM_LOG, of.program_logs.logs),
         get("/api/nodes/{id}/backends", "viewer", "List a node's backends, as last reported.", nodes.backends),
         *(
             post(f"/api/nodes/{{id}}/backends/{kind}", "admin", summary, call, body=NodeBackend, status=202)

@@ -388,7 +388,7 @@ def test_the_later_of_two_shared_options_wins(tmp_path: Path) -> None:
 def test_a_model_that_already_runs_is_not_loaded_again(tmp_path: Path) -> None:
     with recorded({"POST /api/models/org%2Ftiny/load": Answer({"ready": True, "replicas": []})}) as world:
         result = run(world, tmp_path, "models", "load", "org/tiny")
-    assert result.stdout == "org/tiny is already running\n"
+    assert result.stdout == "= org/tiny is already running\n"
 
 
 def test_loading_and_unloading_are_followed(tmp_path: Path) -> None:

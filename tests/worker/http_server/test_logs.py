@@ -13,8 +13,9 @@ import pytest
 from tests.worker.http_server import door
 from tests.worker.http_server.door import TOKEN, Door, opened
 
+from enginehouse.core.log_line import REDACTED, redacted
 from enginehouse.core.ticket import LIFE_SECONDS, TOLERANCE_SECONDS, make_ticket, ticket_key
-from enginehouse.worker.engines.logs import HIDDEN, MAX_LINES, EngineLogs, redacted
+from enginehouse.worker.engines.logs import MAX_LINES, EngineLogs
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ async def test_a_ticket_of_this_node_opens_its_logs_for_a_while_and_no_files(fil
 async def test_secrets_never_leave_the_worker(files: Door, tmp_path: Path) -> None:
     write(files, tmp_path, "m#0", f"key the-key-of-the-replica token {TOKEN}\n")
     (line,) = (await files.ask("GET", "/v1/backend-logs/m")).json
-    assert line["text"] == f"key {HIDDEN} token {HIDDEN}"
+    assert line["text"] == f"key {REDACTED} token {REDACTED}"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ async def test_secrets_never_leave_the_worker(files: Door, tmp_path: Path) -> No
 )
 def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
     shown = redacted(text, ())
-    assert HIDDEN in shown
+    assert REDACTED in shown
     for secret in ("abc.def", "hunter22", "abcdefgh"):
         assert secret not in shown
 

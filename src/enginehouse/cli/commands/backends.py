@@ -12,13 +12,13 @@ import click
 
 from enginehouse.cli.answers import AvailableBackend, ListedBackend
 from enginehouse.cli.client.connect import connect, read
+from enginehouse.cli.client.selectors import chosen_nodes, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.commands.plan import CHECK_SECONDS, plan, request_from, versions
 from enginehouse.cli.options.names import checked_nodes
 from enginehouse.cli.options.programs import together
-from enginehouse.cli.options.selectors import chosen_nodes, selector_option
 from enginehouse.cli.options.shared import command, emit_json, group, no_follow_option
-from enginehouse.cli.options.watch import watchable
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Conflict, NotFound, exit_code
 from enginehouse.core.views import Upgrade
@@ -160,13 +160,12 @@ def upgrade(name: str | None, no_follow: bool, **more: Any) -> int:
     """
     if more.pop("no_canary"):
         more["canary"] = False
-    everywhere, is_narrowed = more["everywhere"], more["nodes"] or more["selectors"]
-    chosen = _chosen(more)
     if name is not None:
-        return _request("upgrade", name, chosen, more, no_follow)
-    if is_narrowed or not everywhere:
-        what = "a name; --all means every node" if everywhere else "a name, or --all"
+        return _request("upgrade", name, _chosen(more), more, no_follow)
+    if more["nodes"] or more["selectors"] or not more["everywhere"]:
+        what = "a name; --all means every node" if more["everywhere"] else "a name, or --all"
         raise click.UsageError(f"Specify what to upgrade: {what}")
+    _chosen(more)
     return _upgrade_everything(more, no_follow)
 
 

@@ -1,4 +1,5 @@
 """Placeholder."""
+
 from enginehouse.cli.options.shared import command
 
 

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.cli.client.connect import connect, read, waiting
+from enginehouse.cli.client.selectors import selector_option
 from enginehouse.cli.commands.models import place_for
 from enginehouse.cli.commands.run import make_ready
-from enginehouse.cli.options.selectors import selector_option
 from enginehouse.cli.options.shared import command, given, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Invalid

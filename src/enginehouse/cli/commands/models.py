@@ -6,13 +6,13 @@ import click
 
 from enginehouse.cli.answers import ShownExplanation
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
+from enginehouse.cli.client.selectors import one_at_a_time, selected_nodes, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.commands import models_define, models_gallery, models_schedule
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.commands.replicas import list_replicas
 from enginehouse.cli.options.names import node_body
-from enginehouse.cli.options.selectors import one_at_a_time, selected_nodes, selector_option
 from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option
-from enginehouse.cli.options.watch import watchable
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import NotFound
 from enginehouse.core.name import check_model_name

@@ -10,11 +10,11 @@ import click
 from enginehouse.cli.client.connect import connect, read, segment
 from enginehouse.cli.client.follow import exit_code_of, follow
 from enginehouse.cli.client.listing import every_node
+from enginehouse.cli.client.selectors import checked_selectors, has_labels, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.options.durations import DURATION
-from enginehouse.cli.options.selectors import checked_selectors, has_labels, selector_option
 from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
-from enginehouse.cli.options.watch import watchable
 from enginehouse.cli.terminal import output
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.capacity import GraphicsCard
@@ -211,12 +211,13 @@ def _running(replica: RunningReplica) -> str:
 
 def facts_of(node: NodeView) -> str:
     """The facts about a node that are so at the same time, such as `healthy,drained`."""
-    if not node.approved:
-        return "pending" if node.status in ("", "pending") else f"{node.status},pending"
     if not node.health:
         return node.status  # an older frontend tells no facts
-    health = "no-commands" if node.degraded and node.health != "offline" else node.health
-    return ",".join((health, *(("drained",) if node.drained else ())))
+    if not node.approved:
+        return "pending" if node.health == "healthy" else f"{node.health},pending"
+    # Its heartbeats arrive, and commands do not reach it.
+    health = "degraded" if node.degraded and node.health != "offline" else node.health
+    return f"{health},drained" if node.drained else health
 
 
 def heard(age_seconds: float | None) -> str:

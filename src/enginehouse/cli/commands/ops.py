@@ -9,10 +9,10 @@ import click
 from enginehouse.cli.answers import OperationPage
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.client.follow import exit_code_of, follow, parked_sentence
+from enginehouse.cli.client.selectors import one_at_a_time, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.names import node_body
-from enginehouse.cli.options.selectors import one_at_a_time, selector_option
 from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
-from enginehouse.cli.options.watch import watchable
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.progress import brief, canary_lines, ending_lines
 from enginehouse.core.errors import Invalid, NotFound
@@ -115,9 +115,7 @@ def retry(operation_id: str, node: str | None, selectors: tuple[str, ...], no_fo
     found = read(find(frontend, operation_id), OperationView)
     path = f"/api/operations/{segment(found.jobID)}/retry"
     # All are requested before the first is followed, so that Ctrl-C while following leaves none out.
-    answers = [
-        frontend.request("POST", path, node_body(one)) for one in _places(frontend, found, node, selectors)
-    ]
+    answers = [frontend.request("POST", path, node_body(one)) for one in _places(frontend, found, node, selectors)]
     return max(finish(frontend, answer, no_follow=no_follow) for answer in answers)
 
 

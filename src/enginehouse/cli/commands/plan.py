@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from enginehouse.cli.client.connect import connect, has_server, read
+from enginehouse.cli.client.selectors import chosen_nodes, selector_option
 from enginehouse.cli.commands import local
 from enginehouse.cli.options.names import checked_backend
-from enginehouse.cli.options.selectors import chosen_nodes, selector_option
 from enginehouse.cli.options.shared import command, emit_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.views import FleetPlan

@@ -12,9 +12,9 @@ from msgspec import Struct
 from enginehouse.cli.answers import OperationPage
 from enginehouse.cli.client.connect import FrontendApi, connect, read
 from enginehouse.cli.client.listing import every_node
-from enginehouse.cli.options.selectors import checked_selectors, has_labels, selector_option
+from enginehouse.cli.client.selectors import checked_selectors, has_labels, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.shared import command, emit_json
-from enginehouse.cli.options.watch import watchable
 from enginehouse.cli.terminal import output
 from enginehouse.core.name import check_name
 from enginehouse.core.views import ListedReplica, NodeView
@@ -46,9 +46,7 @@ def entry(node: str | None, selectors: tuple[str, ...]) -> None:
     wanted = checked_selectors(selectors)
     frontend = connect()
     nodes = {one.id: one for one in read(every_node(frontend), tuple[NodeView, ...])}
-    within = {
-        one.id for one in nodes.values() if node in (None, one.name, one.id) and has_labels(one.labels, wanted)
-    }
+    within = {one.id for one in nodes.values() if node in (None, one.name, one.id) and has_labels(one.labels, wanted)}
     found = [one for one in _processes(frontend, nodes.values()) if one.node_id in within]
     found.sort(key=lambda one: (one.node_name, one.model, one.slot if one.slot is not None else -1))
     if emit_json(found):
@@ -92,9 +90,7 @@ def _processes(frontend: FrontendApi, nodes: Iterable[NodeView]) -> list[_Proces
             ]
     for node in nodes:
         found += [
-            _Process(
-                node_name=node.name, node_id=node.id, model=one.model_id, slot=one.replica_index, state="failed"
-            )
+            _Process(node_name=node.name, node_id=node.id, model=one.model_id, slot=one.replica_index, state="failed")
             for one in node.failed_replicas
         ]
     return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from enginehouse.cli.client.connect import connect, read
-from enginehouse.cli.options.selectors import selected_nodes, selector_option
+from enginehouse.cli.client.selectors import selected_nodes, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.shared import command, emit_json, group
-from enginehouse.cli.options.watch import watchable
 from enginehouse.cli.terminal import output
 from enginehouse.core.name import check_model_name, check_name
 from enginehouse.core.views import ListedReplica

@@ -11,8 +11,8 @@ import click
 from enginehouse.cli.client.chat import Conversation
 from enginehouse.cli.client.connect import FrontendApi, connect, read
 from enginehouse.cli.client.follow import follow
+from enginehouse.cli.client.selectors import selector_option
 from enginehouse.cli.commands.models import is_ready, place_for, request_load
-from enginehouse.cli.options.selectors import selector_option
 from enginehouse.cli.options.shared import command, given, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Denied, Hopeless, Invalid, Unavailable

@@ -15,8 +15,8 @@ import msgspec
 
 from enginehouse.cli.client.connect import FrontendApi, connect
 from enginehouse.cli.client.live import LiveCluster
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.shared import command, emit_json
-from enginehouse.cli.options.watch import watchable
 from enginehouse.cli.terminal import fleet_words as words
 from enginehouse.cli.terminal import output
 from enginehouse.cli.terminal.fleet_state import FleetState, ListName

@@ -8,12 +8,16 @@ list, and asked again. Ctrl-C is how watching ends: the last list stays.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
+
+import click
 
 from enginehouse.cli.client.connect import FrontendApi, connected_quietly
 from enginehouse.cli.terminal import output
@@ -38,6 +42,19 @@ class _Page(io.StringIO):
     @property
     def encoding(self) -> str:  # type: ignore[override]  # a plain attribute of other streams
         return getattr(self._behind, "encoding", None) or "ascii"
+
+
+def watchable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--watch`, which shows the list again and again until Ctrl-C."""
+
+    @functools.wraps(function)
+    def once_or_again(*arguments: Any, is_watched: bool = False, **more: Any) -> Any:
+        if not is_watched:
+            return function(*arguments, **more)
+        return watch(lambda: function(*arguments, **more))
+
+    add = click.option("-w", "--watch", "is_watched", is_flag=True, help="Show it again after every change.")
+    return add(once_or_again)
 
 
 def watch(show: Callable[[], object]) -> int:
