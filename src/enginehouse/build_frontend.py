@@ -24,6 +24,7 @@ from enginehouse.api.app import build
 from enginehouse.api.audit import AuditRoutes
 from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
+from enginehouse.api.doctor import DoctorRoutes
 from enginehouse.api.events import EventRoutes
 from enginehouse.api.history import HistoryRoutes
 from enginehouse.api.metrics import Metrics
@@ -76,6 +77,7 @@ from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.delivery.reports import WorkerReports
+from enginehouse.frontend.diagnosis import Diagnosis
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.heartbeats import Heartbeats
@@ -446,6 +448,7 @@ def make_entries(
         usage=UsageRoutes(access.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
         program_logs=program_log_routes(settings, wakes),
+        doctor=DoctorRoutes(Diagnosis(store, bus, frontend.galleries, frontend.nodes.addresses, settings.data)),
         inference=OpenAI(
             frontend.router,
             engine,

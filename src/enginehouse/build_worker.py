@@ -134,7 +134,7 @@ def make_parts(
     )
     return AgentParts(
         machine=hardware,
-        node_files=IdentityFiles(options.node_key, options.node_file),
+        node_files=IdentityFiles(options.node_key, options.node_file, [one.url for one in frontends]),
         generations=installation.trees,
         inventory=ports.trees,
         installer=installation.installer,

@@ -19,6 +19,7 @@ from enginehouse.api.audit import AuditRoutes
 from enginehouse.api.auth import RouteRole
 from enginehouse.api.backend_jobs import Apply, BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
+from enginehouse.api.doctor import DoctorRoutes
 from enginehouse.api.events import EventRoutes
 from enginehouse.api.history import HistoryRoutes
 from enginehouse.api.model_definitions import ApplyRequest, DefinitionRoutes
@@ -111,6 +112,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     usage: UsageRoutes
     node_logs: NodeLogRoutes
     program_logs: ProgramLogRoutes
+    doctor: DoctorRoutes
     inference: OpenAI
 
 
@@ -128,6 +130,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/version", "reader", "The version of this frontend.", system.version),
         get("/metrics", "viewer", "Statistics for Prometheus.", system.statistics),
         get("/api/settings", "viewer", "List the settings of this frontend; secrets are omitted.", of.settings.every),
+        get("/api/doctor", "viewer", "Check database, NATS, clock, disk and nodes; what to do.", of.doctor.look),
         get("/openapi.json", "viewer", "The OpenAPI document of this API.", system.document),
         # Workers; LocalAI's paths (`node`, singular).
         post("/api/node/challenge", "join", "Get a challenge to sign at registration.", workers.challenge),

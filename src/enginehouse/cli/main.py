@@ -115,7 +115,7 @@ def _fail(error: EnginehouseError, message: str, *, in_json: bool) -> int:
     """Print an error for people and, with --json, for programs in the shape of the API. Returns the exit code."""
     from enginehouse.cli.terminal import output
 
-    print(f"enginehouse: {output.printable(message)}", file=sys.stderr)
+    print(output.wrapped(f"enginehouse: {output.printable(message)}", sys.stderr), file=sys.stderr)
     code = exit_code(error)
     if in_json:
         about: dict[str, object] = {"message": message, "code": error.code, "exit_code": code}

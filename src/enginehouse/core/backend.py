@@ -38,6 +38,7 @@ class Resolved(Struct, frozen=True, omit_defaults=True, kw_only=True):
     index_digest: str = ""  # of the image index that contains `digest`: LocalAI workers may record this one
     gallery_url: str = ""
     protocol: EngineProtocol | Literal[""] = ""  # what its process speaks, if its gallery entry says so
+    remark: str = ""  # what people should know of this choice, such as unused graphics cards
 
 
 class InstalledBackend(Struct, frozen=True, omit_defaults=True, kw_only=True):

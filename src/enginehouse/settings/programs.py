@@ -278,7 +278,7 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
 
     `file` defaults to `DATA/enginehouse.toml`, which need not exist.
     """
-    directory = _find_data_directory(flags, environ)
+    directory = data_directory(flags, environ)
     path = file or directory / FILE_NAME
     known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
@@ -320,7 +320,7 @@ def origins_of(
     kind: type[Settings], flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None
 ) -> dict[str, SettingOrigin]:
     """Where each setting of a program comes from, by field."""
-    path = file or _find_data_directory(flags, environ) / FILE_NAME
+    path = file or data_directory(flags, environ) / FILE_NAME
     known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
     origins: dict[str, SettingOrigin] = {}
@@ -367,7 +367,7 @@ def default_node_name(hostname: str) -> str:
     return cleaned or "node"
 
 
-def _find_data_directory(flags: Mapping[str, object], environ: Mapping[str, str]) -> Path:
+def data_directory(flags: Mapping[str, object], environ: Mapping[str, str]) -> Path:
     given = flags.get("data") or environ.get("ENGINEHOUSE_DATA")
     if not given:
         return default_data_directory(environ)

@@ -7,6 +7,7 @@ that the join token alone is not enough to impersonate a node.
 from __future__ import annotations
 
 import binascii
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,17 +19,19 @@ from enginehouse.host import disk, signing
 
 
 class IdentityFiles:
-    """The node's key, and the record of its ID and name, in the data directory."""
+    """The node's key, and the record of its ID, its name and its servers, in the data directory."""
 
-    def __init__(self, key: Path, node: Path) -> None:
+    def __init__(self, key: Path, node: Path, frontends: Sequence[str] = ()) -> None:
         self._key = key
         self._node = node
+        self._frontends = list(frontends)
 
     def load_identity(self) -> Identity:
         return load_identity(self._key)
 
     def write_node(self, node: RegisterReply) -> None:
-        disk.write_atomic(self._node, msgspec.json.encode({"id": node.id, "name": node.name}))
+        record = {"id": node.id, "name": node.name, "frontends": self._frontends, "nats_url": node.nats_url}
+        disk.write_atomic(self._node, msgspec.json.encode(record))
 
 
 class Identity:

@@ -94,7 +94,7 @@ def available(everything: bool) -> None:
         for one in shown
     ]
     columns = ("NAME", "", "VERSION", "LICENSE", "DESCRIPTION")
-    output.emit_table(columns, output.fit_last(columns, rows), "no gallery offers a backend")
+    output.emit_table(columns, rows, "no gallery offers a backend", is_last_cut=True)
     stale = sorted({one.gallery_name for one in shown if one.stale})
     if stale:
         output.remark(f"stale galleries: {', '.join(stale)}; see `enginehouse gallery list`")

@@ -51,7 +51,7 @@ def list_models() -> None:
         for model in read(answer, tuple[ModelView, ...])
     ]
     columns = ("NAME", "STATE", "NODES", "BACKEND", "SIZE", "LICENSE", "DESCRIPTION")
-    output.emit_table(columns, rows, "no models")
+    output.emit_table(columns, rows, "no models", is_last_cut=True)
 
 
 @command("load", examples=("enginehouse models load tiny-chat", "enginehouse models load tiny-chat --node attic"))

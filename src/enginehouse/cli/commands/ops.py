@@ -60,7 +60,7 @@ def list_operations(only_open: bool, limit: int) -> None:
     ]
     columns = ("ID", "WHAT", "STATUS", "NODES", "AGE", "BY", "WHY")
     nothing = "no open or failed operations" if only_open else "no operations yet"
-    output.emit_table(columns, output.fit_last(columns, rows), nothing)
+    output.emit_table(columns, rows, nothing, is_last_cut=True)
 
 
 @command("show", examples=("enginehouse ops show 3f2a", "enginehouse ops show 3f2a --json"))
