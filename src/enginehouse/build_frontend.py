@@ -414,7 +414,7 @@ def make_entries(
     settings: FrontendSettings, frontend: Frontend, engine: Engine, bus: Bus, wakes: Wakes, port: int | None = None
 ) -> list[ApiRoute]:
     store, board, requests, cancellation = frontend.store, frontend.board, frontend.operations, frontend.cancellation
-    unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes), frontend.access
+    unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes, settings.data), frontend.access
     objects = RouteObjects(
         pages=PageRoutes(),
         system=SystemRoutes(frontend.metrics, unready),

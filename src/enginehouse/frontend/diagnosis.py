@@ -11,7 +11,7 @@ import shutil
 import time
 from pathlib import Path
 
-from enginehouse.core.address import parse_endpoint
+from enginehouse.core.address import Endpoint, parse_endpoint
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.finding import Finding, clock_finding, disk_finding
 from enginehouse.core.node import Node
@@ -187,8 +187,7 @@ class Diagnosis:
             target = parse_endpoint(node.http_address)
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    _, writer = await asyncio.open_connection(target.host, target.port)
-                writer.close()
+                    await _ask_health(target)
                 return Finding(area="reach", level="ok", message=f"{node.name} is reached at {node.http_address}")
             except TimeoutError:
                 why = f"no answer from {node.http_address} within {CONNECT_SECONDS:g} s"
@@ -200,6 +199,17 @@ class Diagnosis:
             message=f"{node.name} is not reached from the server: {why}",
             advice="Open its ports in the firewall, or give its worker an address that is reached: --advertise-host",
         )
+
+
+async def _ask_health(target: Endpoint) -> None:
+    """Ask for its health, because the kernel accepts connections for a process that is frozen too."""
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    try:
+        writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        if not await reader.read(1):
+            raise ConnectionError("it closed the connection without an answer")
+    finally:
+        writer.close()
 
 
 def format_age(seconds: float) -> str:

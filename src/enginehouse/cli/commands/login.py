@@ -39,9 +39,9 @@ CHECK_SECONDS = 10.0
 @click.option("--name", "context_name", metavar="NAME", help="The name of the context (the host of URL).")
 @click.option("--no-use", is_flag=True, help="Store it, and leave the current context as it is.")
 def entry(address: str, context_name: str | None, no_use: bool) -> None:
-    """Store the server at URL and a token for it; commands use it from now on.
+    """Store the server at URL and a token for it.
 
-    The token is checked first, and kept in a file that only you can read. `enginehouse contexts list` shows what is
+    Commands use it from now on. The token is checked first, and kept in a file that only you can read. `enginehouse contexts list` shows what is
     stored, --context NAME chooses for one command, `enginehouse logout NAME` forgets.
     """
     try:

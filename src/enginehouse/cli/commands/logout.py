@@ -15,7 +15,10 @@ from enginehouse.settings.contexts import read_contexts
 @command("logout", meanings=NO_SERVER, examples=("enginehouse logout", "enginehouse logout home"))
 @click.argument("context_name", metavar="[NAME]", required=False)
 def entry(context_name: str | None) -> None:
-    """Forget the server NAME (the current one) and its token; the token stays valid there until it is revoked."""
+    """Forget a server and its token.
+
+    NAME is the current context unless it is given. The token stays valid there until it is revoked.
+    """
     name = context_name or read_contexts(os.environ).current
     if not name:
         raise Invalid(

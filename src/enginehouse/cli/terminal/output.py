@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TextIO
 
 from enginehouse.core.progress import format_bytes
@@ -117,14 +117,44 @@ def wrapped(text: str, stream: TextIO) -> str:
 def emit_json(document: object) -> None:
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(in_one_form(document)), indent=2).decode() + "\n")
 
 
 def emit_json_line(document: object) -> None:
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(in_one_form(document)).decode() + "\n")
     sys.stdout.flush()
+
+
+def in_one_form(document: object) -> object:
+    """A document for programs: what identifies a thing is its `id`, and every time is RFC 3339 in UTC.
+
+    LocalAI's routes have the id of an operation in `jobID` and its name in `id`; `jobID` stays too.
+    """
+    import msgspec
+
+    return _one_form(msgspec.to_builtins(document))
+
+
+def _one_form(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return [_one_form(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _time(one) if _is_time(key, one) else _one_form(one) for key, one in value.items()}
+    return {**found, "id": found["jobID"]} if "jobID" in found else found
+
+
+def _is_time(key: object, value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and isinstance(key, str) and (key == "at" or key.endswith(("_at", "At")))
+
+
+def _time(seconds: object) -> str:
+    """Empty for a time that is not known."""
+    assert isinstance(seconds, int | float)
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z") if seconds else ""
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str, *, is_last_cut: bool = False) -> None:
