@@ -275,7 +275,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     dispatcher = Dispatcher(store, bus, board, owner=owner, lease_seconds=lease, addresses=outside.addresses)
     dispatcher.on_more(wakes.of("dispatch"))
     collector.on_old_worker(dispatcher.send_forced)
-    heartbeats = Heartbeats(store, nodes, stale_seconds=settings.stale_seconds)
+    heartbeats = Heartbeats(store, nodes)
     reports = WorkerReports(store, board, nodes, clock, collector, lingering, heartbeats)
     listings = Listings(store, reports, owner, outside.galleries.has)
     poller = Poller(store, nodes, collector, listings, limits, owner=owner, lease_seconds=lease)

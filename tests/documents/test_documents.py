@@ -142,6 +142,19 @@ def test_every_setting_has_its_row_in_the_table_of_settings() -> None:
     assert sorted(name for name in VARIABLES if f"`{name}`" not in table) == []
 
 
+def test_messages_that_are_explained_are_those_of_the_program() -> None:
+    """Adjacent literals are joined, and what is filled in is written as `…` on both sides."""
+    texts = re.sub(r'"\s*f?"', "", SOURCES)
+    unknown = []
+    for line in every_line():
+        if line.file.name != "troubleshooting.md" or not line.text.startswith("| "):
+            continue
+        for message in code(line._replace(text=line.text.split(" | ")[0])):
+            pieces = [piece.strip() for piece in message.split("…") if piece.strip()]
+            unknown += [f"{line.where}: {piece}" for piece in pieces if piece not in texts]
+    assert unknown == []
+
+
 def test_every_alert_says_what_is_so_and_what_to_do() -> None:
     groups = yaml.safe_load((ROOT / "docs/alerts.yml").read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]

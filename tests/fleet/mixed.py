@@ -196,6 +196,14 @@ class MixedFleet:
                     found.append(" ".join(line))
         return found
 
+    def account(self, started: list[str]) -> str:
+        """What is known of these processes, for the message of a failure."""
+        asked = [
+            one["payload"] for one in self.control.requests("nats") if one["verb"] in ("backend.install", "model.stop")
+        ]
+        loads = self.fleet.rows("select name, author, created_at from operations order by created_at desc limit 8")
+        return "\n".join([*started, *map(str, asked), *map(str, loads)])
+
     def puts(self) -> list[dict[str, Any]]:
         return [one for one in self.control.requests("http") if one["method"] == "PUT"]
 

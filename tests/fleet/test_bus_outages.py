@@ -49,7 +49,7 @@ def test_a_bus_that_is_away_stops_no_warm_request_and_takes_no_node_offline(
         while time.monotonic() < deadline:
             assert {one["health"] for one in fleet.nodes()} == {"unhealthy"}
         (row,) = fleet.first.operation(requested["jobID"])["nodes"]
-        assert (row["status"], row["reason"], "bus" in row["error"]) == ("queued", "node_away", True)
+        assert (row["status"], row["reason"], "NATS" in row["error"]) == ("queued", "node_away", True)
         if how == "gone":
             fleet.nats.start()
         else:

@@ -256,7 +256,7 @@ def test_models_beside_each_other_have_processes_of_their_own(mixed: MixedFleet)
         assert mixed.fleet.ended(operation)["status"] == "succeeded"
     for name in names:
         assert json.loads(mixed.chat(name)[1])["Model"] == f"{name}.gguf"
-    assert len(started := mixed.running()) == 2, "\n".join(started)
+    assert len(started := mixed.running()) == 2, mixed.account(started)
     mixed.fleet.ended(mixed.fleet.first.post("/api/models/left/unload"))
     assert len(mixed.running()) == 1
     assert mixed.chat("right")[0] == 200

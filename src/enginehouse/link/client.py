@@ -194,7 +194,11 @@ class FrontendClient:
             self._idle.pop()[1].close()
 
     def unreachable(self, error: Exception) -> Unavailable:
-        if isinstance(error, TimeoutError):
+        advice = "Check that `enginehouse up` is running there and that the address is correct"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            cause = f"its certificate is not trusted on this machine ({error.verify_message})"
+            advice = "Set SSL_CERT_FILE to a file with the certificate of its authority"
+        elif isinstance(error, TimeoutError):
             cause = "no answer in time"
         elif isinstance(error, ConnectionRefusedError):
             cause = "the connection was refused"
@@ -204,11 +208,7 @@ class FrontendClient:
             cause = f"the answer is not HTTP or was cut off ({type(error).__name__})"
         else:
             cause = str(getattr(error, "strerror", None) or error or type(error).__name__)
-        return Unavailable(
-            f"cannot reach the frontend at {self.url}: {cause}. "
-            "Check that `enginehouse up` is running there and that the address is correct",
-            code="frontend_unreachable",
-        )
+        return Unavailable(f"cannot reach the frontend at {self.url}: {cause}. {advice}", code="frontend_unreachable")
 
     def _stream(
         self, method: str, path: str, body: object | None, silence_seconds: float, more: Mapping[str, str] = {}

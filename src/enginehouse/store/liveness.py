@@ -1,8 +1,7 @@
 """Signs of life of nodes: when each was heard, its free resources, and as of when its report is confirmed.
 
 Every heartbeat changes these, so they are in a narrow table and are written for many nodes in one statement. Nothing
-here reads or writes a report. A frontend of the previous version has its own columns for them in `nodes`: whichever is
-newer counts, and `copy` keeps those current enough for its view of silence.
+here reads or writes a report. The first versions had columns for them in `nodes`; whichever is newer counts.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Update, bindparam, case, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Update, bindparam, case, exists, func, or_, select, text, update
 
 from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
@@ -50,7 +49,6 @@ class Liveness(Struct, frozen=True, kw_only=True):
     sequence: int
     # Whether an unchanged report may still settle, end or start something on this node.
     is_busy: bool
-    copied_at: float  # what a frontend of the previous version reads
     is_new: bool  # there is no row here yet
 
 
@@ -89,17 +87,40 @@ _CONFIRM = _OF_ONE.where(
     node_liveness.c.report_digest == bindparam("of_digest"),
     node_liveness.c.sequence <= bindparam("number"),
 ).values(heard_at=bindparam("at"), capacity=bindparam("now_has"), sequence=bindparam("number"), mark=bindparam("as_of"))
+# PostgreSQL takes all of them in one statement; to SQLite a statement per row costs next to nothing. Rows are locked in
+# a fixed order, so that two frontends do not wait for each other.
+_TOGETHER = """
+    with given as (
+        select * from unnest(
+            cast(:ids as text[]), cast(:capacities as text[]), cast(:digests as text[]), cast(:sequences as bigint[]),
+            cast(:marks as double precision[])
+        ) as given(id, capacity, digest, sequence, mark)
+    ), locked as (
+        select node_id from node_liveness where node_id in (select id from given) order by node_id for update
+    )
+"""
+_HEAR_TOGETHER = text(
+    _TOGETHER
+    + """
+    update node_liveness as row set heard_at = :at, capacity = given.capacity from given, locked
+    where row.node_id = given.id and locked.node_id = given.id
+    """
+)
+_CONFIRM_TOGETHER = text(
+    _TOGETHER
+    + """
+    update node_liveness as row
+    set heard_at = :at, capacity = given.capacity, sequence = given.sequence, mark = given.mark from given, locked
+    where row.node_id = given.id and locked.node_id = given.id
+        and row.report_digest = given.digest and row.sequence <= given.sequence
+    """
+)
 _SET_CAPACITY = _OF_ONE.values(capacity=bindparam("now_has"))
 _SET_REPORT = _OF_ONE.values(
     {
         name: bindparam(f"new_{name}")
         for name in ("report_digest", "boot_id", "sequence", "mark", "running", "processes")
     }
-)
-_COPY = (
-    update(nodes)
-    .where(nodes.c.id == bindparam("of_node"))
-    .values(last_heartbeat=bindparam("at"), capacity=bindparam("now_has"))
 )
 
 
@@ -118,7 +139,6 @@ def some(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, Liv
             report_digest=row.report_digest or "",
             sequence=row.sequence or 0,
             is_busy=bool(row.is_busy),
-            copied_at=row.last_heartbeat,
             is_new=is_new,
         )
     return found
@@ -131,25 +151,35 @@ def add(connection: Connection, node_id: NodeId, capacity: Capacity, heard_at: f
 
 
 def write(connection: Connection, signs: Sequence[LivenessChange], now: float) -> None:
-    """Store heartbeats of different nodes, in at most two statements."""
-    # In a fixed order, so that two frontends do not wait for each other.
+    """Store heartbeats of different nodes."""
     ordered = sorted(signs, key=lambda sign: sign.node_id)
-    plain = [_values(sign, now) for sign in ordered if not sign.report_digest]
-    confirming = [
-        {**_values(sign, now), "of_digest": sign.report_digest, "number": sign.sequence, "as_of": sign.mark}
-        for sign in ordered
-        if sign.report_digest
-    ]
+    plain = [sign for sign in ordered if not sign.report_digest]
+    confirming = [sign for sign in ordered if sign.report_digest]
+    if connection.dialect.name == "postgresql":
+        for statement, some in ((_HEAR_TOGETHER, plain), (_CONFIRM_TOGETHER, confirming)):
+            if some:
+                connection.execute(statement, _lists(some, now))
+        return
     if plain:
-        connection.execute(_HEAR, plain)
+        connection.execute(_HEAR, [_values(sign, now) for sign in plain])
     if confirming:
-        connection.execute(_CONFIRM, confirming)
+        connection.execute(_CONFIRM, [_values(sign, now) | _stamp_values(sign) for sign in confirming])
 
 
-def copy(connection: Connection, signs: Sequence[LivenessChange], now: float) -> None:
-    """Copy heartbeats to where a frontend of the previous version looks for them."""
-    if signs:
-        connection.execute(_COPY, [_values(sign, now) for sign in sorted(signs, key=lambda sign: sign.node_id)])
+def _lists(signs: Sequence[LivenessChange], now: float) -> dict[str, object]:
+    """The same columns for all of them."""
+    return {
+        "at": now,
+        "ids": [sign.node_id for sign in signs],
+        "capacities": [text_of(sign.capacity) for sign in signs],
+        "digests": [sign.report_digest for sign in signs],
+        "sequences": [sign.sequence for sign in signs],
+        "marks": [sign.mark for sign in signs],
+    }
+
+
+def _stamp_values(sign: LivenessChange) -> dict[str, object]:
+    return {"of_digest": sign.report_digest, "number": sign.sequence, "as_of": sign.mark}
 
 
 def _values(sign: LivenessChange, now: float) -> dict[str, object]:

@@ -17,7 +17,7 @@ _PATIENCE_SECONDS = 1.0  # for the reads under way
 # At most: within two transactions it is over, because one moves the log into the file and the next one begins it anew.
 _PAUSE_SECONDS = 0.3
 _LOOK_SECONDS = 0.005
-_REST_SECONDS = 1.0  # between two pauses, in case nobody writes
+_REST_SECONDS = 1.0  # after a pause in which nobody wrote
 
 
 class ReadGate:
@@ -25,16 +25,17 @@ class ReadGate:
         self._log = log
         self._changed = threading.Condition()
         self._under_way = 0
-        self._paused_at = 0.0
+        self._rests_until = 0.0
 
     def __enter__(self) -> None:
         with self._changed:
-            if self._is_long() and time.monotonic() - self._paused_at > _REST_SECONDS:
+            if self._is_long() and time.monotonic() > self._rests_until:
                 self._changed.wait_for(lambda: self._under_way == 0, _PATIENCE_SECONDS)
                 end = time.monotonic() + _PAUSE_SECONDS
                 while self._is_long() and time.monotonic() < end:
                     time.sleep(_LOOK_SECONDS)  # in a thread of the store; others wait for the lock meanwhile
-                self._paused_at = time.monotonic()
+                if self._is_long():
+                    self._rests_until = time.monotonic() + _REST_SECONDS
             self._under_way += 1
 
     def __exit__(self, *_: object) -> None:

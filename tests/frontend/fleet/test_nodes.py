@@ -437,7 +437,7 @@ async def test_a_node_without_its_bus_gets_no_commands_and_is_never_offline_whil
     rows = (await world.board.view(requested.jobID)).nodes
     (row,) = rows
     assert (row.status, row.reason) == ("queued", "node_away")
-    assert "bus" in str(row.error)
+    assert "NATS" in str(row.error)
     await world.reports.heartbeat(node.id, HEARTBEAT)
     found, _ = await world.nodes.get(node.id)
     assert (found.health, found.is_degraded) == ("healthy", False)

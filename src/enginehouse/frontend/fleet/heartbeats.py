@@ -23,13 +23,13 @@ from enginehouse.store import db, liveness
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.liveness import Liveness, LivenessChange, confirming
 
-# Between two transactions of one frontend. A worker waits so much longer for its answer; a thousand of them cost ten
-# transactions a second.
+# Between two transactions of one frontend: a worker waits so much longer for its answer. It grows with the heartbeats
+# of the last one, up to five times as much, so that a thousand nodes cost two transactions a second and eight nodes
+# are answered at once.
 GATHER_SECONDS = 0.1
+PER_STEP = 2  # heartbeats of one transaction for each further step of the pause
+MOST_STEPS = 5
 MOST_AT_ONCE = 1000
-# Of the silence after which a node is unhealthy: a frontend of the previous version reads a copy that is at most this
-# old, and one heartbeat more.
-COPY_PART = 0.5
 
 
 class Heard(Struct, frozen=True):
@@ -63,14 +63,19 @@ def stamp_of(said: HeartbeatRequest) -> ReportStamp | None:
 
 
 class Heartbeats:
-    def __init__(self, store: Store, nodes: Nodes, *, stale_seconds: float) -> None:
+    def __init__(self, store: Store, nodes: Nodes) -> None:
         self._store = store
         self._nodes = nodes
-        self._copy_seconds = stale_seconds * COPY_PART
         self._waiting: list[_Waiting] = []
         self._turn = asyncio.Lock()
         self._began_at = -math.inf
+        self._steps = 1
         self.gather_seconds = GATHER_SECONDS
+
+    @property
+    def pause_seconds(self) -> float:
+        """The time between two transactions as it is now."""
+        return self.gather_seconds * self._steps
 
     async def hear(self, node_id: NodeId, said: HeartbeatRequest, digest: str) -> Heard:
         """Store a heartbeat, with others that wait. Returns when it is committed."""
@@ -89,11 +94,12 @@ class Heartbeats:
     async def _store_next(self, mine: _Waiting) -> list[NodeId]:
         """Store what waits, and return the nodes whose health changed."""
         running = asyncio.get_running_loop()
-        pause = self._began_at + self.gather_seconds - running.time()
+        pause = self._began_at + self.pause_seconds - running.time()
         if pause > 0:
             await asyncio.sleep(pause)
         self._began_at = running.time()
         taken, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+        self._steps = min(1 + len(taken) // PER_STEP, MOST_STEPS)
         # In a fixed order, so that two frontends do not wait for each other.
         batch = sorted(taken, key=lambda one: one.node_id)
         try:
@@ -130,8 +136,6 @@ class Heartbeats:
             if note_heard(connection, row, is_away, now):
                 done.news.append(row.id)
             known[row.id] = _after(row, change, is_away)
-        due = [change for change in changes.values() if known[change.node_id].copied_at < now - self._copy_seconds]
-        liveness.copy(connection, due, now)
         for change in changes.values():
             if known[change.node_id].is_new:
                 liveness.add(connection, change.node_id, change.capacity, now)

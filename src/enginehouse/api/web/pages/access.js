@@ -1,8 +1,10 @@
 // Who may do what, and who did: tokens, sessions of the page, usage, and the audit. Each part has its own address.
+//
+// The stream tells nothing of these lists, so the shown one is read again with each of its pulses, every five seconds.
 
 import { get } from "../client.js";
 import { h } from "../dom.js";
-import { changed } from "../live.js";
+import { changed, state, subscribe } from "../live.js";
 import { current, go } from "../route.js";
 import * as words from "../words.js";
 import { audit } from "../parts/audit_list.js";
@@ -20,6 +22,9 @@ const TABS = [
 let found = {}; // answers by tab
 let problem = "";
 let auditNext = "";
+let isLonger = false; // than one page, because a person asked for more: then it stays as it is
+let pulse = null; // the one that the list was read with
+let unfollow = () => {};
 
 export const title = () => "Access";
 
@@ -33,7 +38,20 @@ const PATHS = {
 
 export async function enter({ route }) {
   found = {};
+  isLonger = false;
+  pulse = state.traffic;
+  unfollow = subscribe(follow);
   await read(route.parts[0] || "tokens", route.query);
+}
+
+export function leave() {
+  unfollow();
+}
+
+function follow() {
+  if (state.traffic === pulse || document.hidden || isLonger) return;
+  pulse = state.traffic;
+  reread();
 }
 
 async function read(tab, query) {
@@ -109,6 +127,7 @@ async function moreAudit() {
   await attempt(
     () => get(`/api/audit?limit=100&before=${encodeURIComponent(auditNext)}`),
     (answer) => {
+      isLonger = true;
       found.audit = [...found.audit, ...answer.audit];
       auditNext = answer.next || "";
     },
