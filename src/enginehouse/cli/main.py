@@ -42,7 +42,7 @@ COMMANDS = {
     "doctor": "Check this machine and its server; say what to do.",
     "login": "Store the server at URL and a token for it.",
     "logout": "Forget a server and its token.",
-    "contexts": "List, choose and forget stored servers.",
+    "contexts": "List, choose and forget the servers that `enginehouse login` has stored.",
     "login-link": "Print a link that signs you in to the web page.",
     "tokens": "Create, list and revoke access tokens.",
     "keys": "Create, list and revoke API keys of applications.",

@@ -41,8 +41,9 @@ CHECK_SECONDS = 10.0
 def entry(address: str, context_name: str | None, no_use: bool) -> None:
     """Store the server at URL and a token for it.
 
-    Commands use it from now on. The token is checked first, and kept in a file that only you can read. `enginehouse contexts list` shows what is
-    stored, --context NAME chooses for one command, `enginehouse logout NAME` forgets.
+    Commands use it from now on. The token is checked first, and kept in a file that only you can read.
+    `enginehouse contexts list` shows what is stored, --context NAME chooses for one command, `enginehouse logout NAME`
+    forgets.
     """
     try:
         url = parse_http_url(address)

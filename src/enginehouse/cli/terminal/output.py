@@ -36,7 +36,7 @@ _STYLES = {
 # Columns that a narrow terminal does without, the least needed first. A pipe and --json have them all.
 LEAST_NEEDED = (
     *("DIGEST", "SEEN", "GPU", "PLATFORM", "REVISION", "LICENSE", "FREE DISK", "FROM", "OPERATION", "ROLE", "BUILD"),
-    *("USED", "BACKEND", "BY", "FREE RAM", "PREVIOUS", "LIMITS"),
+    *("USED", "BACKEND", "BY", "FREE RAM", "PREVIOUS", "LIMITS", "BACKENDS"),
 )
 COMFORT = 26  # characters of a cell; a longer one may be wrapped
 LAST = 20  # of a last column that is cut, at least
