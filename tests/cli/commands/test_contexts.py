@@ -67,8 +67,19 @@ def test_a_token_that_may_only_use_models_is_accepted_as_such(tmp_path: Path) ->
 
 
 def test_a_terminal_is_asked_and_shows_nothing_of_the_token(tmp_path: Path) -> None:
-    home = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "ENGINEHOUSE_URL": "", "ENGINEHOUSE_TOKEN": ""}
-    with recorded(ADMIN) as world, Terminal(world, tmp_path, "login", world.url, "--name", "home", **home) as terminal:
+    config = str(tmp_path / "config")
+    words = ("login", "URL", "--name", "home")
+    with (
+        recorded(ADMIN) as world,
+        Terminal(
+            world,
+            tmp_path,
+            *(world.url if word == "URL" else word for word in words),
+            XDG_CONFIG_HOME=config,
+            ENGINEHOUSE_URL="",
+            ENGINEHOUSE_TOKEN="",
+        ) as terminal,
+    ):
         terminal.wait_for("token for")
         terminal.type("typed-token\n")
         terminal.wait_for("signed in as admin")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.cli.looked_at import ANSWERS, NODES, OPERATIONS
-from tests.cli.recorded import JOB, Answer, Stream, operation, recorded, refused, row, run
+from tests.cli.recorded import JOB, Answer, Reaction, Stream, operation, recorded, refused, row, run
+
+from enginehouse.cli.terminal.fleet_words import UNKNOWN
 
 LINES = [{"timestamp": f"2026-01-01T00:00:0{number}Z", "stream": "x", "text": f"line {number}"} for number in range(3)]
 
@@ -57,7 +59,7 @@ def test_nothing_that_needs_anybody_is_said_so_also_without_figures(tmp_path: Pa
     }
     with recorded(quiet) as world:
         lines = run(world, tmp_path, "status").stdout.splitlines()
-    assert lines[0] == "no nodes yet · 1 replica · – req/s · – tok/s"
+    assert lines[0] == f"no nodes yet · 1 replica · {UNKNOWN} req/s · {UNKNOWN} tok/s"
     assert "Nothing needs you." in lines
 
 
@@ -117,7 +119,7 @@ def test_each_reason_is_one_short_line(tmp_path: Path, fields: dict[str, object]
 def test_all_failures_are_dismissed_at_once_and_none_is_said_so(tmp_path: Path) -> None:
     ids = [JOB.replace("1", str(number)) for number in (2, 3)]
     failures = [operation("failed", jobID=one) for one in ids]
-    answers = {
+    answers: dict[str, Reaction | list[Reaction]] = {
         "GET /api/operations?limit=500": [
             Answer({"operations": [OPERATIONS[0], *failures]}),
             Answer({"operations": [OPERATIONS[0]]}),
@@ -206,5 +208,5 @@ def test_json_has_one_id_and_one_form_of_time(tmp_path: Path) -> None:
     with recorded(ANSWERS) as world:
         listed = json.loads(run(world, tmp_path, "ops", "list", "--json").stdout)["operations"]
         models = json.loads(run(world, tmp_path, "models", "list", "--json").stdout)
-    assert [(one["id"], one["jobID"], one["name"]) for one in listed][0] == (JOB, JOB, "tiny")
+    assert (listed[0]["id"], listed[0]["jobID"], listed[0]["name"]) == (JOB, JOB, "tiny")
     assert models[0]["created_at"] == "2026-01-01T00:00:00Z"
