@@ -63,8 +63,8 @@ def watch(show: Callable[[], object]) -> int:
         changed = threading.Event()
         threading.Thread(target=_listen, args=(frontend, changed), daemon=True).start()
         screen = _Screen() if output.is_terminal(sys.stdout) else _Appended()
-        screen.show(_page(show))
         with contextlib.suppress(KeyboardInterrupt):
+            screen.show(_page(show))
             while True:
                 changed.wait(PERIOD_SECONDS)
                 changed.clear()
