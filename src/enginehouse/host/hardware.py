@@ -149,7 +149,8 @@ def _checked(word: str, place: str) -> str:
     try:
         return check_capability(check_name(word, "capability"))
     except Invalid as error:
-        raise Invalid(f"cannot use the capability of {place}: {error.message}", code="invalid_setting") from error
+        reason = error.message.partition(": ")[2]
+        raise Invalid(f"cannot use {word!r} from {place}: {reason}", code="invalid_setting") from error
 
 
 def is_port_free(host: str, port: int) -> bool:

@@ -17,6 +17,7 @@ from enginehouse.cli.commands import doctor_here
 from enginehouse.cli.main import program
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.finding import LEAST_DISK_BYTES, clock_finding, disk_finding
+from enginehouse.host import disk
 from enginehouse.host.hardware import RUN_FILE_VARIABLE
 from enginehouse.worker.backends.trees import Trees
 
@@ -116,10 +117,16 @@ def test_a_worker_checks_its_way_to_its_server_by_its_own_record(tmp_path: Path)
         record = {"id": "x", "name": "attic", "frontends": [world.url]}
         record["nats_url"] = f"nats://127.0.0.1:{nats.getsockname()[1]}"
         (tmp_path / "data" / "node.json").write_text(json.dumps(record))
+        stopped = here(tmp_path)
+        assert stopped.exit_code == 1
+        assert f"Start it: enginehouse join {world.url} --name attic" in stopped.stdout
+        lock = disk.Lock(tmp_path / "data" / "worker.lock", "start a worker")
         result = here(tmp_path)
+        lock.release()
         assert result.exit_code == 0, result.stdout
         assert f"{world.url} answers" in result.stdout
         assert "NATS answers" in result.stdout
+        assert "the worker of attic runs here" in result.stdout
         assert "whether the server reaches this machine (attic)" in result.stdout
     away = here(tmp_path)
     assert away.exit_code == 1

@@ -122,7 +122,7 @@ class LiveCluster:
     def list(self, name: ListName) -> object:
         """One list of the frontend, as `FleetState.take_list` reads it."""
         if name == "nodes":
-            return every_node(self.frontend)
+            return every_node(self.frontend, LIST_SECONDS)
         if name != "operations":
             return self.frontend.get(PATHS[name], timeout_seconds=LIST_SECONDS)
         # Failures stay open until somebody dismisses them, however old they are.

@@ -13,7 +13,7 @@ from enginehouse.core.capability import too_new
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.finding import Finding, disk_finding
 from enginehouse.core.progress import format_bytes
-from enginehouse.host import confinement, hardware
+from enginehouse.host import confinement, disk, hardware
 
 # The default ports, and who listens there. Busy ones are replaced by the next free one, which other machines must know.
 PORTS = {8080: "the frontend", 4222: "NATS", 50051: "the first engine", 50050: "the worker's files and logs"}
@@ -22,7 +22,7 @@ _DRIVER_OF_CUDA_12 = 525
 
 
 def look_here(data: Path) -> list[Finding]:
-    return [_data(data), *_ports(data), *_kernel(), *_graphics(data)]
+    return [_data(data), *_ports(data), *_worker(data), *_kernel(), *_graphics(data)]
 
 
 def _data(data: Path) -> Finding:
@@ -50,6 +50,18 @@ def _ports(data: Path) -> list[Finding]:
             advice="The next free ones are taken. Give fixed ones where a firewall must know them: --port, --nats-port",
         )
     ]
+
+
+def _worker(data: Path) -> list[Finding]:
+    """Whether the worker of a machine that has joined a server runs."""
+    record = read_node_record(data)
+    if record is None or (data / "server.json").exists():
+        return []
+    if disk.is_locked(data / "worker.lock"):
+        return [Finding(area="node", level="ok", message=f"the worker of {record.name} runs here")]
+    message = f"the worker of {record.name} does not run here"
+    advice = f"Start it: enginehouse join {','.join(record.frontends) or 'URL'} --name {record.name}"
+    return [Finding(area="node", level="problem", message=message, advice=advice)]
 
 
 def _kernel() -> list[Finding]:
