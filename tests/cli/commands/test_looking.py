@@ -150,6 +150,18 @@ def test_what_changed_nothing_looks_like_it_and_a_change_says_from_what_to_what(
     ]
 
 
+def test_a_schedule_says_from_what_to_what_or_that_nothing_changed(tmp_path: Path) -> None:
+    stored = {"model_name": "m", "min_replicas": 2, "max_replicas": 2}
+    answers = {
+        "GET /api/nodes/scheduling/m": Answer({**stored, "min_replicas": 1, "max_replicas": 1}),
+        "POST /api/nodes/scheduling": Answer(stored),
+    }
+    with recorded(answers) as world:
+        assert run(world, tmp_path, "models", "scale", "m", "2").stdout == "m: 1 replica → 2 replicas\n"
+    with recorded({**answers, "GET /api/nodes/scheduling/m": Answer(stored)}) as world:
+        assert run(world, tmp_path, "models", "scale", "m", "2").stdout == "= m: already 2 replicas\n"
+
+
 @pytest.mark.parametrize(
     ("words", "path"),
     [
