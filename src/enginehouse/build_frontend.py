@@ -415,17 +415,19 @@ def make_entries(
 ) -> list[ApiRoute]:
     store, board, requests, cancellation = frontend.store, frontend.board, frontend.operations, frontend.cancellation
     unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes, settings.data), frontend.access
+    workers = WorkerRoutes(
+        frontend.nodes,
+        frontend.reports,
+        frontend.keys,
+        frontend.bus_credentials,
+        frontend.worker_tokens,
+        heartbeat_seconds=settings.heartbeat_seconds,
+    )
+    diagnosis = Diagnosis(store, bus, frontend.galleries, frontend.nodes.addresses, settings.data)
     objects = RouteObjects(
         pages=PageRoutes(),
         system=SystemRoutes(frontend.metrics, unready),
-        workers=WorkerRoutes(
-            frontend.nodes,
-            frontend.reports,
-            frontend.keys,
-            frontend.bus_credentials,
-            frontend.worker_tokens,
-            heartbeat_seconds=settings.heartbeat_seconds,
-        ),
+        workers=workers,
         nodes=NodeRoutes(frontend.nodes, NodeViews(store), requests, cancellation, board, frontend.labels),
         operations=OperationRoutes(
             requests, cancellation, frontend.planner, board, frontend.canaries, Summaries(store)
@@ -448,7 +450,7 @@ def make_entries(
         usage=UsageRoutes(access.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
         program_logs=program_log_routes(settings, wakes),
-        doctor=DoctorRoutes(Diagnosis(store, bus, frontend.galleries, frontend.nodes.addresses, settings.data)),
+        doctor=DoctorRoutes(diagnosis, workers.own_node),
         inference=OpenAI(
             frontend.router,
             engine,

@@ -22,6 +22,7 @@ TABLE = {
     ("GET", "/api/settings"): "viewer",
     ("GET", "/openapi.json"): "viewer",
     ("GET", "/api/doctor"): "viewer",
+    ("GET", "/api/node/{id}/reach"): "node",
     ("GET", "/api/logs/{program}"): "admin",
     ("GET", "/api/nodes/{id}/worker-log"): "admin",
     ("POST", "/api/node/challenge"): "join",

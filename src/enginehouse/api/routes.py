@@ -130,7 +130,6 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/version", "reader", "The version of this frontend.", system.version),
         get("/metrics", "viewer", "Statistics for Prometheus.", system.statistics),
         get("/api/settings", "viewer", "List the settings of this frontend; secrets are omitted.", of.settings.every),
-        get("/api/doctor", "viewer", "Check database, NATS, clock, disk and nodes; what to do.", of.doctor.look),
         get("/openapi.json", "viewer", "The OpenAPI document of this API.", system.document),
         # Workers; LocalAI's paths (`node`, singular).
         post("/api/node/challenge", "join", "Get a challenge to sign at registration.", workers.challenge),
@@ -159,8 +158,6 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         ),
         delete("/api/nodes/{id}/labels/{key}", "admin", "Remove a label.", nodes.remove_label, status=204),
         get("/api/nodes/{id}/logs/{model:path}", "viewer", _NODE_LOGS, of.node_logs.logs),
-        get("/api/nodes/{id}/worker-log", "admin", _WORKER_LOG, of.node_logs.of_worker),
-        get("/api/logs/{program}", "admin", _PROGRAM_LOG, of.program_logs.logs),
         get("/api/nodes/{id}/backends", "viewer", "List a node's backends, as last reported.", nodes.backends),
         *(
             post(f"/api/nodes/{{id}}/backends/{kind}", "admin", summary, call, body=NodeBackend, status=202)
@@ -192,9 +189,21 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/backends/upgrade/{name}", "admin", "Upgrade a backend wherever it is installed.", jobs.upgrade),
         post("/backends/delete/{name}", "admin", "Delete a backend wherever it is installed.", jobs.delete),
         get("/backends/jobs/{id}", "viewer", "Show such an operation as a job of LocalAI's.", jobs.job),
+        *_looking_routes(of),
         *_model_routes(of),
         *_access_routes(of),
         *_inference_routes(of),
+    ]
+
+
+def _looking_routes(of: RouteObjects) -> list[ApiRoute]:
+    """What is wrong, and what the programs have logged."""
+    get = partial(ApiRoute, "GET")
+    return [
+        get("/api/doctor", "viewer", "Check database, NATS, clock, disk and nodes; what to do.", of.doctor.look),
+        get("/api/node/{id}/reach", "node", "Whether this frontend reaches the own node.", of.doctor.reach),
+        get("/api/nodes/{id}/worker-log", "admin", _WORKER_LOG, of.node_logs.of_worker),
+        get("/api/logs/{program}", "admin", _PROGRAM_LOG, of.program_logs.logs),
     ]
 
 

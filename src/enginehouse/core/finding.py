@@ -20,6 +20,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     advice: str = ""
 
 
+class ReachRecord(Struct, frozen=True, kw_only=True):
+    """`DATA/reach.json`: whether the server reached this worker when it was asked last."""
+
+    at: float
+    finding: Finding
+
+
 def has_problem(findings: Iterable[Finding]) -> bool:
     return any(one.level == "problem" for one in findings)
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from enginehouse.core.address import Endpoint, parse_endpoint
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.finding import Finding, clock_finding, disk_finding
+from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
 from enginehouse.core.progress import format_bytes
 from enginehouse.frontend.fleet.node_http import refusal_of
-from enginehouse.frontend.fleet.nodes import AddressRules
+from enginehouse.frontend.fleet.nodes import AddressRules, find_node
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Bus
@@ -57,6 +58,14 @@ class Diagnosis:
                 Finding(area="node", level="note", message="no nodes yet", advice="Join one: enginehouse join URL")
             )
         return found
+
+    async def reach(self, node_id: NodeId) -> Finding:
+        """Whether this frontend reaches one node, for its worker, which can try the other direction only."""
+
+        def work(connection: Connection) -> Node:
+            return find_node(connection, node_id)
+
+        return await self._reach(await self._store.read(work))
 
     async def _database(self) -> tuple[list[Finding], list[Node], float]:
         def work(connection: Connection) -> tuple[list[Node], float]:

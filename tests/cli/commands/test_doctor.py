@@ -8,6 +8,7 @@ import time
 from email.utils import formatdate
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from tests.cli.recorded import Answer, recorded, refused, run
@@ -16,7 +17,7 @@ from enginehouse.cli.client.reaching import reach_server
 from enginehouse.cli.commands import doctor_here
 from enginehouse.cli.main import program
 from enginehouse.core.backend import InstalledBackend
-from enginehouse.core.finding import LEAST_DISK_BYTES, clock_finding, disk_finding
+from enginehouse.core.finding import LEAST_DISK_BYTES, Finding, ReachRecord, clock_finding, disk_finding
 from enginehouse.host import disk
 from enginehouse.host.hardware import RUN_FILE_VARIABLE
 from enginehouse.worker.backends.trees import Trees
@@ -128,6 +129,12 @@ def test_a_worker_checks_its_way_to_its_server_by_its_own_record(tmp_path: Path)
         assert "NATS answers" in result.stdout
         assert "the worker of attic runs here" in result.stdout
         assert "whether the server reaches this machine (attic)" in result.stdout
+        shut = Finding(area="reach", level="problem", message="attic is not reached", advice="Open its ports")
+        kept = ReachRecord(at=time.time() - 61, finding=shut)
+        (tmp_path / "data" / "reach.json").write_bytes(msgspec.json.encode(kept))
+        result = here(tmp_path)
+        assert (result.exit_code, "attic is not reached (asked 1m ago)" in result.stdout) == (1, True)
+        (tmp_path / "data" / "reach.json").unlink()
     away = here(tmp_path)
     assert away.exit_code == 1
     assert "NATS is not reached" in away.stdout

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from pathlib import Path
 
 import click
+import msgspec
 from msgspec import Struct
 
 from enginehouse.cli.client.connect import connect, read
@@ -17,10 +20,11 @@ from enginehouse.cli.client.reaching import NodeRecord, reach_nats, reach_server
 from enginehouse.cli.options.shared import command, emit_json, given
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
-from enginehouse.core.finding import Finding, has_problem
+from enginehouse.core.finding import Finding, ReachRecord, has_problem
 from enginehouse.settings.programs import data_directory
 
 LOOK_SECONDS = 30.0  # the frontend tries every node, each for two seconds at most
+STALE_SECONDS = 900.0  # a worker asks every five minutes
 COLLAPSED = 3  # findings of one area that are all right; more are counted
 _MARKS = {"ok": "✓", "note": "!", "problem": "✗"}
 _PLAIN = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
@@ -41,19 +45,19 @@ def entry(everything: bool) -> int:
     from enginehouse.cli.commands.doctor_here import look_here
 
     data = data_directory({"data": given().data}, os.environ)
-    found = [*look_here(data), *_look_at_server(read_node_record(data))]
+    found = [*look_here(data), *_look_at_server(read_node_record(data), data)]
     if not emit_json({"needs_person": has_problem(found), "findings": found}):
         _show(found, everything=everything)
     return 1 if has_problem(found) else 0
 
 
-def _look_at_server(record: NodeRecord | None) -> list[Finding]:
+def _look_at_server(record: NodeRecord | None, data: Path) -> list[Finding]:
     try:
         frontend = connect()
     except Unavailable as error:
         if error.code != "no_server":
             raise
-        return _look_as_worker(record)
+        return _look_as_worker(record, data)
     found = reach_server(frontend.url)
     if has_problem(found):
         return found
@@ -70,7 +74,7 @@ def _look_at_server(record: NodeRecord | None) -> list[Finding]:
     return [*found, *read(answer, _Looked).findings]
 
 
-def _look_as_worker(record: NodeRecord | None) -> list[Finding]:
+def _look_as_worker(record: NodeRecord | None, data: Path) -> list[Finding]:
     """From a machine that knows no server as a client: the way of its worker."""
     if record is None or not record.frontends:
         message = "no server is known here"
@@ -78,17 +82,25 @@ def _look_as_worker(record: NodeRecord | None) -> list[Finding]:
         return [Finding(area="server", level="note", message=message, advice=advice)]
     found = [one for url in record.frontends for one in reach_server(url)]
     found += reach_nats(record.nats_url) if record.nats_url else []
-    if not has_problem(found):
-        # Only the server can try the other direction.
-        found.append(
-            Finding(
-                area="reach",
-                level="note",
-                message=f"whether the server reaches this machine ({record.name}) is not known here",
-                advice="Run `enginehouse doctor` on the server, or here after `enginehouse login`",
-            )
+    return found if has_problem(found) else [*found, _reached_from_server(record, data)]
+
+
+def _reached_from_server(record: NodeRecord, data: Path) -> Finding:
+    """The other direction, which only the server can try: what it said to the worker last."""
+    try:
+        kept = msgspec.json.decode((data / "reach.json").read_bytes(), type=ReachRecord)
+    except (OSError, msgspec.DecodeError):
+        kept = None
+    age = time.time() - kept.at if kept is not None else 0.0
+    if kept is None or age > STALE_SECONDS:
+        return Finding(
+            area="reach",
+            level="note",
+            message=f"whether the server reaches this machine ({record.name}) is not known here",
+            advice="Wait until its worker has joined, or run `enginehouse doctor` on the server",
         )
-    return found
+    message = f"{kept.finding.message} (asked {output.age(age)} ago)"
+    return msgspec.structs.replace(kept.finding, message=message)
 
 
 def _show(found: list[Finding], *, everything: bool) -> None:
