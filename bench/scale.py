@@ -42,7 +42,7 @@ from bench.scaling.figures import (
     plot,
 )
 from bench.scaling.stream_watchers import NodeWatcher, StreamWatcher
-from bench.scaling.stub_workers import HttpConnection, Refused, StubWorkers
+from bench.scaling.stub_workers import HEARTBEAT_SECONDS, HttpConnection, Refused, StubWorkers
 from bench.scaling.warm_requests import WarmRequests
 from bench.serving import places
 
@@ -53,6 +53,7 @@ FEW, SMALL = 8, 10
 LIMIT_SECONDS = 600.0  # for one install or one power cut; a fleet that takes longer is broken
 CALM_SECONDS = 60.0  # at most, between an install and what is idle
 CALM_STEP_SECONDS = 0.5
+ANSWERED_SECONDS = 0.6  # a little more than heartbeats of a large fleet wait for each other
 PROBE_SECONDS = 0.25  # between looks at the nodes during an install
 
 
@@ -164,7 +165,7 @@ class Stage:
         return (time.perf_counter() - began) * 1000
 
     async def _calm(self) -> None:
-        """Until what was before is over: heartbeats are answered at once, none is repeated, and the frontend does not
+        """Until what was before is over: heartbeats are answered soon, none is repeated, and the frontend does not
         do less and less.
         """
         deadline, before = time.monotonic() + CALM_SECONDS, float("inf")
@@ -172,7 +173,7 @@ class Stage:
             failures, cpu = len(self._workers.failures), self._frontend.cpu_seconds()
             await asyncio.sleep(CALM_STEP_SECONDS)
             spent = self._frontend.cpu_seconds() - cpu
-            is_answered = self._workers.unanswered <= self.plan.nodes // 100
+            is_answered = self._workers.unanswered <= self.plan.nodes * ANSWERED_SECONDS / HEARTBEAT_SECONDS
             if is_answered and len(self._workers.failures) == failures and spent >= 0.7 * before:
                 return
             before = spent

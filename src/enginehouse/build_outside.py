@@ -188,9 +188,10 @@ def _bus_issuer(settings: FrontendSettings, accounts: BusAccounts | None) -> Bus
         return BusIssuer(life_seconds=life, url_for=url_for)
     embedded_accounts, seed = accounts, accounts.account_seed
 
-    def mint(node_id: NodeId) -> Minted:
-        allowed = subjects.worker_permissions(node_id)
-        made = credentials.mint_user(seed, credentials.worker_name(node_id), allowed, life_seconds=life)
+    async def mint(node_id: NodeId) -> Minted:
+        allowed, name = subjects.worker_permissions(node_id), credentials.worker_name(node_id)
+        # In a thread: every step of it gives up the interpreter, and with many threads waiting each costs milliseconds.
+        made = await asyncio.to_thread(credentials.mint_user, seed, name, allowed, life_seconds=life)
         return Minted(made.jwt, made.seed, made.user, made.expires_at or 0.0)
 
     async def revoke(revoked: Mapping[str, int]) -> None:

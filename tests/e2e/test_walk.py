@@ -57,10 +57,10 @@ def api(cluster: Cluster) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def ask(cluster: Cluster, question: str) -> str:
+def ask(cluster: Cluster, question: str, model: str = "tiny-chat") -> str:
     with client(cluster) as api:
         answer = api.chat.completions.create(
-            model="tiny-chat", temperature=0, messages=[{"role": "user", "content": question}]
+            model=model, temperature=0, messages=[{"role": "user", "content": question}]
         )
     return answer.choices[0].message.content or ""
 
@@ -128,6 +128,14 @@ def test_an_install_goes_to_both_nodes_and_ops_tell_the_same_story(cluster: Clus
     followed = cluster.cli("ops", "follow", newest["jobID"][:8])
     assert "✓ second: install llama-cpp" in followed.stderr + followed.stdout
     assert cluster.has_backend("second")
+
+
+def test_another_name_of_a_model_answers_and_ends_without_it(cluster: Cluster) -> None:
+    cluster.cli("models", "add", "gpt-4o", "alias:tiny-chat", "--yes")
+    assert "another name of" in cluster.cli("models", "show", "gpt-4o").stdout
+    assert ask(cluster, FRANCE, "gpt-4o") == "The capital of France is Paris."
+    cluster.cli("models", "delete", "gpt-4o")
+    assert ask(cluster, FRANCE) == "The capital of France is Paris."
 
 
 def test_the_official_client_chats_streams_and_completes(cluster: Cluster, api: openai.OpenAI) -> None:

@@ -428,7 +428,7 @@ async def test_a_model_is_added_once_replaced_and_found_by_its_endpoint(store: S
     assert not await store.transaction(lambda c: models.add(c, Model(name="a", backend="other", files=()), 6.0))
     assert await store.transaction(lambda c: models.add(c, far, 7.0))
     assert await store.transaction(lambda c: models.get(c, "a")) == model
-    assert await store.transaction(models.with_endpoints) == [far]
+    assert await store.transaction(models.that_run_elsewhere) == [far]
     changed = Model(name="a", backend="c", files=())
     await store.transaction(lambda c: models.replace(c, changed))
     assert await store.transaction(lambda c: (models.get(c, "a"), models.created_at(c, "a"))) == (changed, 5.0)

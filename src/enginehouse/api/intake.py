@@ -30,6 +30,7 @@ class InferenceRequest(Struct, frozen=True):
 
 
 _ASKED = msgspec.json.Decoder(InferenceRequest)
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes | None:
@@ -93,6 +94,12 @@ def model_asked_for(body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"cannot read the request as JSON: {error}", code="invalid_json") from error
     return _checked(asked.model)
+
+
+def with_model(body: bytes, name: str) -> bytes:
+    """The request with another model: some engines check it."""
+    fields = _RAW_FIELDS.decode(body)
+    return msgspec.json.encode(fields | {"model": msgspec.Raw(msgspec.json.encode(name))})
 
 
 def form_type_of(headers: list[tuple[bytes, bytes]]) -> str:

@@ -28,6 +28,7 @@ from enginehouse.api.intake import (
     read_body,
     request_id_of,
     until_disconnect,
+    with_model,
 )
 from enginehouse.api.relay import EventPasser, engine_error, passed_headers
 from enginehouse.api.requests import WHEN_GONE
@@ -286,6 +287,8 @@ class OpenAI:
 
     async def _try(self, exchange: _Exchange, route: Route, body: bytes) -> EnginehouseError | None:
         """None if the request was answered; otherwise the reason why this replica cannot answer it."""
+        if route.model != exchange.model and exchange.content_type == JSON and exchange.path.startswith("/v1/"):
+            body = with_model(body, route.model)  # it named an alias
         call = EngineCall(
             address=route.address,
             key=route.key,

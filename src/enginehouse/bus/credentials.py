@@ -15,6 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -128,6 +129,13 @@ def _new_seed(prefix: int) -> str:
     return str(nkeys.encode_seed(secrets.token_bytes(32), prefix).decode())
 
 
+@cache
+def _issuer(seed: str) -> tuple[nkeys.KeyPair, str]:
+    """The key pair of an account or operator, and its public key: deriving them costs as much as a signature."""
+    pair = nkeys.from_seed(seed.encode())
+    return pair, str(pair.public_key.decode())
+
+
 def _public(seed: str) -> str:
     return str(nkeys.from_seed(seed.encode()).public_key.decode())
 
@@ -136,9 +144,10 @@ def _sign(
     issuer_seed: str, *, subject: str, name: str, claims: Mapping[str, object], expires_at: float | None = None
 ) -> str:
     """A NATS JWT of version 2: Ed25519 over `header.payload`, with the hash of the claims as its id."""
+    issuer, public = _issuer(issuer_seed)
     body: dict[str, object] = {
         "iat": int(time.time()),
-        "iss": _public(issuer_seed),
+        "iss": public,
         "name": name,
         "sub": subject,
         "nats": {**claims, "version": 2},
@@ -148,7 +157,7 @@ def _sign(
     digest = hashlib.sha256(msgspec.json.encode(body)).digest()
     body["jti"] = base64.b32encode(digest).rstrip(b"=").decode()
     signed = f"{_HEADER}.{_url64(msgspec.json.encode(body))}"
-    signature: bytes = nkeys.from_seed(issuer_seed.encode()).sign(signed.encode())
+    signature: bytes = issuer.sign(signed.encode())
     return f"{signed}.{_url64(signature)}"
 
 

@@ -58,12 +58,20 @@ class Model(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # A server that runs elsewhere and speaks OpenAI's API, as host:port; such a model has no files and no replicas.
     endpoint: str = ""
     credential: str = ""  # the name of the credential with the key of the endpoint
+    # Another model, which answers for this name; such a model has no files and no replicas either.
+    alias: str = ""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it has replicas on nodes of the cluster."""
+        return not self.endpoint and not self.alias
 
     @property
     def revision(self) -> str:
         """Changes if and only if a running replica would have to be replaced."""
         described = [self.backend, self.files, self.options, *([self.config] if self.config else [])]
         described += [self.endpoint, self.credential] if self.endpoint else []
+        described += [self.alias] if self.alias else []
         return hashlib.sha256(msgspec.json.encode(described, order="sorted")).hexdigest()[:16]
 
     @property

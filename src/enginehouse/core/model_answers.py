@@ -57,6 +57,7 @@ class DefinedModel(Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     replicas: int = 1
     endpoint: str = ""
+    alias: str = ""  # the model that answers for this name
     credential: str = ""
     options: ModelOptions = ModelOptions()
     files: tuple[ModelFile, ...] = ()

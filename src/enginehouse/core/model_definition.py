@@ -214,12 +214,14 @@ def make_model(config: Mapping[str, Any], parts: ModelParts) -> tuple[Model, lis
     typed, warnings = read_config(config)
     check_model_name(typed.name)
     if typed.alias:
-        raise Invalid(
-            f"cannot add {shown(typed.name)}: it is an alias of {shown(typed.alias)}, and aliases are not supported; "
-            f"copy the model instead",
-            code="unsupported",
-            param="alias",
-        )
+        if parts.files:
+            raise Invalid(
+                f"cannot add {shown(typed.name)}: it is an alias of {shown(typed.alias)} and has a source too; leave "
+                "out one of them",
+                code="unsupported",
+                param="alias",
+            )
+        return make_alias(typed.name, typed.alias, config), warnings
     if not typed.backend:
         raise Invalid(
             f"cannot add {shown(typed.name)}: it names no backend; set `backend`", code="invalid_name", param="backend"
@@ -240,6 +242,16 @@ def make_model(config: Mapping[str, Any], parts: ModelParts) -> tuple[Model, lis
         config=plain(config),
     )
     return model, warnings
+
+
+def make_alias(name: str, alias: str, config: Mapping[str, Any]) -> Model:
+    """Another name of a model. Whether that one exists is checked where it is stored."""
+    check_model_name(alias)
+    if alias == name:
+        raise Invalid(f"cannot add {shown(name)}: it would be an alias of itself", code="invalid_name", param="alias")
+    description = _plain_text(config.get("description")) or f"another name of {alias}"
+    kept = {"name": name, "alias": alias} | plain(config)
+    return Model(name=name, backend="", files=(), description=description, config=kept, alias=alias)
 
 
 def ordered(files: Iterable[ModelFile], typed: ModelConfig) -> tuple[ModelFile, ...]:
@@ -303,6 +315,8 @@ def exported(model: Model) -> dict[str, Any]:
     config = dict(model.config) or _described(model)
     result: dict[str, Any] = {"name": model.name, **config} if "name" not in config else config
     result["name"] = model.name
+    if model.alias:
+        return result
     result["backend"] = model.backend
     parameters = result.get("parameters")
     own = parameters if isinstance(parameters, Mapping) else {}

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import ipaddress
 import socket
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -128,6 +129,8 @@ def resolved(host: str) -> set[str]:
 
 async def resolve_within(host: str, *, limit_seconds: float) -> set[str]:
     """Return the addresses of a name; empty if it does not resolve in time."""
+    with suppress(ValueError):
+        return {str(ipaddress.ip_address(host)).partition("%")[0]}
     try:
         async with asyncio.timeout(limit_seconds):
             return await asyncio.to_thread(resolved, host)

@@ -52,17 +52,17 @@ def replace(connection: Connection, model: Model) -> None:
 
 
 def _row(model: Model) -> dict[str, object]:
-    return {"name": model.name, "definition": text_of(model), "has_endpoint": bool(model.endpoint)}
+    return {"name": model.name, "definition": text_of(model), "has_endpoint": not model.runs_here}
 
 
 _ENDPOINTS = select(models.c.definition).where(models.c.has_endpoint.is_(True))
 
 
-def with_endpoints(connection: Connection) -> list[Model]:
-    """The models that a server elsewhere serves. There are few of them, and rows of other models are not read."""
+def that_run_elsewhere(connection: Connection) -> list[Model]:
+    """The models that a server elsewhere or another model serves. There are few of them, and no other row is read."""
     found = [_MODEL.decode(definition) for definition in connection.execute(_ENDPOINTS).scalars()]
     # The migration of older rows looked for a text that a configuration may contain as well.
-    return [model for model in found if model.endpoint]
+    return [model for model in found if not model.runs_here]
 
 
 def pin(connection: Connection, name: str, pins: Iterable[PinnedFile]) -> None:

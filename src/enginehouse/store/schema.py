@@ -205,7 +205,8 @@ models = Table(
     Column("name", String(255), primary_key=True),
     Column("definition", Text, nullable=False),
     Column("created_at", Double, nullable=False),
-    # Of the definition: routes to servers elsewhere are looked for often, and rows of other models are not read then.
+    # Of the definition: whether a server elsewhere or another model serves it. Those are looked for often, and rows of
+    # other models are not read then.
     Column("has_endpoint", Boolean, nullable=False, server_default=false()),
     Index("models_endpoint", "has_endpoint"),
 )

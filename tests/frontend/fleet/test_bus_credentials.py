@@ -29,7 +29,7 @@ class Server:
             wall=lambda: self.now,
         )
 
-    def mint(self, node_id: NodeId) -> Minted:
+    async def mint(self, node_id: NodeId) -> Minted:
         self.made += 1
         return Minted(f"jwt of {node_id}", "seed", f"U{self.made}", self.now + 3600.0)
 

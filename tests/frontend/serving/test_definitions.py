@@ -12,6 +12,7 @@ from tests.api.whole_frontend import Answer, Site, site
 from tests.core.gguf_files import LLAMA, TENSORS, gguf
 from tests.fetch.models.hub import COMMIT, Hub, hub
 
+from enginehouse.core.errors import Unavailable
 from enginehouse.core.ids import NodeId
 from enginehouse.core.replica import Replica
 from enginehouse.fetch.galleries.documents import read_mappings
@@ -117,7 +118,10 @@ async def test_a_load_comes_with_the_row_or_not_at_all(shop: Shop) -> None:
         ({"name": "x", "sources": ["hf:o/r"], "config": {"mmproj": "p.gguf"}}, "unsupported", "has no source"),
         ({"name": "x", "files": [{"name": "../a", "uri": "hf:o/r", "sha256": ""}]}, "invalid_name", "relative path"),
         ({"name": "x", "files": [{"name": "a", "uri": "ftp://h/a", "sha256": ""}]}, "invalid_uri", "source"),
-        ({"name": "x", "config": {"alias": "y"}, "sources": ["hf:o/r"]}, "unsupported", "copy the model"),
+        ({"name": "x", "config": {"alias": "y"}, "sources": ["hf:o/r"]}, "unsupported", "leave out one of them"),
+        ({"name": "x", "sources": ["alias:y"]}, "model_not_found", "'y'"),
+        ({"name": "x", "sources": ["alias:x"]}, "invalid_name", "of itself"),
+        ({"name": "x", "sources": ["alias:"]}, "invalid_name", "name"),
         ({"name": "x", "sources": ["hf:o/r"], "replicas": 0}, "invalid_name", "replicas"),
         ({"name": "x", "sources": ["http://127.0.0.1:9/v1", "hf:o/r"]}, "unsupported", "only source"),
         ({"name": "x", "sources": ["http://10.0.0.1:9/v1"]}, "uri_not_allowed", "--allow-host"),
@@ -296,6 +300,45 @@ async def test_a_server_elsewhere_is_a_model_with_a_route_and_no_node(shop: Shop
     await shop.good("DELETE", "/api/models/far")
     await shop.site.frontend.router.step()
     assert [one.model for one in shop.site.frontend.router.routes()] == []
+
+
+async def test_an_alias_is_answered_by_its_model_and_has_nothing_of_its_own(shop: Shop) -> None:
+    site, router = shop.site, shop.site.frontend.router
+    url = f"{shop.hub.server.url}/v1"
+    await shop.good("POST", "/api/models", {"name": "far", "sources": [url]})
+    await shop.good("POST", "/api/models", {"name": "chat", "sources": ["hf:o/r"]})
+    imported = b"name: gpt-4\nalias: far\ndescription: what the application asks for\n"
+    await shop.good("POST", "/models/import", imported)
+    await router.step()
+    route = await router.acquire("gpt-4")
+    assert (route.model, route.address) == ("far", shop.hub.server.address)
+    router.release(route)
+    assert router.in_flight == 0
+    listed = {one["name"]: (one["state"], one["description"]) for one in await shop.good("GET", "/api/models")}
+    assert listed["gpt-4"] == ("loaded", "what the application asks for")
+    exported = await shop.ask("GET", "/api/models/gpt-4/export")
+    assert sorted(exported.body.splitlines()) == sorted(imported.splitlines())
+    # Another hop, or a change of kind, is refused; another target is not.
+    assert "'far'" in (await shop.refused("POST", "/api/models", {"name": "again", "sources": ["alias:gpt-4"]}))[2]
+    assert (await shop.refused("PATCH", "/api/models/chat", {"config": {"alias": "far"}}))[1] == "unsupported"
+    await shop.good("PATCH", "/api/models/gpt-4", {"config": {"alias": "chat"}})
+    await router.step()
+    # A load of it is one of its model, and is not shown as one of the alias.
+    load = await shop.ask("POST", "/api/models/gpt-4/load", {})
+    (operation, *_) = await site.store.transaction(lambda connection: operations.recent(connection, 10))
+    assert (load.status, operation.kind, operation.name) == (202, "load", "chat")
+    await shop.good("DELETE", "/api/models/gpt-4")
+    await router.step()
+    assert await shop.names() == ["chat", "far"]
+
+
+async def test_a_request_that_comes_before_an_alias_is_known_is_told_to_come_again(shop: Shop) -> None:
+    await shop.good("POST", "/api/models", {"name": "chat", "sources": ["hf:o/r"]})
+    await shop.site.frontend.router.step()
+    await shop.good("POST", "/api/models", {"name": "new", "sources": ["alias:chat"]})
+    with pytest.raises(Unavailable, match="was just added") as refused:
+        await shop.site.frontend.router.acquire("new")
+    assert refused.value.retry_after_seconds == 1.0
 
 
 async def test_the_address_of_a_companion_becomes_the_name_of_its_file(shop: Shop) -> None:

@@ -141,6 +141,7 @@ def show_model(model: DefinedModel) -> None:
             ("name", model.name),
             ("backend", model.backend),
             ("endpoint", model.endpoint),
+            ("another name of", model.alias),
             ("licence", model.license),
             ("description", model.description),
             ("size", output.size(model.size_bytes)),

@@ -35,7 +35,8 @@ class Minted(Struct, frozen=True):
 class BusIssuer(Struct, frozen=True, kw_only=True):
     """How credentials for the bus are made and revoked. The default is a bus that takes anonymous clients."""
 
-    mint: Callable[[NodeId], Minted] | None = None  # makes the credential of a node; None if workers bring their own
+    # Makes the credential of a node; None if workers bring their own.
+    mint: Callable[[NodeId], Awaitable[Minted]] | None = None
     life_seconds: float = 3600.0
     # The address of the bus for a worker that reached this frontend at the given host name.
     url_for: Callable[[str], str] = lambda host: ""
@@ -58,7 +59,7 @@ class BusCredentials:
         """Issue a credential to an approved node that reached this frontend at `host`; its key is stored first."""
         if self._mint is None:
             return BusCredential(nats_url=self._url_for(host))
-        made = self._mint(node.id)
+        made = await self._mint(node.id)
 
         def work(connection: Connection) -> None:
             bus_credentials.insert(connection, made.user, node.id, db.now(connection), made.expires_at)

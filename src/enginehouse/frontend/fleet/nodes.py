@@ -186,17 +186,19 @@ class Nodes:
         check_request(request)
         node_type = node_type_of(request.node_type)
         await self._check_addresses(request, origin)
+        message = b""
         if request.public_key:
             addresses = (request.address, request.http_address)
             message = node_core.registration_message(request.name, request.public_key, addresses, request.challenge)
-            if not self._verify(request.public_key, message, request.signature):
+
+        def work(connection: Connection) -> Registered:
+            # Here, in a thread: signatures and random numbers give up the interpreter, which holds up requests.
+            if request.public_key and not self._verify(request.public_key, message, request.signature):
                 raise Denied(
                     f"cannot register {request.name}: its signature does not match its public key",
                     code="forbidden",
                 )
-        token = secrets.token_urlsafe(32)
-
-        def work(connection: Connection) -> Registered:
+            token = secrets.token_urlsafe(32)
             now = db.now(connection)
             named = nodes.by_name(connection, request.name)
             known = find_known(request.name, request.public_key, request.address, origin, named)

@@ -90,7 +90,7 @@ class Definitions:
         names = [draft.model.name for draft in drafts]
         if twice := next((name for name in names if names.count(name) > 1), ""):
             raise Conflict(f"cannot import {shown(twice)} twice: give each model its own name", param="name")
-        await self._store.transaction(lambda connection: _insert_all(connection, drafts))
+        await self._store.transaction(lambda connection: self._insert(connection, drafts))
         self._wake()
         return [defined(draft) for draft in drafts]
 
@@ -121,6 +121,7 @@ class Definitions:
             )
         check_nesting(asked.config)
         before = exported(known)
+        _check_kind(known, asked.config)
         config = with_templates(patched(before, asked.config) if is_patch else asked.config or before)
         if config.get("name", name) != name:
             raise Invalid(
@@ -148,6 +149,8 @@ class Definitions:
                     param="revision",
                 )
             models.replace(connection, draft.model)
+            if draft.model.alias:
+                self._check_alias(connection, draft.model)
             shown_now = _shown(connection, draft.model, draft.warnings)
             is_late = any(not one.is_current for one in shown_now.running)
             return replace(shown_now, remarks=(*draft.remarks, *((_LATER,) if is_late else ())))
@@ -166,7 +169,7 @@ class Definitions:
                 raise model_not_found(name)
             config = {**model.config, "name": new_name} if model.config else {}
             draft = Draft(model=replace(model, name=new_name, config=config))
-            _insert_all(connection, [draft])
+            self._insert(connection, [draft])
             return defined(draft)
 
         copied = await self._store.transaction(work)
@@ -194,8 +197,8 @@ class Definitions:
         first = drafts[0].model
 
         def work(connection: Connection) -> OperationId | None:
-            _insert_all(connection, drafts)
-            is_local = is_loaded and not first.endpoint
+            self._insert(connection, drafts)
+            is_local = is_loaded and first.runs_here
             return self._loader.begin(connection, first, requester.author) if is_local else None
 
         operation_id = await self._store.transaction(once(work, requester, body))
@@ -204,13 +207,41 @@ class Definitions:
             await self._board.operations_changed([operation_id])
         return defined(drafts[0]), operation_id or OperationId("")
 
+    def _insert(self, connection: Connection, drafts: Sequence[Draft]) -> None:
+        """Insert every model, then look whether aliases name models that there are."""
+        _insert_all(connection, drafts)
+        for model in (draft.model for draft in drafts if draft.model.alias):
+            self._check_alias(connection, model)
+
+    def _check_alias(self, connection: Connection, model: Model) -> None:
+        target = models.get(connection, model.alias) or self._galleries.model(model.alias)
+        if target is None:
+            raise model_not_found(model.alias)
+        if target.alias:
+            raise Invalid(
+                f"cannot add {shown(model.name)} as an alias of {shown(model.alias)}, which is an alias itself; name "
+                f"{shown(target.alias)}",
+                code="unsupported",
+                param="alias",
+            )
+
     def _doubts(self, connection: Connection, model: Model) -> tuple[str, ...]:
-        if model.endpoint:
+        if not model.runs_here:
             return ()
         try:
             return tuple(self._drafts.about_backend(model, nodes.every(connection)))
         except EnginehouseError as error:
             return (error.message,)
+
+
+def _check_kind(known: Model, changes: Mapping[str, Any]) -> None:
+    """An alias stays one, and another model does not become one: its replicas and files would be nobody's."""
+    if changes and bool(changes.get("alias", known.alias)) != bool(known.alias):
+        raise Invalid(
+            f"cannot change {shown(known.name)} into {'a model' if known.alias else 'an alias'}: delete it, and add it",
+            code="unsupported",
+            param="alias",
+        )
 
 
 def _insert_all(connection: Connection, drafts: Sequence[Draft]) -> None:
@@ -248,6 +279,7 @@ def defined(draft: Draft, *, is_stored: bool = True) -> DefinedModel:
         size_bytes=model.size_bytes,
         replicas=model.replicas,
         endpoint=model.endpoint,
+        alias=model.alias,
         credential=model.credential,
         options=model.options,
         files=model.files,

@@ -21,6 +21,7 @@ from enginehouse.core.model_definition import (
     FileNeed,
     ModelParts,
     check_nesting,
+    make_alias,
     make_model,
     merged,
     needs_of,
@@ -39,6 +40,7 @@ from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.store import nodes
 from enginehouse.store.db import Store
 
+ALIAS = "alias:"  # a source that is another model of the cluster
 GGUF_BACKEND, DIRECTORY_BACKEND = "llama-cpp", "transformers"
 
 CheckEndpoint = Callable[[str], Awaitable[str]]
@@ -77,6 +79,8 @@ class Drafts:
         self._uploads = uploads
 
     async def of_request(self, asked: AddModel) -> Draft:
+        if len(asked.sources) == 1 and asked.sources[0].startswith(ALIAS):
+            return Draft(model=make_alias(asked.name, asked.sources[0].removeprefix(ALIAS), asked.config))
         kinds = [parse_source(text).kind for text in asked.sources]
         if "endpoint" in kinds:
             return await self._remote(asked)
@@ -116,7 +120,7 @@ class Drafts:
         config = with_companions(config, kept.needs, found)
         every = [_checked(file) for file in kept.files] + [file for one in found for file in one.files]
         config = {"name": name, **config}
-        if not config.get("backend"):
+        if not config.get("backend") and not config.get("alias"):
             config["backend"] = DIRECTORY_BACKEND if any(one.is_directory for one in found) else GGUF_BACKEND
         headers = [await self._uploaded(file) for file in every if file.uri.startswith("upload:")]
         header = next((one for one in (*headers, *(one.header for one in found)) if one is not None), None)
@@ -131,10 +135,11 @@ class Drafts:
             ),
         )
         model, warnings = make_model(config, parts)
+        doubts = self.about_backend(model, fleet) if model.runs_here else []
         return Draft(
             model=model,
             remarks=tuple(remark for one in found for remark in one.remarks),
-            warnings=(*(text for one in found for text in one.warnings), *warnings, *self.about_backend(model, fleet)),
+            warnings=(*(text for one in found for text in one.warnings), *warnings, *doubts),
         )
 
     async def _found(self, name: str, need: FileNeed, fleet: Sequence[Node]) -> FoundModel:

@@ -113,6 +113,8 @@ class Loader:
                     code="unsupported",
                     param="model",
                 )
+            if wanted.alias:
+                wanted = self._row(connection, wanted.alias)
             _keep(connection, wanted.name, only, author)
             running = [one for one in reachable(connection, wanted.name) if only in (None, one.node_id)]
             return running or self._open_or_new(connection, wanted, only, author)
@@ -151,6 +153,8 @@ class Loader:
             wanted = models.get(connection, model, lock=True)
             if wanted is None:
                 raise model_not_found(model)
+            if wanted.alias:
+                raise _new_alias(wanted)
             if wanted.endpoint or any(one.nonce not in dead for one in reachable(connection, model)):
                 return OperationId(""), False
             last = operations.last_of(connection, "load", model, targets=())
@@ -419,3 +423,12 @@ def _with_files(connection: Connection, step: Next) -> Action:
         return step.action
     newest = supersession.generation_at(connection, step.node_id, subject_of(PullModel(model=step.action.model)))
     return msgspec.structs.replace(step.action, files=newest)
+
+
+def _new_alias(model: Model) -> Unavailable:
+    """For requests that come before this frontend has read that the model is an alias."""
+    error = Unavailable(
+        f"cannot answer yet: {model.name} was just added; retry in a moment", code="model_loading", param="model"
+    )
+    error.retry_after_seconds = 1.0
+    return error

@@ -50,14 +50,16 @@ class ModelViews:
         loading = {operation.name for operation in operations.steered(connection)}
         rows = {model.name: (model, at) for model, at in models.every(connection)}
         offered = [(model, 0.0) for model in self._galleries.models() if model.name not in rows]
+        elsewhere = {model.name for model, _ in rows.values() if model.endpoint}
         views = []
         for model, created_at in sorted([*rows.values(), *offered], key=lambda pair: pair[0].name):
+            served_as = model.alias or model.name
             state = "added" if model.name in rows else "available"
-            if model.name in loading:
+            if served_as in loading:
                 state = "loading"
-            if model.name in running or model.endpoint:
+            if served_as in running or served_as in elsewhere:
                 state = "loaded"
-            views.append(_view(model, state, running.get(model.name, []), created_at))
+            views.append(_view(model, state, running.get(served_as, []), created_at))
         return views
 
     async def step(self) -> None:

@@ -172,7 +172,7 @@ class Reconciler:
         known = models.named(connection, names)
         for name in names:
             model = known.get(name)
-            if model is None or model.endpoint:
+            if model is None or not model.runs_here:
                 continue
             facts[name] = self._facts(fleet, model, serving, loading.get(name, []), matches)
             plan = plan_model(facts[name])

@@ -60,6 +60,7 @@ class KnownRows(Struct, frozen=True, kw_only=True):
     keys: Keys
     rows: AllRows
     elsewhere: Mapping[str, Route]  # by model
+    aliases: Mapping[str, str]  # the models that answer for other names
     routes: Mapping[str, list[Route]]  # by model
     schedules: Mapping[str, Schedule]  # by model
 
@@ -98,7 +99,7 @@ class RouteRows:
         keys = self._worker_keys.every(connection, asked_for) if self._worker_keys is not None and asked_for else {}
         changed = None if base is None else _changed_models(base, rows, serving, keys)
         routes = {} if base is None else dict(base.routes)
-        elsewhere = self._elsewhere(connection) if base is None else base.elsewhere
+        elsewhere, aliases = self._elsewhere(connection) if base is None else (base.elsewhere, base.aliases)
         for model in {*rows, *elsewhere} if changed is None else changed:
             found = self._routes(connection, rows.get(model, {}), serving, keys)
             found += [elsewhere[model]] if model in elsewhere else []
@@ -124,6 +125,7 @@ class RouteRows:
             keys=keys,
             rows=rows,
             elsewhere=elsewhere,
+            aliases=aliases,
             routes=routes,
             schedules=wanted,
         )
@@ -202,9 +204,12 @@ class RouteRows:
             self._limits[key] = parallel_requests(model)
         return self._limits[key]
 
-    def _elsewhere(self, connection: Connection) -> dict[str, Route]:
-        found = {one.name: self._route_elsewhere(one) for one in models.with_endpoints(connection)}
-        return {name: route for name, route in found.items() if route is not None}
+    def _elsewhere(self, connection: Connection) -> tuple[dict[str, Route], dict[str, str]]:
+        """Routes to servers elsewhere, and the models that answer for other names."""
+        found = models.that_run_elsewhere(connection)
+        routes = {one.name: self._route_elsewhere(one) for one in found if one.endpoint}
+        aliases = {one.name: one.alias for one in found if one.alias}
+        return {name: route for name, route in routes.items() if route is not None}, aliases
 
     def _route_elsewhere(self, model: Model) -> Route | None:
         """The route to a server that is no node of the cluster; None if its credential is not known here."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from msgspec import Struct
@@ -103,6 +103,7 @@ class Router:
         self._routes: dict[str, list[Route]] = {}
         self._known: dict[str, Route] = {}  # the same by their ids
         self._affine: dict[str, Candidates] = {}  # models whose routes are chosen by prefixes
+        self._aliases: Mapping[str, str] = {}
         self._rows_before: KnownRows | None = None  # what the routes were made of
         self._in_flight: dict[str, int] = {}
         self._used: set[str] = set()  # nonces, since `used_since` was last called
@@ -122,6 +123,7 @@ class Router:
         """
         if self._looked_at is None or asyncio.get_running_loop().time() - self._looked_at > self._memory_seconds:
             await self._look_again(self._looked_at)
+        model = self._aliases.get(model, model)
         while True:
             route = self._take(model, body)
             if route is None:
@@ -306,7 +308,7 @@ class Router:
         found = await self._store.look(work)
         # Another step may have ended meanwhile, and changes are those since what was given.
         changed = found.changed if before is self._rows_before else None
-        self._rows_before = found.known
+        self._rows_before, self._aliases = found.known, found.known.aliases
         self._apply(found, {route.id for route in dropped}, changed)
         self._looked_at = began
         self._waits.look_now()

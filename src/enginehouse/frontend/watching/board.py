@@ -36,7 +36,7 @@ PUBLISHED_PER_SECOND = 50_000  # updates of progress, operations times watchers
 CATCH_UP_SECONDS = 1.0  # the longest delay of a change by another frontend
 _OVERLAP_SECONDS = 5.0  # a change is dated at the start of its transaction and visible after its end
 _MAX_TOLD = 4_000  # operations whose published revision is kept; far more than change within the overlap
-_RENDERED_AT_ONCE = 50  # then other tasks run
+_RENDERED_AT_ONCE = 25  # then other tasks run
 MAX_MISSED = 500  # operations sent at the beginning of a stream; a page of the list
 
 
@@ -352,10 +352,13 @@ class Board:
             found, now = await self._store.look(lambda c: (nodes.many(c, node_ids), db.now(c)))
         except Unavailable:
             return  # `catch_up_step` publishes them
-        # Together, so that every watcher is woken once.
-        for node in found:
+        # Some together, so that watchers are not woken for each. Then requests run: a thousand machines that come back
+        # at once are half a megabyte for every watcher.
+        for count, node in enumerate(found, start=1):
             if node.updated_at >= self._told_nodes.get(node.id, 0.0):
                 self._note_node(node, now)
+            if count % _RENDERED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _note_node(self, node: Node, now: float) -> None:
         self._told_nodes[node.id] = node.updated_at
