@@ -108,10 +108,12 @@ def test_operations_say_why_and_count_nodes_as_nodes(tmp_path: Path) -> None:
             "a: busy; trying again",
         ),
         ({"status": "queued"}, ""),
+        ({"status": "superseded", "error": "a newer request took its place"}, "a: a newer request took its place"),
     ],
 )
 def test_each_reason_is_one_short_line(tmp_path: Path, fields: dict[str, object], why: str) -> None:
-    one = operation("running", row("a", **fields))  # type: ignore[arg-type]
+    ended = fields["status"] == "superseded"
+    one = operation("superseded" if ended else "running", row("a", **fields))  # type: ignore[arg-type]
     with recorded({"GET /api/operations?all=true&limit=50": Answer({"operations": [one]})}) as world:
         assert run(world, tmp_path, "ops", "list").stdout.rstrip("\n").split("\t")[-1] == why
 

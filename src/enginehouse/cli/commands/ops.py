@@ -54,7 +54,7 @@ def list_operations(only_open: bool, limit: int) -> None:
             _nodes_done(one),
             output.age_of(one.createdAt),
             one.author,
-            brief(one) if not one.has_ended else "dismissed" if one.dismissed else output.shortened(one.error),
+            _why(one),
         )
         for one in operations
     ]
@@ -247,6 +247,16 @@ def short_ids(ids: list[str]) -> dict[str, str]:
     while len({one[:length] for one in ids}) < len(set(ids)):
         length += 1
     return {one: one[:length] for one in ids}
+
+
+def _why(operation: OperationView) -> str:
+    """Why an operation is not done, or did not succeed."""
+    if not operation.has_ended:
+        return brief(operation)
+    if operation.dismissed:
+        return "dismissed"
+    left = next((row for row in operation.nodes if row.status not in ("success", "error")), None)
+    return output.shortened(operation.error) or (f"{left.node_name}: {left.error or left.status}" if left else "")
 
 
 def _nodes_done(operation: OperationView) -> str:

@@ -112,8 +112,9 @@ def _show_operations(state: FleetState) -> None:
 
 
 def _operation_line(operation: OperationView, state: FleetState) -> str:
-    why = brief(operation)
-    return f"{words.headline(operation, state)}{f' {why}' if why else ''}"
+    headline, why = words.headline(operation, state), brief(operation)
+    is_said = "is offline" in why and " wait" in headline
+    return headline if is_said or not why else f"{headline} {why}"
 
 
 def _more(count: int, what: str) -> None:
