@@ -57,7 +57,7 @@ async def test_a_full_disk_is_said_and_over_when_there_is_room(small_disk: Path)
         assert f"the disk of {small_disk} is full" in reason
         with pytest.raises(Unavailable, match="the disk of the database is full") as caught:
             await add_many(store)
-        assert caught.value.code == "insufficient_disk"
+        assert caught.value.code == "store_unavailable"
         assert store.is_full
         assert not store.is_away, "reads go on"
         assert isinstance(await store.read(lambda connection: len(models.every(connection))), int)

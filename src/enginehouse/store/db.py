@@ -187,10 +187,11 @@ class Store:
                 raise Hopeless("cannot write to the database here: this was to be a read") from error
             if _is_full_disk(error):
                 self._full_at = asyncio.get_running_loop().time()
-                self._log_seldom("store.disk_full", error)
+                self._log_seldom("store.failed", error)
+                # The code of every other outage of the store: whoever handles those handles this one too.
                 raise Unavailable(
                     "cannot store anything: the disk of the database is full. Free some space on the server",
-                    code="insufficient_disk",
+                    code="store_unavailable",
                 ) from error
             # What began before the database was back failed by what was before.
             if began >= self._back_at:
