@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.worker.http_server import door
 from tests.worker.http_server.door import Door
 
 from enginehouse.core.node_api import HeartbeatRequest
+from enginehouse.frontend import diagnosis
 
 
 @pytest.fixture
@@ -64,6 +66,18 @@ async def test_a_node_whose_ports_are_shut_is_a_problem_with_advice(here: Site, 
     assert found["needs_person"] is True
     ((level, advice),) = about(found, "reach", "attic")
     assert (level, "--advertise-host" in advice) == ("problem", True)
+
+
+async def test_a_worker_that_accepts_and_never_answers_is_not_reached(
+    here: Site, worker: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen process: the kernel still accepts its connections."""
+    monkeypatch.setattr(diagnosis, "CONNECT_SECONDS", 0.2)
+    await alive(here, worker)
+    await worker.server.close()
+    with socket.create_server(("127.0.0.1", worker.port)):
+        found = await looked(here)
+    assert about(found, "reach", "no answer from 127.0.0.1")[0][0] == "problem"
 
 
 async def test_who_asks_to_join_or_has_gone_needs_somebody(here: Site, worker: Door) -> None:
