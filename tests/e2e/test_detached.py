@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.conftest import OFFLINE, Cluster, wait_for
+from tests.e2e.conftest import OFFLINE, PROGRAM, Cluster, wait_for
 
 
 @pytest.fixture
@@ -58,11 +59,10 @@ def test_it_goes_on_without_its_terminal_and_down_stops_all_of_it(idle: Cluster)
 def test_a_refusal_is_that_of_the_program_with_its_exit_code(idle: Cluster) -> None:
     assert "a port is a number" in idle.cli("up", "--detach", "--port", "808000", code=2).stderr
     idle.cli(*started(idle))
-    other = idle.cli("--data", str(idle.root / "other"), "up", "--detach", "--port", str(idle.port), code=1)
-    assert "another program uses this port" in other.stderr
-    answer = idle.cli(
-        "--data", str(idle.root / "other"), "--json", *started(idle)[:2], "--port", str(idle.port), code=1
-    )
+    other = Cluster(idle.root / "other")
+    asked = ("up", "--detach", "--port", str(idle.port))
+    assert "another program uses this port" in other.cli(*asked, code=1).stderr
+    answer = other.cli("--json", *asked, code=1)
     assert json.loads(answer.stdout)["error"]["code"] == "port_in_use"
     idle.cli("down")
 
@@ -84,7 +84,9 @@ def test_down_stops_a_worker_that_joined(idle: Cluster) -> None:
     idle.cli(*started(idle))
     worker = idle.join("second")
     wait_for("the second node", lambda: idle.node("second"))
-    stopped = idle.cli("--data", str(idle.root / "second"), "down")
+    stopped = subprocess.run(
+        [PROGRAM, "--data", str(idle.root / "second"), "down"], capture_output=True, text=True, timeout=60
+    )
     assert stopped.stdout.startswith(f"stopped worker (process {worker.pid}, ")
     assert worker.end() == 0
     assert idle.node("first")["status"] == "healthy"
