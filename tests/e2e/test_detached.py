@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,10 +15,12 @@ from tests.e2e.conftest import OFFLINE, PROGRAM, Cluster, wait_for
 
 
 @pytest.fixture
-def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
-    return Cluster(tmp_path)
+    made = Cluster(tmp_path)
+    yield made
+    made.cli("down", "--force", code=None)  # a detached program would survive a test that failed
 
 
 def started(cluster: Cluster, *more: str) -> tuple[str, ...]:
