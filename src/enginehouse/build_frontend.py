@@ -34,6 +34,7 @@ from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
 from enginehouse.api.pages import PageRoutes
+from enginehouse.api.program import ProgramRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.routes import ApiRoute, RouteObjects, make_routes
 from enginehouse.api.schedules import ScheduleRoutes
@@ -64,6 +65,7 @@ from enginehouse.engine.engines import Engines
 from enginehouse.fetch.http.addresses import Rules
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.media import fetch_media
+from enginehouse.fetch.pip_wheel import PipWheel
 from enginehouse.fetch.worker_files import WorkerFileServers
 from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
@@ -114,6 +116,7 @@ from enginehouse.frontend.watching.summaries import Summaries
 from enginehouse.frontend.watching.traffic import TrafficCounts
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.host import data_files, disk, listen
+from enginehouse.host.program import pinned_pip
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Engine
 from enginehouse.settings.programs import FrontendSettings
@@ -423,6 +426,7 @@ def make_entries(
     unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes), frontend.access
     objects = RouteObjects(
         pages=PageRoutes(),
+        program=ProgramRoutes(PipWheel(pinned_pip(), settings.data / "program").fetch),
         system=SystemRoutes(frontend.metrics, unready),
         workers=WorkerRoutes(
             frontend.nodes,

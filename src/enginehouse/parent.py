@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import os
 import secrets
@@ -26,6 +27,7 @@ from msgspec import Struct
 
 from enginehouse.bus import credentials, embedded
 from enginehouse.core.errors import EnginehouseError
+from enginehouse.core.join_line import join_line
 from enginehouse.core.key_record import NEW_KEYS, RECORD, missing, others, read_record, refusal
 from enginehouse.host import data_files, disk, listen, processes
 from enginehouse.host.children import LOG_LIMIT_BYTES, Child, ChildProgram, Ending, keep_short, say
@@ -71,8 +73,11 @@ class Welcome(Struct, frozen=True, kw_only=True):
     login_again: str  # the command that makes another link
     admin_token_file: str
     is_open: bool  # to other machines
-    join: str  # the command for another machine
+    join: str  # the command for another machine, or, on loopback, for another data directory
+    join_sha256: str  # of the script in that command; "" on loopback
+    join_token_file: str
     try_it: str
+    down: str  # the command that stops it
 
 
 class _Link(Struct, frozen=True):
@@ -179,8 +184,10 @@ async def _keep_running(
         try:
             if await _until_ready(settings, url, ending.asked):
                 nats.was_ready = frontend.was_ready = worker.was_ready = True
-                _write_server(settings.data, url)
-                welcome(_welcome(settings, url, port, await _login_link(settings, url)))
+                join_url = _join_url(settings, port)
+                _write_server(settings.data, RunningServer(url, os.getpid(), join_url))
+                login, script = await _login_link(settings, url), await _script_sha256(url) if join_url else ""
+                welcome(_welcome(settings, url, join_url, login, script))
                 telling = group.create_task(_report_unread_galleries(settings, url))
             await ending.asked.wait()
         finally:
@@ -300,6 +307,16 @@ async def _login_link(settings: UpSettings, url: str) -> str:
     return made.url
 
 
+async def _script_sha256(url: str) -> str:
+    """Of the script that joins other machines; "" if the frontend does not hand it out at once."""
+    client = FrontendClient(url, "", user_agent="enginehouse-up")
+    try:
+        script = await asyncio.to_thread(client.request_bytes, "GET", "/join.sh", timeout_seconds=LOOK_SECONDS)
+    except EnginehouseError:
+        return ""
+    return hashlib.sha256(script).hexdigest()
+
+
 async def _report_unread_galleries(settings: UpSettings, url: str) -> None:
     """Report once which galleries cannot be read, so that other commands need not."""
     client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
@@ -320,37 +337,50 @@ async def _report_unread_galleries(settings: UpSettings, url: str) -> None:
             return
 
 
-def _write_server(data: Path, url: str) -> None:
-    body = msgspec.json.encode(RunningServer(url, os.getpid()))
+def _write_server(data: Path, running: RunningServer) -> None:
+    body = msgspec.json.encode(running)
     try:
         disk.write_atomic(data / "server.json", body, 0o644)
     except OSError as error:
         # Everything runs, but local commands cannot find the server automatically.
-        say(f"cannot write {data / 'server.json'}: {error.strerror or error}; use --url {url} with commands")
+        say(f"cannot write {data / 'server.json'}: {error.strerror or error}; use --url {running.url} with commands")
 
 
-def _welcome(settings: UpSettings, url: str, port: int, login: str) -> Welcome:
-    is_open = not listen.is_loopback(settings.host)
-    outside = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
+def _join_url(settings: UpSettings, port: int) -> str:
+    """The address at which other machines reach this server; "" if it listens on loopback only."""
+    if listen.is_loopback(settings.host):
+        return ""
+    host = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _welcome(settings: UpSettings, url: str, join_url: str, login: str, script_sha256: str) -> Welcome:
     is_default = settings.data == default_data_directory(os.environ)
     given = "" if is_default else f" --data {shlex.quote(str(settings.data))}"
-    join_url = f"http://{outside}:{port}" if is_open else url
+    token_file = str(settings.data / "join.token")
+    # The path instead of the token: this text ends up in logs and screenshots.
+    here = f"enginehouse join {url} --token @{shlex.quote(token_file)} --name second"
     return Welcome(
         url=url,
         login=login,
         login_again=f"{_command()}{given} login-link",
         admin_token_file=str(settings.data / "admin.token"),
-        is_open=is_open,
-        # The path instead of the token: this text ends up in logs and screenshots.
-        join=f"enginehouse join {join_url} --token @{shlex.quote(str(settings.data / 'join.token'))} --name second",
+        is_open=bool(join_url),
+        join=join_line(join_url) if join_url else here,
+        join_sha256=script_sha256,
+        join_token_file=token_file,
         try_it=f"{_command()}{given} run tiny-chat",
+        down=f"{_command()}{given} down",
     )
 
 
 def _command() -> str:
     """The command to show: the plain name if the shell finds it, else the path that was used."""
-    path = Path(sys.argv[0])
-    if path.name != "enginehouse":
+    # `up --detach` runs the module of the program that a person started.
+    path = (
+        Path(sys.argv[0]) if Path(sys.argv[0]).name != "__main__.py" else Path(sys.executable).with_name("enginehouse")
+    )
+    if path.name != "enginehouse" or not path.exists():
         return "enginehouse"
     try:
         return str(path.resolve().relative_to(Path.cwd()))

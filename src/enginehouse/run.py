@@ -9,11 +9,12 @@ because a worker does not need the database code, and the parent needs neither.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,7 +46,8 @@ def frontend(settings: FrontendSettings) -> int:
     if frontends.is_parent(settings):
         os.umask(0o077)
         return asyncio.run(frontends.run(settings))
-    from enginehouse import build_frontend
+    with _no_collecting():
+        from enginehouse import build_frontend
 
     # What the imports made lives as long as the program, so the garbage collector need not look at it. Requests make
     # few cycles: collecting seldom saves a twentieth of a warm request, and the pauses of whole collections.
@@ -57,9 +59,20 @@ def frontend(settings: FrontendSettings) -> int:
 
 
 def worker(settings: WorkerSettings) -> int:
-    from enginehouse import build_worker
+    with _no_collecting():
+        from enginehouse import build_worker
 
     return _run(build_worker.run(settings), settings.log_level)
+
+
+@contextlib.contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Imports make objects that stay, among which the garbage collector would look again and again in vain."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def backup(file: Path, data: Path, database_url: str, passphrase: str, *, force: bool) -> BackupSummary:

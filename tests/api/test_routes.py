@@ -15,6 +15,8 @@ from tests.api.whole_frontend import LOCAL, Site, site
 TABLE = {
     ("GET", "/"): "public",
     ("GET", "/web/{path:path}"): "public",
+    ("GET", "/join.sh"): "public",
+    ("GET", "/join/{name}"): "public",
     ("GET", "/healthz"): "public",
     ("GET", "/readyz"): "public",
     ("GET", "/version"): "reader",

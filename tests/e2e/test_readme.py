@@ -31,6 +31,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Programs that run until they are ended, and what each has printed when the next command may come.
 LASTING = {"make up": "Ctrl-C stops", "enginehouse join ": "waits for approval"}
 LEFT_OUT = {
+    "/join.sh": "another machine, which tests/e2e/test_second_machine.py has",
     "hf:": "no hub",
     "phi-2.yaml": "a file of the reader's",
     "quay.io/acme": "no such registry",

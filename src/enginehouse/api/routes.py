@@ -28,6 +28,7 @@ from enginehouse.api.nodes import ApprovalRequest, NodeBackend, NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes, OperationTarget
 from enginehouse.api.pages import PageRoutes
+from enginehouse.api.program import ProgramRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.schedules import ScheduleRoutes
 from enginehouse.api.sessions import LinkRequest, SessionRequest, SessionRoutes
@@ -90,6 +91,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     """The objects whose methods the table calls, one per resource."""
 
     pages: PageRoutes
+    program: ProgramRoutes
     system: SystemRoutes
     workers: WorkerRoutes
     nodes: NodeRoutes
@@ -121,6 +123,8 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         # The frontend itself.
         get("/", "public", "The web page.", of.pages.index),
         get("/web/{path:path}", "public", "A file of the web page.", of.pages.file),
+        get("/join.sh", "public", "The script that makes another machine a node.", of.program.script),
+        get("/join/{name}", "public", "A file that the script fetches: the wheel of this program.", of.program.file),
         get("/healthz", "public", "Liveness.", system.alive),
         get("/readyz", "public", "Readiness, with the reasons if not ready.", system.ready),
         get("/version", "reader", "The version of this frontend.", system.version),

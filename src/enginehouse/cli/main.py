@@ -25,6 +25,7 @@ INTERRUPTED = 130  # the exit code that shells report after Ctrl-C
 
 COMMANDS = {
     "up": "Run everything on this machine.",
+    "down": "Stop what runs on this machine.",
     "run": "Chat with a model; installs and starts what it needs.",
     "embed": "Print the vectors of texts; installs and starts what the model needs.",
     "join": "Join this machine to a server as another node.",
@@ -46,6 +47,7 @@ COMMANDS = {
     "restore": "Bring a server back from the backup FILE.",
     "frontend": "Run one frontend alone.",
     "worker": "Run the worker of a node alone.",
+    "service": "Start Enginehouse with this machine: install, show and remove services.",
     "completion": "Print the completion script of SHELL.",
     "version": "Show the version.",
 }

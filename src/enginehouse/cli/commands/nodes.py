@@ -13,6 +13,7 @@ from enginehouse.cli.answers import RejectedNode
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.client.follow import exit_code_of, follow
 from enginehouse.cli.client.listing import every_node
+from enginehouse.cli.commands.nodes_add import add
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.options.durations import DURATION
 from enginehouse.cli.options.shared import (
@@ -41,7 +42,7 @@ LOOK_SECONDS = 0.2
 NOT_YET_SAFE = 3  # the exit code of a drain that did not end in time: a part of it is done
 
 
-@group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
+@group("nodes", examples=("enginehouse nodes list", "enginehouse nodes add", "enginehouse nodes approve attic"))
 def entry() -> None:
     """List, approve, reject, drain and remove nodes."""
 
@@ -70,7 +71,9 @@ def list_nodes() -> None:
     columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "VERSION", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
     # The id would wrap the lines on a terminal; a pipe and `nodes show` have it.
     shown = len(columns) - 1 if output.is_terminal(sys.stdout) else len(columns)
-    output.emit_table(columns[:shown], [row[:shown] for row in rows], "no nodes yet; join one with `enginehouse join`")
+    output.emit_table(
+        columns[:shown], [row[:shown] for row in rows], "no nodes yet; `enginehouse nodes add` says how to join one"
+    )
 
 
 @command("show", examples=("enginehouse nodes show attic",))
@@ -361,5 +364,5 @@ def _card(card: GraphicsCard) -> str:
     return f"{card.name}: {memory}" if card.name else memory
 
 
-for each in (list_nodes, show, approve, reject, drain, resume, remove, label, key):
+for each in (list_nodes, show, add, approve, reject, drain, resume, remove, label, key):
     entry.add_command(each)

@@ -144,6 +144,7 @@ def make_token(role: str, name: str, more: dict[str, object]) -> None:
     output.remark(f"a token with the role {role}; it is not shown again")
     if role == "join":
         output.remark(f"on the other machine: enginehouse join {frontend.url} --token @FILE-WITH-THE-TOKEN")
+        output.remark("a machine without Enginehouse installs it first: `enginehouse nodes add` shows the line")
 
 
 def show_tokens(role: str) -> None:
