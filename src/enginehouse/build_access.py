@@ -9,6 +9,7 @@ import platform
 
 from msgspec import Struct
 
+from enginehouse.api.program_logs import ProgramLogRoutes
 from enginehouse.api.sessions import SessionRoutes
 from enginehouse.api.settings import DescribedFrontend, SettingRoutes
 from enginehouse.build_outside import Outside
@@ -18,7 +19,8 @@ from enginehouse.frontend.fleet.rate_limits import SHARE_SECONDS, RateLimits
 from enginehouse.frontend.fleet.sessions import Sessions
 from enginehouse.frontend.fleet.tokens import USES_SECONDS, WATCH_SECONDS, Keys
 from enginehouse.frontend.fleet.usage import PRUNE_SECONDS, WRITE_SECONDS, UsageLedger
-from enginehouse.loop import Loop
+from enginehouse.host.program_log import log_path
+from enginehouse.loop import Loop, Wakes
 from enginehouse.settings.programs import FrontendSettings
 from enginehouse.settings.shown import shown_settings
 
@@ -77,6 +79,11 @@ def setting_routes(settings: FrontendSettings, access: AccessParts, port: int | 
         data=str(settings.data),
     )
     return SettingRoutes(described, access.keys)
+
+
+def program_log_routes(settings: FrontendSettings, wakes: Wakes) -> ProgramLogRoutes:
+    files = {"frontend": log_path(settings.data, "frontend"), "nats": settings.data / "logs" / "nats.log"}
+    return ProgramLogRoutes(files, (settings.admin_token, settings.join_token), lambda: wakes.is_stopping)
 
 
 def session_routes(access: AccessParts) -> SessionRoutes:

@@ -24,6 +24,7 @@ from enginehouse.api.app import build
 from enginehouse.api.audit import AuditRoutes
 from enginehouse.api.backend_jobs import BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
+from enginehouse.api.doctor import DoctorRoutes
 from enginehouse.api.events import EventRoutes
 from enginehouse.api.history import HistoryRoutes
 from enginehouse.api.metrics import Metrics
@@ -45,7 +46,14 @@ from enginehouse.api.uploads import UploadRoutes
 from enginehouse.api.usage import UsageRoutes
 from enginehouse.api.waiting import Waiting
 from enginehouse.api.workers import WorkerRoutes
-from enginehouse.build_access import AccessParts, access_loops, make_access, session_routes, setting_routes
+from enginehouse.build_access import (
+    AccessParts,
+    access_loops,
+    make_access,
+    program_log_routes,
+    session_routes,
+    setting_routes,
+)
 from enginehouse.build_localai import CarrierSite, make_carrier, make_tokens
 from enginehouse.build_outside import Outside, address_rules, make_outside, store_schedules, with_localai
 from enginehouse.build_serving import (
@@ -71,6 +79,7 @@ from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.delivery.reports import WorkerReports
+from enginehouse.frontend.diagnosis import Diagnosis
 from enginehouse.frontend.fleet.admission import Rejections
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
@@ -423,19 +432,21 @@ def make_entries(
     settings: FrontendSettings, frontend: Frontend, engine: Engine, bus: Bus, wakes: Wakes, port: int | None = None
 ) -> list[ApiRoute]:
     store, board, requests, cancellation = frontend.store, frontend.board, frontend.operations, frontend.cancellation
-    unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes), frontend.access
+    unready, access = partial(unready_reasons, store, bus, frontend.nodes, wakes, settings.data), frontend.access
+    workers = WorkerRoutes(
+        frontend.nodes,
+        frontend.reports,
+        frontend.keys,
+        frontend.bus_credentials,
+        frontend.worker_tokens,
+        heartbeat_seconds=settings.heartbeat_seconds,
+    )
+    diagnosis = Diagnosis(store, bus, frontend.galleries, frontend.nodes.addresses, settings.data)
     objects = RouteObjects(
         pages=PageRoutes(),
         program=ProgramRoutes(PipWheel(pinned_pip(), settings.data / "program").fetch),
         system=SystemRoutes(frontend.metrics, unready),
-        workers=WorkerRoutes(
-            frontend.nodes,
-            frontend.reports,
-            frontend.keys,
-            frontend.bus_credentials,
-            frontend.worker_tokens,
-            heartbeat_seconds=settings.heartbeat_seconds,
-        ),
+        workers=workers,
         nodes=NodeRoutes(
             frontend.nodes, NodeViews(store), requests, cancellation, board, frontend.labels, Rejections(store, board)
         ),
@@ -459,6 +470,8 @@ def make_entries(
         settings=setting_routes(settings, access, port),
         usage=UsageRoutes(access.usage),
         node_logs=NodeLogRoutes(NodeDoors(frontend.store, frontend.nodes.addresses), engine),
+        program_logs=program_log_routes(settings, wakes),
+        doctor=DoctorRoutes(diagnosis, workers.own_node),
         inference=OpenAI(
             frontend.router,
             engine,

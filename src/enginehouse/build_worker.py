@@ -27,12 +27,12 @@ from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.models.credentials import ModelCredentials
 from enginehouse.fetch.pypi import Limits, Python
 from enginehouse.fetch.registry.requests import Registries
-from enginehouse.host import confinement, disk, hardware, processes
+from enginehouse.host import confinement, disk, hardware, processes, program_log
 from enginehouse.host.blocking import in_thread
 from enginehouse.link.client import FrontendClient
 from enginehouse.link.uploads import FrontendUploads
 from enginehouse.link.worker import WorkerLink
-from enginehouse.loop import Signal
+from enginehouse.loop import Loop, Signal
 from enginehouse.ports import Engine
 from enginehouse.settings.file import read_credentials, read_model_credentials
 from enginehouse.settings.programs import InstallSettings, WorkerSettings
@@ -57,6 +57,7 @@ from enginehouse.worker.models.files import DOWNLOADS, ModelFiles
 from enginehouse.worker.models.sources import ModelSources
 from enginehouse.worker.options import WorkerOptions
 from enginehouse.worker.parts import AgentParts
+from enginehouse.worker.reach import STEP_SECONDS, ReachWatch
 
 if TYPE_CHECKING:
     from enginehouse.bus.nats import NatsBus
@@ -73,15 +74,23 @@ async def run(settings: WorkerSettings) -> int:
     backends_lock = lock_backends(options.backends, "start a worker")
     engine = Engines()
     clients = [FrontendClient(url, settings.token, user_agent="enginehouse-worker") for url in settings.url.split(",")]
-    parts = make_parts(options, engine, os.environ, clients)
+    tokens = PresentedToken()
+    parts = make_parts(options, engine, os.environ, clients, tokens)
+    reach = Loop(
+        "reach", ReachWatch(clients, options.node_file, lambda: tokens.current).step, STEP_SECONDS, is_housekeeping=True
+    )
     agent = Agent(options, parts, WorkerLink(*clients), partial(_open_bus, settings))
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(agent.run())
+            watching = group.create_task(reach.run())
             running = asyncio.get_running_loop()
             for number in processes.stop_signals():
                 running.add_signal_handler(number, agent.stop)
-            await task
+            try:
+                await task
+            finally:
+                watching.cancel()
     finally:
         await engine.close()
         backends_lock.release()
@@ -94,11 +103,12 @@ def make_parts(
     engine: Engine,
     environment: Mapping[str, str],
     frontends: Sequence[FrontendClient] = (),
+    tokens: PresentedToken | None = None,
 ) -> AgentParts:
     """Build the parts of a worker that use the disk, processes and network of this machine."""
     changed = Signal()
     installation = make_installation(options.installing, environment)
-    tokens = PresentedToken()
+    tokens = tokens or PresentedToken()
     models = make_models(options, installation, environment, FrontendUploads(frontends, lambda: tokens.current))
     locks = Locks()
     supervisor = Supervisor(
@@ -118,6 +128,7 @@ def make_parts(
             base_port=options.base_port,
             port=options.http_port,
             logs=supervisor.logs,
+            program_log=program_log.log_path(options.directory, "worker"),
             token=tokens,
             files=models,
         )
@@ -133,7 +144,9 @@ def make_parts(
     )
     return AgentParts(
         machine=hardware,
-        node_files=IdentityFiles(options.node_key, options.node_file, options.waiting_file),
+        node_files=IdentityFiles(
+            options.node_key, options.node_file, options.waiting_file, [one.url for one in frontends]
+        ),
         generations=installation.trees,
         inventory=ports.trees,
         installer=installation.installer,

@@ -22,7 +22,6 @@ import uvloop
 
 from enginehouse.settings.origins import Origins
 from enginehouse.settings.programs import FrontendSettings, UpSettings, WorkerSettings
-from enginehouse.settings.values import LogLevel
 
 if TYPE_CHECKING:
     from enginehouse.backups import BackupSummary
@@ -55,14 +54,14 @@ def frontend(settings: FrontendSettings) -> int:
     gc.set_threshold(COLLECT_AFTER, 20, 20)
     # A thread that decodes the rows of a long list gives way sooner to requests and to transactions.
     sys.setswitchinterval(SWITCH_SECONDS)
-    return _run(build_frontend.run(settings), settings.log_level)
+    return _run(build_frontend.run(settings), settings, "frontend")
 
 
 def worker(settings: WorkerSettings) -> int:
     with _no_collecting():
         from enginehouse import build_worker
 
-    return _run(build_worker.run(settings), settings.log_level)
+    return _run(build_worker.run(settings), settings, "worker")
 
 
 @contextlib.contextmanager
@@ -106,21 +105,25 @@ def is_encrypted(file: Path) -> bool:
     return backups.is_encrypted(file)
 
 
-def _run(program: Coroutine[object, object, T], log_level: LogLevel) -> T:
-    """Run a program on uvloop. It logs one line per event to stderr, which `up` redirects to a file."""
+def _run(program: Coroutine[object, object, T], settings: FrontendSettings | WorkerSettings, name: str) -> T:
+    """Run a program on uvloop. It logs one line per event to stderr, which `up` redirects to a file; otherwise also to
+    a file of its own.
+    """
+    from enginehouse.host import program_log
     from enginehouse.host.log_limit import LimitedHandler
 
-    level = logging.getLevelNamesMapping()[log_level.upper()]
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     logging.basicConfig(
         # Debug lines are ours alone: those of libraries would hide them.
         level=max(level, logging.INFO),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
+        format=program_log.FORMAT,
+        datefmt=program_log.TIME_FORMAT,
         handlers=[LimitedHandler(sys.stderr)],
     )
     logging.getLogger("enginehouse").setLevel(level)
     logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
     os.umask(0o077)
+    program_log.keep_own_log(settings.data, name)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(program)

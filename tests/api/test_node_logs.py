@@ -66,6 +66,24 @@ async def test_an_operator_reads_the_last_lines_of_an_engine(here: Site, worker:
     assert (await here.ask("GET", "/api/nodes/nobody/logs/org/m", token=here.tokens["admin"])).status == 404
 
 
+async def test_an_admin_reads_the_log_of_a_worker_and_a_viewer_does_not(
+    here: Site, worker: Door, tmp_path: Path
+) -> None:
+    await join(here, worker)
+    (tmp_path / "worker" / "worker.log").write_text("one\ntwo\n")
+    answer = await here.ask("GET", "/api/nodes/attic/worker-log?lines=1", token=here.tokens["admin"])
+    assert (answer.status, [line["text"] for line in answer.json]) == (200, ["two"])
+    assert (await here.ask("GET", "/api/nodes/attic/worker-log", token=here.tokens["viewer"])).status == 403
+    assert (await here.ask("GET", "/api/nodes/nobody/worker-log", token=here.tokens["admin"])).status == 404
+
+
+async def test_a_worker_of_an_older_version_keeps_no_log_for_others(here: Site, worker: Door) -> None:
+    await join(here, worker)
+    worker.server._logs._program_log = None
+    answer = await here.ask("GET", "/api/nodes/attic/worker-log", token=here.tokens["admin"])
+    assert (answer.status, "upgrade the worker" in answer.error["message"]) == (404, True)
+
+
 async def test_a_follower_gets_lines_as_they_come_until_it_leaves(here: Site, worker: Door, tmp_path: Path) -> None:
     await join(here, worker)
     listener = socket.create_server(("127.0.0.1", 0))

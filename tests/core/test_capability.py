@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from tests.core.localai import localai, needs_index
 
 from enginehouse.core import capability
-from enginehouse.core.capability import Facts, decide, keys_for, preferred_words, too_new, why_unsuitable
+from enginehouse.core.capability import (
+    Facts,
+    check_capability,
+    decide,
+    keys_for,
+    preferred_words,
+    too_new,
+    why_unsuitable,
+)
+from enginehouse.core.errors import Invalid
 
 GIB = 1024**3
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
@@ -169,3 +178,16 @@ def test_the_filter_differs_from_localais_only_where_that_is_wrong(word: str) ->
         is_mlx_elsewhere = "mlx" in entry.name and "metal" not in entry.name
         is_amd64_for_l4t = word.startswith("nvidia-l4t") and capability.cuda_of(entry.name) and "l4t" not in entry.name
         assert is_mlx_elsewhere or is_amd64_for_l4t, (entry.name, word)
+
+
+@pytest.mark.parametrize(
+    "word", ["default", "nvidia", "nvidia-cuda-12", "nvidia-l4t-cuda-13", "amd", "vulkan", "disable"]
+)
+def test_a_known_capability_is_accepted(word: str) -> None:
+    assert check_capability(word) == word
+
+
+@pytest.mark.parametrize("word", ["nvida", "cuda", "nvidia-cuda", "NVIDIA", "gpu", "nvidia-cuda-12x", ""])
+def test_an_unknown_capability_is_refused_and_the_known_ones_are_named(word: str) -> None:
+    with pytest.raises(Invalid, match=r"one of default, cpu, nvidia, .*, or of a CUDA release: nvidia-cuda-12"):
+        check_capability(word)

@@ -352,3 +352,36 @@ def test_a_gallery_from_elsewhere_cannot_name_files_of_this_machine(uri: str) ->
 def test_a_mirror_that_names_files_of_this_machine_is_left_out_where_the_gallery_is_from_elsewhere() -> None:
     entry = build("engine", mirrors=("m/x:y", "/etc"))
     assert resolve([gallery("far", entry)], "engine", "default", AMD64).mirrors == ("m/x:y",)
+
+
+OURS = gallery("ours", meta("llama", default="plain"), build("plain", alias="llama"), build("tool"))
+THEIRS = gallery(
+    "theirs", meta("llama", default="cpu-llama", nvidia="cuda12-llama"), build("cpu-llama"), build("cuda12-llama")
+)
+
+
+@pytest.mark.parametrize(
+    ("galleries", "name", "capability", "remark"),
+    [
+        (
+            [OURS, THEIRS],
+            "llama",
+            "nvidia-cuda-12",
+            "for the nvidia graphics: enginehouse backends install theirs@llama",
+        ),
+        ([OURS, THEIRS], "llama", "amd", "no gallery has a build of it for amd graphics"),
+        ([OURS], "llama", "nvidia", "no gallery has a build of it for nvidia graphics"),
+        ([OURS, THEIRS], "llama", "default", ""),
+        ([OURS, THEIRS], "llama", "metal", ""),
+        ([THEIRS, OURS], "llama", "nvidia", ""),
+        ([OURS, THEIRS], "theirs@llama", "nvidia", ""),
+        ([OURS, THEIRS], "tool", "nvidia", ""),
+    ],
+)
+def test_a_machine_whose_graphics_a_build_does_not_use_is_told_where_one_is_that_does(
+    galleries: list[Gallery], name: str, capability: str, remark: str
+) -> None:
+    chosen = Catalogue(galleries).explain(name, capability, AMD64)
+    assert chosen.resolved.remark.endswith(remark)
+    assert bool(chosen.resolved.remark) == bool(remark)
+    assert (chosen.resolved.remark in chosen.reasons) == bool(remark)

@@ -46,7 +46,7 @@ def second(cluster: Cluster, cold: dict[str, str]) -> Program:
         cluster.cli("nodes", "approve", "second")
     cluster.wait_for_status("second", "healthy")
     if cluster.has_backend("second"):
-        cluster.cli("backends", "delete", "llama-cpp", "--node", "second")
+        cluster.cli("backends", "delete", "llama-cpp", "--node", "second", "--force")
         wait_for("the engine to be gone", lambda: not cluster.has_backend("second"))
     shutil.rmtree(cold["UV_CACHE_DIR"], ignore_errors=True)
     return worker
@@ -159,7 +159,7 @@ def test_a_worker_that_moves_to_a_house_that_does_not_know_it_takes_its_first_re
     assert cluster.parent is not None
     for _ in range(2):
         assert outcome(cluster, begin_install(cluster))["status"] == "succeeded"
-        cluster.cli("backends", "delete", "llama-cpp", "--node", "second")
+        cluster.cli("backends", "delete", "llama-cpp", "--node", "second", "--force")
     cluster.parent.end()
     for left in cluster.data.glob("enginehouse.db*"):
         left.rename(tmp_path / left.name)

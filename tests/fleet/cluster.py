@@ -261,6 +261,8 @@ class Fleet:
         **more: object,
     ) -> dict[str, Any]:
         body: dict[str, object] = {"kind": kind, "name": name, **more}
+        if kind == "delete":
+            body.setdefault("force", True)  # also where models run
         if nodes is not None:
             body["nodes"] = list(nodes)
         found: dict[str, Any] = (frontend or self._any()).post("/api/operations", body, key=key)

@@ -239,7 +239,7 @@ class World:
             kind=kind,  # type: ignore[arg-type]  # a plain word in the tests
             name=name,
             nodes=node_names or None,
-            force=force,
+            force=force or kind == "delete",  # also where models run
         )
         return await self.board.view(await self.operations.request(request, Requester(author="someone")))
 

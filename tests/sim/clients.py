@@ -139,7 +139,7 @@ class Clients:
             kind=request.kind,
             name=request.name,
             nodes=tuple(dict.fromkeys(machines[one % len(machines)].name for one in request.nodes)) or None,
-            force=request.force,
+            force=request.force or request.kind == "delete",  # also where models run
             max_parallel=request.max_parallel,
         )
 

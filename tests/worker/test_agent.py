@@ -42,7 +42,9 @@ async def test_it_registers_with_a_signature_and_its_own_address_and_keeps_its_k
         message = registration_message("node-one", request.public_key, addresses, request.challenge)
         key.verify(message, bytes.fromhex(request.signature))
         assert stat.S_IMODE(worker.place.node_key.stat().st_mode) == 0o600
-        assert msgspec.json.decode(worker.place.node_file.read_bytes()) == {"id": "node-1", "name": "node-one"}
+        kept = msgspec.json.decode(worker.place.node_file.read_bytes())
+        assert (kept["id"], kept["name"]) == ("node-1", "node-one")
+        assert set(kept) == {"id", "name", "frontends", "nats_url"}
     assert worker.link.deregistered == ["node-1"]
     assert worker.bus.is_closed
     again = WholeWorker(tmp_path)

@@ -70,7 +70,7 @@ class BackendJobRoutes:
         return await self._request(request, "upgrade", str(request.path_params["name"]))
 
     async def delete(self, request: Request) -> Response:
-        return await self._request(request, "delete", str(request.path_params["name"]))
+        return await self._request(request, "delete", str(request.path_params["name"]), force=True)
 
     async def _request(self, request: Request, kind: BackendKind, name: str, *, force: bool = False) -> Response:
         by = requester_of(request)

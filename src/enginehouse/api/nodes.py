@@ -167,7 +167,7 @@ class NodeRoutes:
             nodes=(_name(request),),
             uri=asked.uri,
             alias=asked.alias,
-            force=asked.force,
+            force=asked.force or kind == "delete",  # LocalAI's route asks nothing
         )
         operation_id = await self._operations.request(wanted, by)
         answer = {

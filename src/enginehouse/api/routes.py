@@ -19,6 +19,7 @@ from enginehouse.api.audit import AuditRoutes
 from enginehouse.api.auth import RouteRole
 from enginehouse.api.backend_jobs import Apply, BackendJobRoutes
 from enginehouse.api.backends import BackendRoutes
+from enginehouse.api.doctor import DoctorRoutes
 from enginehouse.api.events import EventRoutes
 from enginehouse.api.history import HistoryRoutes
 from enginehouse.api.model_definitions import ApplyRequest, DefinitionRoutes
@@ -29,6 +30,7 @@ from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes, OperationTarget
 from enginehouse.api.pages import PageRoutes
 from enginehouse.api.program import ProgramRoutes
+from enginehouse.api.program_logs import ProgramLogRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.schedules import ScheduleRoutes
 from enginehouse.api.sessions import LinkRequest, SessionRequest, SessionRoutes
@@ -61,6 +63,8 @@ _ENGINE_CALL = "Make any call of LocalAI's protocol to the engine of a model, wi
 _SCHEDULE = "Store the schedule of a model: minimum, maximum, selector, one per node."
 _EXPLAIN = "Explain where another replica would go, and per node why not."
 _NODE_LOGS = "Show what the engine of a model has logged; with `follow=1` as events."
+_WORKER_LOG = "Show the log of a worker itself; with `follow=1` as events."
+_PROGRAM_LOG = "Show the log of `frontend` (the one that answers) or `nats`; with `follow=1` as events."
 _USAGE = "What was used from `from` to `to`, summed by `by` (token,model,node,hour,day); a user token sees its own."
 _AUDIT = "List who changed what and who was refused, newest first. `before` takes the page's `next`."
 _LINK = "Make a login link, for one sign-in with this role within ten minutes."
@@ -111,13 +115,15 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
     settings: SettingRoutes
     usage: UsageRoutes
     node_logs: NodeLogRoutes
+    program_logs: ProgramLogRoutes
+    doctor: DoctorRoutes
     inference: OpenAI
 
 
 def make_routes(of: RouteObjects) -> list[ApiRoute]:
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
     plan = partial(ApiRoute, "POST", is_plan=True)
-    system, workers, nodes, operations = of.system, of.workers, of.nodes, of.operations
+    system, nodes, operations = of.system, of.nodes, of.operations
     backends, jobs, scheduled = of.backends, of.jobs, of.schedules
     return [
         # The frontend itself.
@@ -131,15 +137,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/metrics", "viewer", "Statistics for Prometheus.", system.statistics),
         get("/api/settings", "viewer", "List the settings of this frontend; secrets are omitted.", of.settings.every),
         get("/openapi.json", "viewer", "The OpenAPI document of this API.", system.document),
-        # Workers; LocalAI's paths (`node`, singular).
-        post("/api/node/challenge", "machine", "Get a challenge to sign at registration.", workers.challenge),
-        post("/api/node/register", "machine", "Register a node.", workers.register, body=RegisterRequest, status=201),
-        post("/api/node/{id}/heartbeat", "node", "Send a heartbeat.", workers.heartbeat, body=HeartbeatRequest),
-        post("/api/node/{id}/deregister", "node", "Set the own node offline.", workers.deregister),
-        delete("/api/node/{id}", "node", "LocalAI's alias of deregister.", workers.deregister),
-        post("/api/node/{id}/drain", "node", "Announce that the worker is about to stop.", workers.leaving),
-        post("/api/node/{id}/resume", "node", "Withdraw that announcement.", workers.staying),
-        get("/api/node/{id}/models", "node", "List the replicas on the own node.", workers.models),
+        *_worker_routes(of.workers),
         # Nodes.
         get("/api/nodes", "viewer", "List nodes, by name.", nodes.every),
         get("/api/nodes/scheduling", "viewer", "List schedules: the wanted replicas of models.", scheduled.every),
@@ -190,9 +188,25 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/backends/upgrade/{name}", "admin", "Upgrade a backend wherever it is installed.", jobs.upgrade),
         post("/backends/delete/{name}", "admin", "Delete a backend wherever it is installed.", jobs.delete),
         get("/backends/jobs/{id}", "viewer", "Show such an operation as a job of LocalAI's.", jobs.job),
+        *_looking_routes(of),
         *_model_routes(of),
         *_access_routes(of),
         *_inference_routes(of),
+    ]
+
+
+def _worker_routes(workers: WorkerRoutes) -> list[ApiRoute]:
+    """LocalAI's paths: `node`, singular."""
+    get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
+    return [
+        post("/api/node/challenge", "machine", "Get a challenge to sign at registration.", workers.challenge),
+        post("/api/node/register", "machine", "Register a node.", workers.register, body=RegisterRequest, status=201),
+        post("/api/node/{id}/heartbeat", "node", "Send a heartbeat.", workers.heartbeat, body=HeartbeatRequest),
+        post("/api/node/{id}/deregister", "node", "Set the own node offline.", workers.deregister),
+        delete("/api/node/{id}", "node", "LocalAI's alias of deregister.", workers.deregister),
+        post("/api/node/{id}/drain", "node", "Announce that the worker is about to stop.", workers.leaving),
+        post("/api/node/{id}/resume", "node", "Withdraw that announcement.", workers.staying),
+        get("/api/node/{id}/models", "node", "List the replicas on the own node.", workers.models),
     ]
 
 
@@ -202,6 +216,17 @@ def _rejection_routes(nodes: NodeRoutes) -> list[ApiRoute]:
         ApiRoute("GET", "/api/nodes/rejected", "viewer", "List the machines that were rejected.", nodes.rejected),
         ApiRoute("DELETE", "/api/nodes/rejected/{id}", "admin", back, nodes.take_back, status=204),
         ApiRoute("POST", "/api/nodes/{id}/reject", "admin", "Remove a pending node and refuse its key.", nodes.reject),
+    ]
+
+
+def _looking_routes(of: RouteObjects) -> list[ApiRoute]:
+    """What is wrong, and what the programs have logged."""
+    get = partial(ApiRoute, "GET")
+    return [
+        get("/api/doctor", "viewer", "Check database, NATS, clock, disk and nodes; what to do.", of.doctor.look),
+        get("/api/node/{id}/reach", "node", "Whether this frontend reaches the own node.", of.doctor.reach),
+        get("/api/nodes/{id}/worker-log", "admin", _WORKER_LOG, of.node_logs.of_worker),
+        get("/api/logs/{program}", "admin", _PROGRAM_LOG, of.program_logs.logs),
     ]
 
 

@@ -81,7 +81,7 @@ class WorkerRoutes:
         return json_response(reply, 201)
 
     async def heartbeat(self, request: Request) -> Response:
-        node_id = await self._own_node(request)
+        node_id = await self.own_node(request)
         said = await read_body(request, HeartbeatRequest)
         answer = await self._reports.heartbeat(node_id, said)
         if caller_of(request).role == "join":
@@ -113,10 +113,10 @@ class WorkerRoutes:
         return msgspec.structs.replace(reply, node_token=token)
 
     async def deregister(self, request: Request) -> Response:
-        await self._nodes.set_health(await self._own_node(request), "offline")
+        await self._nodes.set_health(await self.own_node(request), "offline")
         return json_response({"message": "node set to offline"})
 
-    async def _own_node(self, request: Request) -> NodeId:
+    async def own_node(self, request: Request) -> NodeId:
         """The node of the path, if the caller may act for it. A join token may act only for nodes without a key."""
         node_id = NodeId(request.path_params["id"])
         caller = caller_of(request)
@@ -130,15 +130,15 @@ class WorkerRoutes:
 
     async def leaving(self, request: Request) -> Response:
         # Not the operator's drain: that would outlast the restart which this announces.
-        await self._nodes.set_health(await self._own_node(request), "unhealthy")
+        await self._nodes.set_health(await self.own_node(request), "unhealthy")
         return json_response({"message": "node set to draining"})
 
     async def staying(self, request: Request) -> Response:
-        await self._reports.heartbeat(await self._own_node(request), HeartbeatRequest())
+        await self._reports.heartbeat(await self.own_node(request), HeartbeatRequest())
         return json_response({"message": "node resumed"})
 
     async def models(self, request: Request) -> Response:
-        node, _ = await self._nodes.get(await self._own_node(request))
+        node, _ = await self._nodes.get(await self.own_node(request))
         running = [
             {"node_id": node.id, "model_name": one.model_id, "replica_index": one.replica_index, "state": "loaded"}
             for one in node.report.replicas

@@ -37,7 +37,13 @@ COMMANDS = {
     "replicas": "List the replicas of models.",
     "top": "Show the cluster live on the whole screen, with keys to act.",
     "ops": "List, follow, cancel, retry and release operations.",
-    "logs": "Show what the engine of MODEL on NODE has logged.",
+    "status": "Show what is so and what needs you, on one screen.",
+    "ps": "List what runs where.",
+    "logs": "Show the log of a frontend, a worker, NATS or the engines of a model.",
+    "doctor": "Check this machine and its server; say what to do.",
+    "login": "Store the server at URL and a token for it.",
+    "logout": "Forget a server and its token.",
+    "contexts": "List, choose and forget the servers that `enginehouse login` has stored.",
     "login-link": "Print a link that signs you in to the web page.",
     "tokens": "Create, list, rotate and revoke access tokens.",
     "keys": "Create, list, rotate and revoke API keys of applications.",
@@ -113,7 +119,7 @@ def _fail(error: EnginehouseError, message: str, *, in_json: bool) -> int:
     """Print an error for people and, with --json, for programs in the shape of the API. Returns the exit code."""
     from enginehouse.cli.terminal import output
 
-    print(f"enginehouse: {output.printable(message)}", file=sys.stderr)
+    print(output.wrapped(f"enginehouse: {output.printable(message)}", sys.stderr), file=sys.stderr)
     code = exit_code(error)
     if in_json:
         about: dict[str, object] = {"message": message, "code": error.code, "exit_code": code}
@@ -138,8 +144,8 @@ def _fail(error: EnginehouseError, message: str, *, in_json: bool) -> int:
 def program() -> None:
     """Turn a set of machines into one OpenAI-compatible inference service.
 
-    A command finds its server through --url and --token, or ENGINEHOUSE_URL and ENGINEHOUSE_TOKEN, or through the
-    data directory of an `enginehouse up` on this machine.
+    A command finds its server through --context, or --url and --token, or ENGINEHOUSE_URL and ENGINEHOUSE_TOKEN, or
+    `enginehouse login`, or the data directory of an `enginehouse up` on this machine.
     """
 
 

@@ -38,6 +38,7 @@ class Resolved(Struct, frozen=True, omit_defaults=True, kw_only=True):
     index_digest: str = ""  # of the image index that contains `digest`: LocalAI workers may record this one
     gallery_url: str = ""
     protocol: EngineProtocol | Literal[""] = ""  # what its process speaks, if its gallery entry says so
+    remark: str = ""  # what people should know of this choice, such as unused graphics cards
 
 
 class InstalledBackend(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -80,6 +81,21 @@ def is_version(recorded: str, available: Resolved | Artifact) -> bool:
 def version_name(version: str, digest: str) -> str:
     """A version for people: its name, or the beginning of its digest."""
     return version or digest.removeprefix("sha256:")[:12] or "the version before"
+
+
+ALREADY = "already at "  # how the note of an install begins that changed nothing
+
+
+def change_note(before: tuple[str, str] | None, after: tuple[str, str]) -> str:
+    """What an install changed, from two versions given as (version, digest): "from 1.3 to 1.4"."""
+    now = version_name(*after)
+    if before is None:
+        return f"now {now}"
+    if version_name(*before) != now:
+        return f"from {version_name(*before)} to {now}"
+    # A tag that was moved: the same name, other content.
+    is_moved = before[1] and after[1] and before[1] != after[1]
+    return f"from {version_name('', before[1])} to {version_name('', after[1])}" if is_moved else f"{ALREADY}{now}"
 
 
 def check_resolved(resolved: Resolved) -> Resolved:

@@ -10,11 +10,15 @@ import re
 
 from msgspec import Struct
 
+from enginehouse.core.errors import Invalid
+from enginehouse.core.name import shown
+
 # Machine names as `uname -m` reports them, mapped to the names in image indexes.
 _ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 FOUR_GIB = 4 * 1024**3  # LocalAI's threshold: GPU builds are not used below it
 DISABLED = "disable"  # LocalAI's word for "no filter"
 DEFAULT = "default"
+_WORDS = (DEFAULT, "cpu", "nvidia", "nvidia-l4t", "amd", "intel", "vulkan", "metal", "darwin-x86", DISABLED)
 GENERAL = (DEFAULT, "cpu")  # gallery keys for every machine without a more specific key
 # The oldest driver that runs programs of a CUDA release, newest first (NVIDIA's compatibility table).
 _DRIVER_FOR_CUDA = ((580, 13), (525, 12))
@@ -35,6 +39,19 @@ class Facts(Struct, frozen=True, kw_only=True):
 class Decision(Struct, frozen=True):
     capability: str
     reason: str
+
+
+def check_capability(word: str) -> str:
+    """Return a capability that somebody has given; raise `Invalid` for a word that no build is chosen by."""
+    if word in _WORDS or re.fullmatch(r"nvidia(-l4t)?(-cuda-\d{2})?", word):
+        return word
+    near = ", ".join(_WORDS)
+    raise Invalid(
+        f"cannot use the capability {shown(word)}: it must be one of {near}, or of a CUDA release: nvidia-cuda-12, "
+        "nvidia-l4t-cuda-12",
+        code="invalid_setting",
+        param="capability",
+    )
 
 
 def platform_of(system: str, machine: str) -> str:
@@ -143,6 +160,17 @@ def why_unsuitable(capability: str, name: str, uri: str) -> str:
     else:
         return ""
     return "" if fits else f"it needs {needs}, and the capability of this machine is {capability}"
+
+
+def graphics_of(capability: str) -> str:
+    """Whose graphics cards a capability names that builds are made for; "" for machines without, and for Macs."""
+    family = capability.partition("-")[0]
+    return family if family in ("nvidia", "amd", "intel", "vulkan") else ""
+
+
+def is_for_processors(name: str, uri: str) -> bool:
+    """Whether nothing in the name of a build says that it uses a graphics card."""
+    return "vulkan" not in f"{name} {_tag(uri)}".lower() and not why_unsuitable(DEFAULT, name, uri)
 
 
 def preferred_words(capability: str) -> tuple[str, ...]:

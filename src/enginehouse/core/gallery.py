@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse.core.backend import Resolved, package_digest
-from enginehouse.core.capability import DISABLED, GENERAL, keys_for, preferred_words, too_new, why_unsuitable
+from enginehouse.core.capability import (
+    DISABLED,
+    GENERAL,
+    graphics_of,
+    is_for_processors,
+    keys_for,
+    preferred_words,
+    too_new,
+    why_unsuitable,
+)
 from enginehouse.core.errors import Hopeless, NotFound, Unavailable
 from enginehouse.core.gallery_entry import Gallery, GalleryEntry
 from enginehouse.core.model import Model
@@ -93,7 +103,31 @@ class Catalogue:
         chosen = search.choose(name.rpartition("@")[2].lower(), found)
         if chosen is None:
             raise self._refused(name, found[0][0], search)
-        return chosen
+        remark = self._unused_graphics(name, chosen, capability, platform)
+        if not remark:
+            return chosen
+        resolved = msgspec.structs.replace(chosen.resolved, remark=remark)
+        return msgspec.structs.replace(chosen, resolved=resolved, reasons=(*chosen.reasons, remark))
+
+    def _unused_graphics(self, name: str, chosen: Choice, capability: str, platform: str) -> str:
+        """One line for a machine whose graphics cards the chosen build does not use: where there is one that does.
+
+        It is not taken by itself: it may be a hundred times larger, and the first answer is to come within seconds.
+        """
+        vendor, build = graphics_of(capability), chosen.resolved
+        if not vendor or "@" in name or not is_for_processors(build.directory, build.uri):
+            return ""
+        for gallery, _ in self._by_name.get(name.lower(), ()):
+            if gallery.name == chosen.gallery:
+                continue
+            search = _Search(self, capability, platform)
+            found = search.choose(name.lower(), self._found(f"{gallery.name}@{name}", self._by_name))
+            if found is not None and not is_for_processors(found.resolved.directory, found.resolved.uri):
+                command = f"enginehouse backends install {gallery.name}@{name}"
+                return f"it computes on the processor; for the {vendor} graphics: {command}"
+        is_chosen_for_machines = bool(build.meta)  # an entry without variants is what it is everywhere
+        why = f"no gallery has a build of it for {vendor} graphics"
+        return f"it computes on the processor: {why}" if is_chosen_for_machines else ""
 
     def _found(self, name: str, index: dict[str, list[GalleryPlace]]) -> list[GalleryPlace]:
         chosen, _, plain = name.rpartition("@")

@@ -17,6 +17,7 @@ FILE_LIFE_SECONDS = 6 * 3600.0
 # A worker knows the store's time as of its last heartbeat; a ticket may look this much too young or too old.
 TOLERANCE_SECONDS = 30.0
 LOGS = "logs"
+PROGRAM_LOG = "program-log"  # of the worker itself
 
 
 def ticket_key(node_token: str) -> str:

@@ -36,6 +36,7 @@ class NodeRow(Struct, kw_only=True, omit_defaults=True):
     intent: IntentId
     state: str
     attempt: int
+    failures: int = 0  # attempts that failed, of `core.intent.MAX_FAILURES`
     reason: str = ""
     current_bytes: int | None = None
     total_bytes: int | None = None

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Hopeless, Invalid
 from enginehouse.host import processes
+from enginehouse.host.program_log import LOG_VARIABLE
 
 STOP_SECONDS = 20.0  # for the graceful stop of one child
 PATIENCE_SECONDS = 2.0  # before a message about a slow stop; most stops take a tenth of it
@@ -112,7 +113,8 @@ class Child:
         self._process = await processes.spawn(
             self.program.argv,
             directory=self._directory,
-            environment=self.program.environment,
+            # The program keeps no log of its own, and knows where to read this one.
+            environment={**self.program.environment, LOG_VARIABLE: str(self._log)},
             log=self._log,
             inherit=self.program.inherit,
         )

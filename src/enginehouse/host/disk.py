@@ -241,6 +241,18 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a running program holds the lock in this file."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class Lock:
     """An exclusive lock on a file. It ends with its process and contains the process ID of its holder."""
 

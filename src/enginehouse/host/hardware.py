@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from enginehouse.core.capability import Decision, Facts, decide, platform_of
+from enginehouse.core.capability import Decision, Facts, check_capability, decide, platform_of
 from enginehouse.core.capacity import Capacity
 from enginehouse.core.errors import Invalid
 from enginehouse.core.name import check_name
@@ -147,9 +147,10 @@ def _forced(environment: Mapping[str, str]) -> tuple[str, str]:
 
 def _checked(word: str, place: str) -> str:
     try:
-        return check_name(word, "capability")
+        return check_capability(check_name(word, "capability"))
     except Invalid as error:
-        raise Invalid(f"cannot use the capability of {place}: {error.message}", code="invalid_setting") from error
+        reason = error.message.partition(": ")[2]
+        raise Invalid(f"cannot use {word!r} from {place}: {reason}", code="invalid_setting") from error
 
 
 def is_port_free(host: str, port: int) -> bool:

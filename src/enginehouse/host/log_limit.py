@@ -47,7 +47,7 @@ class _LeftOut:
 
 
 class LimitedHandler(logging.StreamHandler[TextIO]):
-    """A stream handler with both budgets. Must be the only handler of a program."""
+    """A stream handler with both budgets. A program may have two: of its output, and of its own file."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
@@ -87,6 +87,9 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
 
 
 def _bound(record: logging.LogRecord) -> None:
+    if record.args is None and getattr(record, "is_bounded", False):
+        return  # another handler has seen it
+    record.is_bounded = True
     message = record.getMessage()
     if len(message) > LINE_CHARACTERS:
         message = f"{message[:LINE_CHARACTERS]}… ({len(message)} characters)"

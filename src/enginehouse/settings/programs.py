@@ -23,6 +23,7 @@ from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
 from enginehouse.core.gallery_source import LOCALAI, LOCALAI_MODELS, encode_sources
 from enginehouse.core.model_source import HUGGINGFACE
 from enginehouse.core.name import MAX_NAME
+from enginehouse.settings.contexts import LOCAL, chosen_context
 from enginehouse.settings.file import read_file
 from enginehouse.settings.origins import DEFAULT, SettingOrigin, with_handed
 from enginehouse.settings.values import (
@@ -59,6 +60,7 @@ from enginehouse.settings.values import (
 )
 
 FILE_NAME = "enginehouse.toml"
+_OF_A_SERVER = ("ENGINEHOUSE_URL", "ENGINEHOUSE_TOKEN")
 _NO_SETTINGS = ("data", "installing", "origins")  # fields that no flag of this name gives
 
 ARCHIVE_LIMIT_BYTES = 20 * 1024**3  # unpacked; stops archive bombs, and larger engines need a higher limit
@@ -282,6 +284,8 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
     path = file or directory / FILE_NAME
     known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
+    if kind is ClientSettings:
+        flags, environ = _with_context(flags, environ, in_file="url" in in_file)
     formats = _formats_of(kind)
     values: dict[str, Any] = {"data": directory}
     for field in formats:
@@ -299,6 +303,19 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
     if isinstance(settings, Timings):
         _check_timings(settings)
     return settings
+
+
+def _with_context(
+    flags: Mapping[str, object], environ: Mapping[str, str], *, in_file: bool
+) -> tuple[Mapping[str, object], Mapping[str, str]]:
+    """The flags with the address and the token of the chosen context, which belong together."""
+    context = chosen_context(flags, environ, in_file=in_file)
+    if context is not None:
+        return {**flags, "url": context.url, "token": flags.get("token") or context.token or None}, environ
+    if flags.get("context") == LOCAL:
+        # The server of the data directory, whatever the variables name.
+        environ = {name: value for name, value in environ.items() if name not in _OF_A_SERVER}
+    return flags, environ
 
 
 def origins_of(

@@ -48,6 +48,8 @@ _PAUSE_SECONDS = 0.02  # longer than a transaction takes
 _COLLISIONS = frozenset({"40001", "40P01", "55P03"})
 _TOO_SLOW = "57014"  # the server cancelled a statement, so it is available
 _READ_ONLY = "25006"
+_DISK_FULL = "53100"
+_FULL_SECONDS = 30.0  # heartbeats are stored every second, so a disk that is still full is noticed again
 # SQLSTATE classes that mean the server is unavailable: connection errors, too many connections, operator intervention.
 # A full disk is not one of them, because reads still work.
 _AWAY_CLASSES = ("08", "57", "53300")
@@ -100,6 +102,7 @@ class Store:
         self._under_way: set[Attempt] = set()
         self._away_since: float | None = None
         self._back_at = -math.inf
+        self._full_at = -math.inf
         self._logged_at: dict[str, float] = {}  # when each failure was last seen
         self.on_back: Callable[[], None] = _nothing  # called when the database is available again
 
@@ -135,6 +138,11 @@ class Store:
     def is_away(self) -> bool:
         """Whether the most recent transaction found the database unavailable."""
         return self._away_since is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk of the database was full a moment ago; reads go on."""
+        return asyncio.get_running_loop().time() - self._full_at < _FULL_SECONDS
 
     async def transaction(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction: commit when it returns, roll back when it raises.
@@ -173,6 +181,14 @@ class Store:
             is_read = pool is not self._steering
             if is_read and _is_write(error):
                 raise Hopeless("cannot write to the database here: this was to be a read") from error
+            if _is_full_disk(error):
+                self._full_at = asyncio.get_running_loop().time()
+                self._log_seldom("store.failed", error)
+                # The code of every other outage of the store: whoever handles those handles this one too.
+                raise Unavailable(
+                    "cannot store anything: the disk of the database is full. Free some space on the server",
+                    code="store_unavailable",
+                ) from error
             # What began before the database was back failed by what was before.
             if began >= self._back_at:
                 (self._note_failed_read if is_read else self._note_failure)(error)
@@ -344,6 +360,10 @@ def _is_away(error: Exception) -> bool:
         words = _first_line(error).lower()
         return isinstance(error, OperationalError) and not any(word in words for word in _READABLE_WORDS)
     return state.startswith(_AWAY_CLASSES) and state != _TOO_SLOW
+
+
+def _is_full_disk(error: Exception) -> bool:
+    return _sqlstate(error) == _DISK_FULL or (isinstance(error, DBAPIError) and "disk is full" in _first_line(error))
 
 
 def _is_write(error: Exception) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,18 +20,20 @@ from enginehouse.host import disk, signing
 
 
 class IdentityFiles:
-    """The node's key, the record of its ID and name, and why it is not joined, in the data directory."""
+    """The node's key, the record of its ID, name and servers, and why it is not joined, in the data directory."""
 
-    def __init__(self, key: Path, node: Path, waiting: Path) -> None:
+    def __init__(self, key: Path, node: Path, waiting: Path, frontends: Sequence[str] = ()) -> None:
         self._key = key
         self._node = node
         self._waiting = waiting
+        self._frontends = list(frontends)
 
     def load_identity(self) -> Identity:
         return load_identity(self._key)
 
     def write_node(self, node: RegisterReply) -> None:
-        disk.write_atomic(self._node, msgspec.json.encode({"id": node.id, "name": node.name}))
+        record = {"id": node.id, "name": node.name, "frontends": self._frontends, "nats_url": node.nats_url}
+        disk.write_atomic(self._node, msgspec.json.encode(record))
         self._waiting.unlink(missing_ok=True)
 
     def was_accepted(self) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.cli.recorded import JOB, Answer, operation, recorded, refused, row, run
 
+from enginehouse.cli.terminal.output import in_one_form
+
 NODE = {
     "id": "11111111-1111-4111-8111-111111111111",
     "name": "main",
@@ -168,7 +170,7 @@ def test_json_is_one_document_with_everything_the_frontend_said(
     with recorded(ANSWERS) as world:
         result = run(world, tmp_path, *arguments, "--json")
         before = run(world, tmp_path, "--json", *arguments)
-    assert json.loads(result.stdout) == ANSWERS[path].body
+    assert json.loads(result.stdout) == in_one_form(ANSWERS[path].body)
     assert before.stdout == result.stdout
 
 
@@ -390,7 +392,7 @@ def test_the_later_of_two_shared_options_wins(tmp_path: Path) -> None:
 def test_a_model_that_already_runs_is_not_loaded_again(tmp_path: Path) -> None:
     with recorded({"POST /api/models/org%2Ftiny/load": Answer({"ready": True, "replicas": []})}) as world:
         result = run(world, tmp_path, "models", "load", "org/tiny")
-    assert result.stdout == "org/tiny is already running\n"
+    assert result.stdout == "= org/tiny is already running\n"
 
 
 def test_loading_and_unloading_are_followed(tmp_path: Path) -> None:

@@ -218,7 +218,8 @@ async def test_past_the_swap_it_is_finished_and_is_a_success(tmp_path: Path, ins
         world.actions._acting._parts = msgspec.structs.replace(world.parts, installer=hooked)
         upgrade = InstallBackend(backend="llama-cpp", resolved=xllamacpp("2"), upgrade=True)
         outcome = await world.actions.perform(work(upgrade, "upgrade", 2), silent)
-        assert outcome == Outcome(digest=xllamacpp("2").digest, stopped=("tiny-chat#0",))
+        unsaid = msgspec.structs.replace(outcome, message="")
+        assert unsaid == Outcome(digest=xllamacpp("2").digest, stopped=("tiny-chat#0",))
         assert world.journal.result_of(IntentId("upgrade"), 1) == outcome
         assert world.supervisor.running() == ()
 

@@ -46,7 +46,9 @@ async def test_an_upgrade_while_running_stops_the_old_process_last_and_the_next_
             served_until_the_swap.append(is_reachable(first.address))
 
     upgraded = await world.actions.perform(work(upgrade, "upgrade", generation=2), report)
-    assert upgraded == Outcome(digest=xllamacpp("2").digest, stopped=("tiny-chat#0",))
+    assert upgraded == Outcome(
+        digest=xllamacpp("2").digest, stopped=("tiny-chat#0",), message="from 2026.10.11549-1 to 2"
+    )
     assert served_until_the_swap == [True]
     second = await perform(world, msgspec.structs.replace(START), "again", generation=2)
     assert second.nonce != first.nonce

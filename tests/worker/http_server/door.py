@@ -97,6 +97,7 @@ def options(roots: Roots, token: str, *, port: int | None = None, logs: EngineLo
         base_port=BASE_PORT,
         port=port,
         logs=logs or EngineLogs(),
+        program_log=roots.models.parent / "worker.log",
         token=PresentedToken(),
     )
 

@@ -13,8 +13,9 @@ import pytest
 from tests.worker.http_server import door
 from tests.worker.http_server.door import TOKEN, Door, opened
 
+from enginehouse.core.log_line import REDACTED, redacted
 from enginehouse.core.ticket import LIFE_SECONDS, TOLERANCE_SECONDS, make_ticket, ticket_key
-from enginehouse.worker.engines.logs import HIDDEN, MAX_LINES, EngineLogs, redacted
+from enginehouse.worker.engines.logs import MAX_LINES, EngineLogs
 
 
 @pytest.fixture
@@ -94,10 +95,23 @@ async def test_a_ticket_of_this_node_opens_its_logs_for_a_while_and_no_files(fil
     assert (await files.ask("GET", "/v1/backend-logs", token=good)).status == 200, "its frontend may not know yet"
 
 
+async def test_the_log_of_the_worker_itself_needs_a_ticket_for_it(files: Door, tmp_path: Path) -> None:
+    (tmp_path / "worker.log").write_text(f"2026-01-01T00:00:00 INFO a\nb {TOKEN}\n")
+    assert (await files.ask("GET", "/v1/worker-log")).status == 401, "the join token opens no logs of programs"
+    files.server.joined(door.node("token-of-this-node"))
+    files.server.heard(1000.0, is_bus_away=False)
+    key = ticket_key("token-of-this-node")
+    assert (await files.ask("GET", "/v1/worker-log", token=make_ticket(key, "logs", 1000.0))).status == 401
+    good = make_ticket(key, "program-log", 1000.0)
+    lines = (await files.ask("GET", "/v1/worker-log?lines=5", token=good)).json
+    assert [line["text"] for line in lines] == ["INFO a", f"b {REDACTED}"]
+    assert (await files.ask("GET", "/v1/backend-logs", token=good)).status == 401
+
+
 async def test_secrets_never_leave_the_worker(files: Door, tmp_path: Path) -> None:
     write(files, tmp_path, "m#0", f"key the-key-of-the-replica token {TOKEN}\n")
     (line,) = (await files.ask("GET", "/v1/backend-logs/m")).json
-    assert line["text"] == f"key {HIDDEN} token {HIDDEN}"
+    assert line["text"] == f"key {REDACTED} token {REDACTED}"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +128,7 @@ async def test_secrets_never_leave_the_worker(files: Door, tmp_path: Path) -> No
 )
 def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
     shown = redacted(text, ())
-    assert HIDDEN in shown
+    assert REDACTED in shown
     for secret in ("abc.def", "hunter22", "abcdefgh"):
         assert secret not in shown
 

@@ -28,6 +28,7 @@ from enginehouse.settings.programs import ClientSettings, load
 
 T = TypeVar("T")
 
+_CONNECTED = "enginehouse.connected"
 TRIES = 3  # a restarting frontend is back within two seconds
 PAUSE_SECONDS = 0.7
 GALLERY_SECONDS = 20.0  # a frontend that has just started reads its galleries within a few
@@ -84,21 +85,34 @@ class FrontendApi:
 
 def connect() -> FrontendApi:
     """The frontend that the flags, the environment or the data directory name."""
-    shared = given()
-    flags = {"data": shared.data, "url": shared.url, "token": shared.token}
-    settings = load(ClientSettings, flags, os.environ)
+    context = click.get_current_context()
+    known: FrontendApi | None = context.meta.get(_CONNECTED)
+    if known is not None:
+        return known  # a list that is watched asks again and again
+    settings = load(ClientSettings, given().server, os.environ)
     if "," in settings.url:
         raise Invalid("cannot use several frontends: give the address of one", code="invalid_setting", param="url")
     client = FrontendClient(settings.url, settings.token, user_agent=f"enginehouse/{__version__}")
-    click.get_current_context().call_on_close(client.close)
+    context.call_on_close(client.close)
     return FrontendApi(client)
+
+
+@contextmanager
+def connected_quietly() -> Iterator[FrontendApi]:
+    """One connection for all that asks `connect` inside, which shows no waits: the screen is not its own."""
+    frontend = FrontendApi(connect().client, is_quiet=True)
+    meta = click.get_current_context().meta
+    meta[_CONNECTED] = frontend
+    try:
+        yield frontend
+    finally:
+        del meta[_CONNECTED]
 
 
 def has_server() -> bool:
     """Whether a server is given, or found in the data directory."""
-    shared = given()
     try:
-        load(ClientSettings, {"data": shared.data, "url": shared.url}, os.environ)
+        load(ClientSettings, {**given().server, "token": None}, os.environ)
     except Unavailable as error:
         if error.code == "no_server":
             return False

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from enginehouse.cli.client.connect import FrontendApi, segment
 from enginehouse.core.errors import NotFound
+from enginehouse.link.client import REQUEST_SECONDS
 
 PAGE = 500  # nodes per request
 
 
-def every_node(frontend: FrontendApi) -> object:
+def every_node(frontend: FrontendApi, timeout_seconds: float = REQUEST_SECONDS) -> object:
     """All nodes, page by page: none of the answers is long, however many nodes there are."""
     found: dict[object, object] = {}
     path = first = f"/api/nodes?limit={PAGE}"
     while True:
         try:
-            page = frontend.get(path)
+            page = frontend.get(path, timeout_seconds=timeout_seconds)
         except NotFound:
             if path == first:
                 raise

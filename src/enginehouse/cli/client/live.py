@@ -113,15 +113,16 @@ class LiveCluster:
         while (name := self._asked.get()) is not None:
             began = time.monotonic()
             try:
-                answer = self._list(name)
+                answer = self.list(name)
             except EnginehouseError:
                 take(Arrival("unread", time.monotonic(), name))
             else:
                 take(Arrival("list", time.monotonic(), name, answer, began))
 
-    def _list(self, name: ListName) -> object:
+    def list(self, name: ListName) -> object:
+        """One list of the frontend, as `FleetState.take_list` reads it."""
         if name == "nodes":
-            return every_node(self.frontend)
+            return every_node(self.frontend, LIST_SECONDS)
         if name != "operations":
             return self.frontend.get(PATHS[name], timeout_seconds=LIST_SECONDS)
         # Failures stay open until somebody dismisses them, however old they are.

@@ -12,6 +12,8 @@ import click
 
 from enginehouse.cli.answers import AvailableBackend, ListedBackend
 from enginehouse.cli.client.connect import connect, read
+from enginehouse.cli.client.selectors import chosen_nodes, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.commands.plan import CHECK_SECONDS, plan, request_from, versions
 from enginehouse.cli.options.names import checked_nodes
@@ -30,7 +32,8 @@ def entry() -> None:
     """List, install, upgrade, roll back and delete engines."""
 
 
-@command("list", examples=("enginehouse backends list",))
+@command("list", examples=("enginehouse backends list", "enginehouse backends list --watch"))
+@watchable
 def list_backends() -> None:
     """List installed backends, one line per backend and node."""
     answer = connect().get("/backends")
@@ -91,7 +94,7 @@ def available(everything: bool) -> None:
         for one in shown
     ]
     columns = ("NAME", "", "VERSION", "LICENSE", "DESCRIPTION")
-    output.emit_table(columns, output.fit_last(columns, rows), "no gallery offers a backend")
+    output.emit_table(columns, rows, "no gallery offers a backend", is_last_cut=True)
     stale = sorted({one.gallery_name for one in shown if one.stale})
     if stale:
         output.remark(f"stale galleries: {', '.join(stale)}; see `enginehouse gallery list`")
@@ -103,6 +106,7 @@ def available(everything: bool) -> None:
 _targets = together(
     click.option("--all", "everywhere", is_flag=True, help="On all approved nodes."),
     click.option("--node", "nodes", multiple=True, metavar="NODE", help="On this node; repeatable."),
+    selector_option,
     no_follow_option,
 )
 
@@ -126,13 +130,13 @@ _PARALLEL = click.option(
 @click.option("--alias", metavar="NAME", help="Another name for it on the workers; with --uri.")
 @click.option("--sha256", metavar="HEX", help="Expected SHA-256 of the archive; with --uri.")
 @_PARALLEL
-def install(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
+def install(name: str, no_follow: bool, **more: Any) -> int:
     """Install the backend NAME on all approved nodes, or on those given with --node.
 
     An offline node installs it when it returns. Where it is already installed nothing changes; use `upgrade` for a
     newer version.
     """
-    return _request("install", name, _chosen(nodes, everywhere), more, no_follow)
+    return _request("install", name, _chosen(more), more, no_follow)
 
 
 @command(
@@ -147,7 +151,7 @@ def install(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool
 @_targets
 @_PARALLEL
 @click.option("--no-canary", is_flag=True, help="Upgrade all nodes without waiting for the first of each kind.")
-def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
+def upgrade(name: str | None, no_follow: bool, **more: Any) -> int:
     """Upgrade the backend NAME to the version of the gallery wherever it is installed, or on those given with --node.
 
     Without a NAME, --all upgrades everything that `enginehouse backends upgrades` shows. By default a quarter of the
@@ -157,10 +161,11 @@ def upgrade(name: str | None, nodes: tuple[str, ...], everywhere: bool, no_follo
     if more.pop("no_canary"):
         more["canary"] = False
     if name is not None:
-        return _request("upgrade", name, _chosen(nodes, everywhere), more, no_follow)
-    if nodes or not everywhere:
-        what = "a name; --all means every node" if everywhere else "a name, or --all"
+        return _request("upgrade", name, _chosen(more), more, no_follow)
+    if more["nodes"] or more["selectors"] or not more["everywhere"]:
+        what = "a name; --all means every node" if more["everywhere"] else "a name, or --all"
         raise click.UsageError(f"Specify what to upgrade: {what}")
+    _chosen(more)
     return _upgrade_everything(more, no_follow)
 
 
@@ -220,11 +225,14 @@ def upgrades(cached: bool) -> None:
 )
 @click.argument("name")
 @_targets
-def delete(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool) -> int:
-    """Delete the backend NAME from the nodes given with --node, or with --all from every approved node."""
-    if not nodes and not everywhere:
-        raise click.UsageError("Specify where to delete it from: --all, or --node NODE")
-    return _request("delete", name, _chosen(nodes, everywhere), {}, no_follow)
+@click.option("--force", is_flag=True, help="Delete it although models run from it, which are stopped.")
+def delete(name: str, no_follow: bool, **more: Any) -> int:
+    """Delete the backend NAME from the nodes given with --node, or with --all from every approved node.
+
+    Where models run from it nothing is deleted, and the message names them, unless --force is given.
+    """
+    _check_where(more, "Specify where to delete it from")
+    return _request("delete", name, _chosen(more), more, no_follow)
 
 
 @command(
@@ -234,22 +242,27 @@ def delete(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool)
 @click.argument("name")
 @_targets
 @_PARALLEL
-def rollback(name: str, nodes: tuple[str, ...], everywhere: bool, no_follow: bool, **more: Any) -> int:
+def rollback(name: str, no_follow: bool, **more: Any) -> int:
     """Return the backend NAME to its previous version on the nodes given with --node, or with --all on every node.
 
     Workers keep the version before the current one, so nothing is downloaded. Running replicas are replaced one after
     the other. Run it again to undo it. Nodes without a previous version are left out.
     """
-    if not nodes and not everywhere:
-        raise click.UsageError("Specify where to roll it back: --all, or --node NODE")
-    return _request("rollback", name, _chosen(nodes, everywhere), more, no_follow)
+    _check_where(more, "Specify where to roll it back")
+    return _request("rollback", name, _chosen(more), more, no_follow)
 
 
-def _chosen(nodes: tuple[str, ...], everywhere: bool) -> list[str]:
-    """The selected nodes; empty means all."""
-    if nodes and everywhere:
-        raise click.UsageError("--all and --node exclude each other")
-    return checked_nodes(nodes)
+def _check_where(more: dict[str, Any], what: str) -> None:
+    if not (more["nodes"] or more["selectors"] or more["everywhere"]):
+        raise click.UsageError(f"{what}: --all, --node NODE or --selector KEY=VALUE")
+
+
+def _chosen(more: dict[str, Any]) -> list[str]:
+    """Take the options that choose nodes out of `more`; the selected nodes, or none for all."""
+    nodes, selectors, everywhere = more.pop("nodes"), more.pop("selectors"), more.pop("everywhere")
+    if (nodes or selectors) and everywhere:
+        raise click.UsageError(f"--all and {'--node' if nodes else '--selector'} exclude each other")
+    return chosen_nodes(connect(), nodes, selectors) if selectors else checked_nodes(nodes)
 
 
 def _request(kind: str, name: str, nodes: list[str], more: dict[str, Any], no_follow: bool) -> int:

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.cli.client.connect import connect, read, waiting
+from enginehouse.cli.client.selectors import selector_option
+from enginehouse.cli.commands.models import place_for
 from enginehouse.cli.commands.run import make_ready
 from enginehouse.cli.options.shared import command, given, wants_json
 from enginehouse.cli.terminal import output
@@ -42,7 +44,8 @@ class _Vectors(Struct):
 @click.argument("texts", nargs=-1)
 @click.option("--similarity", is_flag=True, help="Show the cosine of each pair of texts instead of the vectors.")
 @click.option("--node", metavar="NODE", help="Load the model on this node.")
-def entry(name: str, texts: tuple[str, ...], similarity: bool, node: str | None) -> int:
+@selector_option
+def entry(name: str, texts: tuple[str, ...], similarity: bool, node: str | None, selectors: tuple[str, ...]) -> int:
     """Print the vector of each TEXT, one JSON array per line; installs and starts what the model NAME needs.
 
     Without TEXT, every line of stdin is one.
@@ -53,7 +56,7 @@ def entry(name: str, texts: tuple[str, ...], similarity: bool, node: str | None)
     if not asked:
         raise Invalid(f"cannot embed with {name}: there is no text; give one or pipe lines in", code="invalid_setting")
     frontend = connect()
-    make_ready(frontend, name, node)
+    make_ready(frontend, name, place_for(frontend, name, node, selectors))
     with waiting("embedding"):
         answer = frontend.post("/v1/embeddings", {"model": name, "input": asked}, timeout_seconds=ANSWER_SECONDS)
     if wants_json():

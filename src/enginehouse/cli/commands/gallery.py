@@ -16,10 +16,10 @@ from enginehouse.cli.options import programs
 from enginehouse.cli.options.names import checked_backend
 from enginehouse.cli.options.shared import NO_SERVER, command, emit_json, group, wants_json
 from enginehouse.cli.terminal import output
+from enginehouse.core.capability import check_capability
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.gallery import Catalogue, Choice
 from enginehouse.core.gallery_entry import Gallery, GalleryEntry
-from enginehouse.core.name import check_name
 
 Machine = tuple[str, str, str]  # capability, why, platform
 
@@ -135,7 +135,7 @@ def _this_machine(capability: str | None, platform: str | None) -> Machine:
     from enginehouse.host import hardware
 
     if capability:
-        return check_name(capability, "capability"), "given", platform or hardware.platform()
+        return check_capability(capability), "given", platform or hardware.platform()
     decision = hardware.detect()
     return decision.capability, decision.reason, platform or hardware.platform()
 
@@ -173,7 +173,7 @@ def _emit(rows: list[dict[str, Any]], everything: bool) -> None:
             [name, gallery, f"no: {text}" if not build else text if build == row["entry"] else f"→ {build}"]
             for row, (name, build, gallery, text) in zip(rows, cells, strict=True)
         ]
-    output.emit_table(head, output.fit_last(head, cells), "no gallery has any entries")
+    output.emit_table(head, cells, "no gallery has any entries", is_last_cut=True)
 
 
 def _facts(gallery: Gallery, entry: GalleryEntry) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from enginehouse.settings.values import parse_http_urls
 
 @command(
     "join",
-    meanings={"--url": "", "--token": JOIN_TOKEN, "--json": ""},
+    meanings={"--context": "", "--url": "", "--token": JOIN_TOKEN, "--json": ""},
     examples=(
         "enginehouse join http://server:8080 --token @join.token",
         "ENGINEHOUSE_TOKEN=… enginehouse join http://server:8080 --name attic",

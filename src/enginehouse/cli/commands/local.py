@@ -132,7 +132,7 @@ def list_backends(**flags: Any) -> None:
         return
     columns = ("NAME", "KIND", "VERSION", "DIGEST", "INSTALLED", "PREVIOUS", "FROM")
     rows = [_cells(one) for one in backends]
-    output.emit_table(columns, output.fit_last(columns, rows), "nothing is installed here")
+    output.emit_table(columns, rows, "nothing is installed here", is_last_cut=True)
 
 
 @command("gc", meanings=NO_SERVER, examples=("enginehouse local gc", "enginehouse local gc --cap 2GiB"))

@@ -48,7 +48,7 @@ def available(words: tuple[str, ...]) -> None:
         )
         for model in read(answer, tuple[OfferedModel, ...])
     ]
-    output.emit_table(columns, output.fit_last(columns, rows), "no gallery offers such a model")
+    output.emit_table(columns, rows, "no gallery offers such a model", is_last_cut=True)
 
 
 @command(

@@ -72,7 +72,7 @@ def schedule(
     }
     if policy is not None:
         body["route_policy"] = "" if policy == "default" else policy
-    _put(frontend, body)
+    _put(frontend, body, before)
 
 
 @command("scale", examples=("enginehouse models scale tiny-chat 3",))
@@ -83,7 +83,7 @@ def scale(name: str, replicas: int) -> None:
     frontend = connect()
     before = _stored(frontend, check_model_name(name))
     body = {"model_name": name, "min_replicas": replicas, "max_replicas": replicas, "node_selector": before.selector}
-    _put(frontend, body)
+    _put(frontend, body, before)
 
 
 @command("pin", examples=("enginehouse models pin tiny-chat attic",))
@@ -97,7 +97,8 @@ def pin(name: str, node: str) -> None:
         "max_replicas": 1,
         "node_selector": {"node.name": check_name(node, "node")},
     }
-    _put(connect(), body)
+    frontend = connect()
+    _put(frontend, body, _stored(frontend, name))
 
 
 @command("explain", examples=("enginehouse models explain tiny-chat",))
@@ -137,9 +138,12 @@ def _stored(frontend: FrontendApi, name: str) -> StoredSchedule:
         return StoredSchedule(model_name=name)
 
 
-def _put(frontend: FrontendApi, body: dict[str, Any]) -> None:
+def _put(frontend: FrontendApi, body: dict[str, Any], before: StoredSchedule) -> None:
+    """Store a schedule and say what it changed."""
     answer = frontend.post(_PATH, body)
-    emit(answer, f"{body['model_name']}: {_phrase(read(answer, StoredSchedule))}")
+    was, now = _phrase(before), _phrase(read(answer, StoredSchedule))
+    name = body["model_name"]
+    emit(answer, f"= {name}: already {now}" if was == now else f"{name}: {was} → {now}")
 
 
 def _phrase(one: StoredSchedule) -> str:

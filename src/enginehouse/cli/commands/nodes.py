@@ -13,6 +13,8 @@ from enginehouse.cli.answers import RejectedNode
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.client.follow import exit_code_of, follow
 from enginehouse.cli.client.listing import every_node
+from enginehouse.cli.client.selectors import checked_selectors, has_labels, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.commands.nodes_add import add
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.options.durations import DURATION
@@ -47,16 +49,21 @@ def entry() -> None:
     """List, approve, reject, drain and remove nodes."""
 
 
-@command("list", examples=("enginehouse nodes list", "enginehouse nodes list --json"))
-def list_nodes() -> None:
+@command("list", examples=("enginehouse nodes list", "enginehouse nodes list --watch", "enginehouse nodes list --json"))
+@selector_option
+@watchable
+def list_nodes(selectors: tuple[str, ...]) -> None:
     """List nodes, with their state, backends and models."""
+    wanted = checked_selectors(selectors)
     answer = every_node(connect())
+    if wanted and isinstance(answer, list):
+        answer = [one for one in answer if has_labels(one.get("labels") or {}, wanted)]
     if emit_json(answer):
         return
     rows = [
         (
             node.name,
-            "degraded" if node.degraded and node.status == "unhealthy" else node.status,
+            facts_of(node),
             heard(node.heartbeat_age_seconds),
             node.platform,
             f"{node.worker_version} (behind)" if node.behind else node.worker_version,
@@ -335,6 +342,17 @@ def _installed(backend: InstalledBackend) -> str:
 def _running(replica: RunningReplica) -> str:
     unchecked = "" if replica.checks_key else " (its engine answers without a key)"
     return f"{replica.model_id}#{replica.replica_index}{unchecked}"
+
+
+def facts_of(node: NodeView) -> str:
+    """The facts about a node that are so at the same time, such as `healthy,drained`."""
+    if not node.health:
+        return node.status  # an older frontend tells no facts
+    if not node.approved:
+        return "pending"  # it sends no heartbeats yet, so its health says nothing; `heard` tells when it asked
+    # Its heartbeats arrive, and commands do not reach it.
+    health = "degraded" if node.degraded and node.health != "offline" else node.health
+    return f"{health},drained" if node.drained else health
 
 
 def heard(age_seconds: float | None) -> str:

@@ -9,10 +9,12 @@ import click
 from enginehouse.cli.answers import OperationPage
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.client.follow import exit_code_of, follow, parked_sentence
+from enginehouse.cli.client.selectors import one_at_a_time, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.names import node_body
 from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
 from enginehouse.cli.terminal import output
-from enginehouse.cli.terminal.progress import canary_lines, ending_lines
+from enginehouse.cli.terminal.progress import brief, canary_lines, ending_lines
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.views import OperationView
 
@@ -26,6 +28,7 @@ def entry() -> None:
 
 
 @command("list", examples=("enginehouse ops list", "enginehouse ops list --open"))
+@watchable
 @click.option("--open", "only_open", is_flag=True, help="Only open and failed operations.")
 @click.option(
     "--limit",
@@ -51,13 +54,13 @@ def list_operations(only_open: bool, limit: int) -> None:
             _nodes_done(one),
             output.age_of(one.createdAt),
             one.author,
-            output.shortened(one.error),
+            _why(one),
         )
         for one in operations
     ]
-    columns = ("ID", "WHAT", "STATUS", "NODES", "AGE", "BY", "ERROR")
+    columns = ("ID", "WHAT", "STATUS", "NODES", "AGE", "BY", "WHY")
     nothing = "no open or failed operations" if only_open else "no operations yet"
-    output.emit_table(columns, output.fit_last(columns, rows), nothing)
+    output.emit_table(columns, rows, nothing, is_last_cut=True)
 
 
 @command("show", examples=("enginehouse ops show 3f2a", "enginehouse ops show 3f2a --json"))
@@ -83,13 +86,17 @@ _NODE = click.option("--node", metavar="NODE", help="Only on this node.")
 @command("cancel", examples=("enginehouse ops cancel 3f2a", "enginehouse ops cancel 3f2a --node attic"))
 @click.argument("operation_id", metavar="ID")
 @_NODE
-def cancel(operation_id: str, node: str | None) -> None:
+@selector_option
+def cancel(operation_id: str, node: str | None, selectors: tuple[str, ...]) -> None:
     """Cancel what is open of an operation. Workers stop at once and keep what they had before.
 
     LocalAI's workers cannot be stopped: they finish, and their rows say so until then.
     """
     frontend = connect()
-    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/cancel", node_body(node))
+    found = read(find(frontend, operation_id), OperationView)
+    answer: object = None
+    for one in _places(frontend, found, node, selectors):
+        answer = frontend.post(f"/api/operations/{segment(found.jobID)}/cancel", node_body(one))
     if not emit_json(answer):
         describe(answer.get("operation") if isinstance(answer, dict) else answer)
 
@@ -100,12 +107,16 @@ def cancel(operation_id: str, node: str | None) -> None:
 )
 @click.argument("operation_id", metavar="ID")
 @_NODE
+@selector_option
 @no_follow_option
-def retry(operation_id: str, node: str | None, no_follow: bool) -> int:
+def retry(operation_id: str, node: str | None, selectors: tuple[str, ...], no_follow: bool) -> int:
     """Retry what failed or was cancelled of an operation, as a new operation."""
     frontend = connect()
-    answer = frontend.request("POST", f"/api/operations/{_id(frontend, operation_id)}/retry", node_body(node))
-    return finish(frontend, answer, no_follow=no_follow)
+    found = read(find(frontend, operation_id), OperationView)
+    path = f"/api/operations/{segment(found.jobID)}/retry"
+    # All are requested before the first is followed, so that Ctrl-C while following leaves none out.
+    answers = [frontend.request("POST", path, node_body(one)) for one in _places(frontend, found, node, selectors)]
+    return max(finish(frontend, answer, no_follow=no_follow) for answer in answers)
 
 
 @command("release", examples=("enginehouse ops release 3f2a",))
@@ -121,13 +132,46 @@ def release(operation_id: str) -> None:
         describe(answer.get("operation") if isinstance(answer, dict) else answer)
 
 
-@command("dismiss", examples=("enginehouse ops dismiss 3f2a",))
-@click.argument("operation_id", metavar="ID")
-def dismiss(operation_id: str) -> None:
+@command("dismiss", examples=("enginehouse ops dismiss 3f2a", "enginehouse ops dismiss --all"))
+@click.argument("operation_id", metavar="[ID]", required=False)
+@click.option("--all", "everything", is_flag=True, help="All failed operations of the open list.")
+def dismiss(operation_id: str | None, everything: bool) -> None:
     """Take a failed operation off the open list. It stays in the history."""
+    if (operation_id is None) != everything:
+        raise click.UsageError("give the ID of an operation, or --all")
     frontend = connect()
-    answer = frontend.post(f"/api/operations/{_id(frontend, operation_id)}/dismiss")
-    emit(answer, "dismissed")
+    if operation_id is not None:
+        emit(frontend.post(f"/api/operations/{_id(frontend, operation_id)}/dismiss"), "dismissed")
+        return
+    gone: list[str] = []
+    # Page by page: a dismissed operation leaves the list.
+    while failed := _failures(frontend):
+        for one in failed:
+            frontend.post(f"/api/operations/{segment(one)}/dismiss")
+        if set(failed) <= set(gone):
+            break  # an older frontend lists them for ever
+        gone += failed
+    sentence = f"dismissed {len(gone)} operation{'s' * (len(gone) != 1)}" if gone else "= nothing failed is open"
+    emit({"dismissed": gone}, sentence)
+
+
+def _failures(frontend: FrontendApi) -> list[str]:
+    listed = read(frontend.get(f"/api/operations?limit={SEARCHED}"), OperationPage).operations
+    return [one.jobID for one in listed if one.has_ended and not one.dismissed]
+
+
+def _places(
+    frontend: FrontendApi, operation: OperationView, node: str | None, selectors: tuple[str, ...]
+) -> list[str | None]:
+    """The nodes to ask about: all, the one that was named, or those of the operation with the labels."""
+    chosen = one_at_a_time(frontend, node, selectors)
+    if not selectors:
+        return chosen
+    within = {row.node_id for row in operation.nodes}
+    found: list[str | None] = [one for one in chosen if one in within]
+    if not found:
+        raise NotFound(f"no node with these labels is in operation {operation.jobID}", param="selector")
+    return found
 
 
 def _id(frontend: FrontendApi, beginning: str) -> str:
@@ -205,9 +249,21 @@ def short_ids(ids: list[str]) -> dict[str, str]:
     return {one: one[:length] for one in ids}
 
 
+def _why(operation: OperationView) -> str:
+    """Why an operation is not done, or did not succeed."""
+    if not operation.has_ended:
+        return brief(operation)
+    if operation.dismissed:
+        return "dismissed"
+    left = next((row for row in operation.nodes if row.status not in ("success", "error")), None)
+    return output.shortened(operation.error) or (f"{left.node_name}: {left.error or left.status}" if left else "")
+
+
 def _nodes_done(operation: OperationView) -> str:
-    done = sum(row.status == "success" for row in operation.nodes)
-    return f"{done}/{len(operation.nodes)}" if operation.nodes else ""
+    """How many of its nodes are done: one node may have several steps."""
+    left = {row.node_id for row in operation.nodes if row.status != "success"}
+    every = {row.node_id for row in operation.nodes}
+    return f"{len(every - left)}/{len(every)}" if every else ""
 
 
 for each in (list_operations, show, follow_operation, cancel, retry, release, dismiss):

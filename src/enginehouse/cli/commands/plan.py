@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from enginehouse.cli.client.connect import connect, has_server, read
+from enginehouse.cli.client.selectors import chosen_nodes, selector_option
 from enginehouse.cli.commands import local
-from enginehouse.cli.options.names import checked_backend, checked_nodes
+from enginehouse.cli.options.names import checked_backend
 from enginehouse.cli.options.shared import command, emit_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.views import FleetPlan
@@ -46,12 +47,15 @@ def versions(before: tuple[str, str], after: tuple[str, str]) -> tuple[str, str]
 )
 @click.argument("name")
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Plan for this node; repeatable.")
+@selector_option
 @click.option("--upgrade", "is_upgrade", is_flag=True, help="Plan an upgrade instead of an install.")
 @click.option("--local", "is_local", is_flag=True, help="Plan for this machine, without a server.")
 @click.option("--name", "directory", metavar="NAME", help="The directory, if NAME is not a gallery name.")
 @click.option("--sha256", metavar="HEX", default="", help="Expected SHA-256 of the archive.")
 @local.place
-def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **flags: Any) -> None:
+def plan(
+    name: str, nodes: tuple[str, ...], selectors: tuple[str, ...], is_upgrade: bool, is_local: bool, **flags: Any
+) -> None:
     """Show what installing NAME would do on each node; changes nothing.
 
     With --local, or without a server: what an install would download, reuse and occupy on this machine.
@@ -63,7 +67,8 @@ def plan(name: str, nodes: tuple[str, ...], is_upgrade: bool, is_local: bool, **
         resolved, reasons = working.chosen(name, directory, flags, sha256=sha256)
         local.emit_plan(resolved, reasons, flags)
     else:
-        _plan_fleet(request_from("upgrade" if is_upgrade else "install", name, checked_nodes(nodes), {}))
+        chosen = chosen_nodes(connect(), nodes, selectors)
+        _plan_fleet(request_from("upgrade" if is_upgrade else "install", name, chosen, {}))
 
 
 def _plan_fleet(request: dict[str, object]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from enginehouse.cli.client.connect import connect, read
+from enginehouse.cli.client.selectors import selected_nodes, selector_option
+from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.shared import command, emit_json, group
 from enginehouse.cli.terminal import output
 from enginehouse.core.name import check_model_name, check_name
@@ -24,15 +26,25 @@ def entry() -> None:
 )
 @click.option("--model", metavar="MODEL", help="Only replicas of this model.")
 @click.option("--node", metavar="NODE", help="Only replicas on this node (a name or id).")
-def list_replicas(model: str | None, node: str | None) -> None:
+@selector_option
+@watchable
+def list_replicas(model: str | None, node: str | None, selectors: tuple[str, ...]) -> None:
     """List replicas: state, revision, requests in flight, age, last use and memory."""
     if model is not None:
         check_model_name(model)
     if node is not None:
         check_name(node, "node")
-    answer = connect().get("/api/replicas")
+    frontend = connect()
+    within = {one.id for one in selected_nodes(frontend, selectors)} if selectors else None
+    answer = frontend.get("/api/replicas")
     listed = read(answer, tuple[ListedReplica, ...])
-    found = [one for one in listed if model in (None, one.model) and node in (None, one.node_name, one.node_id)]
+    found = [
+        one
+        for one in listed
+        if model in (None, one.model)
+        and node in (None, one.node_name, one.node_id)
+        and (within is None or one.node_id in within)
+    ]
     # Fields that this version does not know are printed too, unless something was left out.
     if emit_json(answer if len(found) == len(listed) else found):
         return

@@ -11,7 +11,8 @@ import click
 from enginehouse.cli.client.chat import Conversation
 from enginehouse.cli.client.connect import FrontendApi, connect, read
 from enginehouse.cli.client.follow import follow
-from enginehouse.cli.commands.models import is_ready, request_load
+from enginehouse.cli.client.selectors import selector_option
+from enginehouse.cli.commands.models import is_ready, place_for, request_load
 from enginehouse.cli.options.shared import command, given, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Denied, Hopeless, Invalid, Unavailable
@@ -36,9 +37,16 @@ _COMMAND = re.compile(r"/[A-Za-z?]+\s*")  # one word: a path or a sentence that 
 @click.option("--prompt", metavar="TEXT", help="The same as QUESTION.")
 @click.option("--system", metavar="TEXT", help="Instructions for the model instead of its own; an empty text for none.")
 @click.option("--node", metavar="NODE", help="Load the model on this node.")
+@selector_option
 @click.option("--no-stream", is_flag=True, help="Show the answer when it is complete.")
 def entry(
-    name: str, question: str | None, prompt: str | None, system: str | None, node: str | None, no_stream: bool
+    name: str,
+    question: str | None,
+    prompt: str | None,
+    system: str | None,
+    node: str | None,
+    selectors: tuple[str, ...],
+    no_stream: bool,
 ) -> int:
     """Chat with the model NAME; installs and starts what it needs.
 
@@ -51,7 +59,7 @@ def entry(
     given()  # reads a token from stdin before the question is read from there
     question = _question(prompt if question is None else question)
     frontend = connect()
-    own = make_ready(frontend, name, node)
+    own = make_ready(frontend, name, place_for(frontend, name, node, selectors))
     conversation = Conversation(
         frontend, name, own if system is None else system, is_streaming=not (no_stream or wants_json())
     )

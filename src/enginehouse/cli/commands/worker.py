@@ -13,6 +13,7 @@ from enginehouse.settings.programs import WorkerSettings, load
 @command(
     "worker",
     meanings={
+        "--context": "",
         "--url": "The frontend to join, or several with commas (ENGINEHOUSE_URL).",
         "--token": JOIN_TOKEN,
         "--json": "",

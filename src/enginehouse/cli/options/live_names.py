@@ -34,6 +34,8 @@ _BY_PARAMETER = {
     "operations": "operation",
     "backend": "available",
     "key": "token",
+    "context": "context",
+    "context_name": "context",
 }
 # What `name` and `names` mean depends on the command.
 _BY_COMMAND = (
@@ -75,6 +77,8 @@ def complete_names(parameter: click.Parameter) -> None:
 
 
 def _names(kind: str) -> list[str]:
+    if kind == "context":
+        return _context_names()
     from enginehouse.cli.options.shared import given_for_completion
     from enginehouse.link.client import FrontendClient
     from enginehouse.settings.programs import ClientSettings, load
@@ -90,6 +94,15 @@ def _names(kind: str) -> list[str]:
     except EnginehouseError:
         return []
     return sorted({str(one[field]) for one in _items(answer) if one.get(field)})
+
+
+def _context_names() -> list[str]:
+    from enginehouse.settings.contexts import LOCAL, read_contexts
+
+    try:
+        return [*sorted(read_contexts(os.environ).contexts), LOCAL]
+    except EnginehouseError:
+        return []
 
 
 def _items(answer: Any) -> list[dict[str, Any]]:

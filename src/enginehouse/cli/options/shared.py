@@ -1,4 +1,4 @@
-"""What all commands share: the options `--data`, `--url`, `--token` and `--json`, and examples in the help.
+"""What all commands share: `--data`, `--context`, `--url`, `--token` and `--json`, and examples in the help.
 
 The shared options are accepted before and after the subcommand; the later one takes precedence. They are stored in the
 context, so that no command has to list them. Nothing heavy is imported here, because every `--help` imports this.
@@ -20,7 +20,7 @@ from enginehouse.settings.descriptions import DESCRIPTIONS
 # Help texts of shared options for commands where they mean something else; "" hides an option without a meaning.
 Meanings = Mapping[str, str]
 _DEFAULT_MEANINGS: Meanings = {}
-NO_SERVER: Meanings = {"--url": "", "--token": ""}
+NO_SERVER: Meanings = {"--context": "", "--url": "", "--token": ""}
 NO_ANSWER: Meanings = {**NO_SERVER, "--json": ""}
 JOIN_TOKEN = "The join token; @FILE reads a file, - stdin (ENGINEHOUSE_TOKEN)."
 
@@ -36,6 +36,12 @@ class Given(NamedTuple):
     url: str | None
     token: str | None
     json: bool
+    context: str | None = None
+
+    @property
+    def server(self) -> dict[str, str | None]:
+        """The flags that say which server is meant."""
+        return {"data": self.data, "url": self.url, "token": self.token, "context": self.context}
 
 
 def given() -> Given:
@@ -46,7 +52,7 @@ def given() -> Given:
         token = found["token"] = _token_from_stdin()
     elif token is not None and token.startswith("@"):
         token = found["token"] = _token_from_file(token[1:])
-    return Given(found.get("data"), found.get("url"), token, bool(found.get("json")))
+    return Given(found.get("data"), found.get("url"), token, bool(found.get("json")), found.get("context"))
 
 
 def given_for_completion() -> dict[str, str | None]:
@@ -56,6 +62,7 @@ def given_for_completion() -> dict[str, str | None]:
         "data": found.get("data"),
         "url": found.get("url"),
         "token": None if found.get("token") == "-" else given().token,
+        "context": found.get("context"),
     }
 
 
@@ -121,6 +128,7 @@ def _shared_options(meanings: Meanings) -> list[click.Parameter]:
 
     return [
         option("--data", "Data directory (ENGINEHOUSE_DATA).", metavar="DIR"),
+        option("--context", "The server of this name (ENGINEHOUSE_CONTEXT).", metavar="NAME"),
         option("--url", "The frontend to talk to (ENGINEHOUSE_URL).", metavar="URL"),
         option("--token", "Its token; @FILE reads a file, - stdin (ENGINEHOUSE_TOKEN).", metavar="TOKEN"),
         option("--json", "Print JSON.", is_flag=True),
@@ -130,6 +138,17 @@ def _shared_options(meanings: Meanings) -> list[click.Parameter]:
 def _own_first(parameters: Sequence[click.Parameter], meanings: Meanings) -> list[click.Parameter]:
     taken = {name for parameter in parameters for name in parameter.opts}
     return [*parameters, *(one for one in _shared_options(meanings) if not taken & set(one.opts))]
+
+
+def _refuse_repeated(order: Sequence[click.Parameter], ctx: click.Context) -> None:
+    """Refuse what was given twice. The same switch twice means the same as once, unless it has an opposite."""
+    seen: set[str | None] = set()
+    for one in order:
+        if not isinstance(one, click.Option) or one.multiple or one.count or ctx.resilient_parsing:
+            continue
+        if one.name in seen and not (one.is_flag and not one.secondary_opts):
+            raise click.UsageError(f"{one.opts[-1]} was given twice, and takes one value. Give it once", ctx)
+        seen.add(one.name)
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
@@ -149,6 +168,19 @@ class _WithExamples(click.Command):
         self.examples = tuple(examples)
         for parameter in self.params:
             live_names.complete_names(parameter)
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        """A parser that refuses an option given twice that takes one value, which click would drop silently."""
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            parsed = parse(args)
+            _refuse_repeated(parsed[2], ctx)
+            return parsed
+
+        parser.parse_args = parse_once
+        return parser
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_examples(formatter, self.examples)

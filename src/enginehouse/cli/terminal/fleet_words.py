@@ -39,12 +39,13 @@ _KINDS = {
 
 
 class Need(Struct, frozen=True):
-    """Something that needs a person: what it is about, the sentence, and the key that helps."""
+    """Something that needs a person: what it is about, the sentence, and the key and the command that help."""
 
     kind: Kind
     id: str
     sentence: str
     key: str = ""
+    command: str = ""
 
 
 def counted(count: int, noun: str) -> str:
@@ -121,18 +122,31 @@ def needs(state: FleetState, at: float) -> list[Need]:
     return [
         *(_pending(node) for node in nodes if not node.approved),
         *(
-            Need("node", node.id, f"{one.model_id} does not stay up on {node.name}: {one.message}", "Enter")
+            Need(
+                "node",
+                node.id,
+                f"{one.model_id} does not stay up on {node.name}: {one.message}",
+                "Enter",
+                f"enginehouse logs {node.name} {one.model_id}",
+            )
             for node in approved
             for one in node.failed_replicas
         ),
         *(_full(node, state) for node in approved if _is_nearly_full(node, state)),
         *(
-            Need("operation", one.jobID, failure(one, state), "r retry")
+            Need("operation", one.jobID, failure(one, state), "r retry", f"enginehouse ops retry {one.jobID[:8]}")
             for one in sorted(state.operations.values(), key=lambda one: one.createdAt, reverse=True)
             if _needs_look(one, state) and not (one.kind == "load" and one.name in unplaced)
         ),
-        *(Need("model", name, f"{name} cannot be {reason}", "Enter") for name, reason in unplaced.items()),
-        *(Need("node", node.id, _UNREACHED.format(node.name), "Enter") for node in approved if node.degraded),
+        *(
+            Need("model", name, f"{name} cannot be {reason}", "Enter", f"enginehouse models explain {name}")
+            for name, reason in unplaced.items()
+        ),
+        *(
+            Need("node", node.id, _UNREACHED.format(node.name), "Enter", "enginehouse doctor")
+            for node in approved
+            if node.degraded
+        ),
         *(_away(node, state, at) for node in approved if node.health == "offline"),
     ]
 
@@ -209,7 +223,8 @@ def state_of(node: NodeView) -> tuple[str, str]:
 def _pending(node: NodeView) -> Need:
     again = f" again: {node.waits_for}" if node.waits_for else ""
     key = node.fingerprint or "without a key of its own"
-    return Need("node", node.id, f"{node.name} asks to join{again} ({key})", "a approve")
+    sentence = f"{node.name} asks to join{again} ({key})"
+    return Need("node", node.id, sentence, "a approve", f"enginehouse nodes approve {node.name}")
 
 
 def _needs_look(operation: OperationView, state: FleetState) -> bool:
@@ -246,11 +261,11 @@ def _is_nearly_full(node: NodeView, state: FleetState) -> bool:
 def _full(node: NodeView, state: FleetState) -> Need:
     free = format_bytes(state.figures(node).available_disk or 0)
     sentence = f"{node.name} has {free} of {format_bytes(node.total_disk)} disk free. Delete what it no longer needs."
-    return Need("node", node.id, sentence, "Enter")
+    return Need("node", node.id, sentence, "Enter", f"enginehouse nodes show {node.name}")
 
 
 def _away(node: NodeView, state: FleetState, at: float) -> Need:
     age, waiting = state.heartbeat_age(node.id, at), waiting_for(node.id, state)
     since = f"has been offline for {span(age)}" if age is not None else "is offline"
     more = f"; {requests_wait(waiting)}" if waiting else ""
-    return Need("node", node.id, f"{node.name} {since}{more}.", "Enter")
+    return Need("node", node.id, f"{node.name} {since}{more}.", "Enter", f"enginehouse nodes show {node.name}")

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TextIO
 
 from enginehouse.core.progress import format_bytes
@@ -33,8 +33,28 @@ _STYLES = {
     "failed": "red",
     "broken": "red",
 }
+# Columns that a narrow terminal does without, the least needed first. A pipe and --json have them all.
+LEAST_NEEDED = (
+    *(
+        "DIGEST",
+        "SEEN",
+        "GPU",
+        "PLATFORM",
+        "REVISION",
+        "LICENSE",
+        "FREE DISK",
+        "FROM",
+        "OPERATION",
+        "BUILD",
+        "FOR NODE",
+    ),
+    *("USED", "BACKEND", "BY", "FREE RAM", "PREVIOUS", "LIMITS", "ROLE", "BACKENDS"),
+)
+COMFORT = 26  # characters of a cell; a longer one may be wrapped
+LAST = 20  # of a last column that is cut, at least
 UNBROKEN = 24  # a word up to this length is never wrapped, because names and ids are copied
 _DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -71,25 +91,89 @@ def say(text: str, *, lines: bool = False) -> None:
 
 
 def remark(text: str) -> None:
-    """Print one remark to stderr."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Print one remark to stderr; on a terminal it is wrapped between words."""
+    print(wrapped(printable(text), sys.stderr), file=sys.stderr, flush=True)
+
+
+def say_wrapped(text: str, first: str = "") -> None:
+    """Print a line of the result that begins with `first`; on a terminal the rest is aligned after that."""
+    text, room = printable(text), shutil.get_terminal_size().columns
+    if not is_terminal(sys.stdout) or len(first) + len(text) <= room:
+        print(first + text)
+        return
+    import textwrap
+
+    indent = " " * len(first)
+    print(
+        textwrap.fill(
+            text,
+            room,
+            initial_indent=first,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """`text` in lines that fit the terminal; unchanged where there is none, or where it fits."""
+    room = shutil.get_terminal_size().columns
+    if len(text) <= room or not is_terminal(stream):
+        return text
+    import textwrap
+
+    return textwrap.fill(text, room, break_long_words=False, break_on_hyphens=False)
 
 
 def emit_json(document: object) -> None:
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(in_one_form(document)), indent=2).decode() + "\n")
 
 
 def emit_json_line(document: object) -> None:
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(in_one_form(document)).decode() + "\n")
     sys.stdout.flush()
 
 
-def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
-    """Print a table on a terminal; in a pipe, one line per row with tabs between fields and no header."""
+def in_one_form(document: object) -> object:
+    """A document for programs: what identifies a thing is its `id`, and every time is RFC 3339 in UTC.
+
+    LocalAI's routes have the id of an operation in `jobID` and its name in `id`; `jobID` stays too.
+    """
+    import msgspec
+
+    return _one_form(msgspec.to_builtins(document))
+
+
+def _one_form(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return [_one_form(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _time(one) if _is_time(key, one) else _one_form(one) for key, one in value.items()}
+    return {**found, "id": found["jobID"]} if "jobID" in found else found
+
+
+def _is_time(key: object, value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and isinstance(key, str) and (key == "at" or key.endswith(("_at", "At")))
+
+
+def _time(seconds: object) -> str:
+    """Empty for a time that is not known."""
+    assert isinstance(seconds, int | float)
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z") if seconds else ""
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str, *, is_last_cut: bool = False) -> None:
+    """Print a table on a terminal; in a pipe, one line per row with tabs between fields and no header.
+
+    On a terminal that is too narrow for all columns, the least needed ones are left out; the last is cut if asked for.
+    """
     cells = [[printable(cell) for cell in row] for row in rows]
     if not is_terminal(sys.stdout):
         for row in cells:
@@ -97,16 +181,36 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str
     elif not cells:
         remark(empty)
     else:
-        _draw(columns, cells)
+        columns, cells = _without_least_needed(columns, cells, is_last_cut=is_last_cut)
+        _draw(columns, _fit_last(columns, cells) if is_last_cut else cells)
 
 
-def fit_last(columns: Sequence[str], rows: Sequence[Sequence[str]], least: int = 20) -> list[list[str]]:
-    """The rows with the last cell truncated to the width of the terminal; unchanged in a pipe."""
+def _without_least_needed(
+    columns: Sequence[str], cells: list[list[str]], *, is_last_cut: bool
+) -> tuple[Sequence[str], list[list[str]]]:
+    """The columns that fit beside each other without much wrapping; a column without any content goes first."""
+    kept = list(range(len(columns)))
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *cells, strict=True)]
+    comfort = [
+        width if any(map(_UUID.fullmatch, column)) else min(width, COMFORT)
+        for width, column in zip(widths, zip(*cells, strict=True), strict=True)
+    ]
+    if is_last_cut:
+        comfort[-1] = min(widths[-1], LAST)
+    empty = [name for name, *column in zip(columns, *cells, strict=True) if name in LEAST_NEEDED and not any(column)]
+    room = shutil.get_terminal_size().columns
+    for name in (*empty, *LEAST_NEEDED):
+        if sum(comfort[one] + 2 for one in kept) - 2 <= room:
+            break
+        kept = [one for one in kept if columns[one] != name]
+    return [columns[one] for one in kept], [[row[one] for one in kept] for row in cells]
+
+
+def _fit_last(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The rows with the last cell truncated to the width of the terminal."""
     cells = [list(row) for row in rows]
-    if not cells or not is_terminal(sys.stdout):
-        return cells
     used = sum(2 + max(len(row[column]) for row in (columns, *cells)) for column in range(len(columns) - 1))
-    room = max(least, shutil.get_terminal_size().columns - used)
+    room = max(LAST, shutil.get_terminal_size().columns - used)
     for row in cells:
         row[-1] = row[-1] if len(row[-1]) <= room else row[-1][: room - 1] + "…"
     return cells
@@ -122,8 +226,9 @@ def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     least = -2
     for column, *cells in zip(columns, *rows, strict=True):
-        longest = max((cell_len(word) for cell in (column, *cells) for word in cell.split()), default=0)
-        width = min(UNBROKEN, longest)
+        found = [word for cell in (column, *cells) for word in cell.split()]
+        longest = max(map(cell_len, found), default=0)
+        width = longest if any(map(_UUID.fullmatch, found)) else min(UNBROKEN, longest)
         table.add_column(column, overflow="fold", min_width=width)
         least += width + 2
     if least > console.width:

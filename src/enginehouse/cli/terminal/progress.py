@@ -6,13 +6,15 @@ every two seconds, however many nodes report. Bars are in `bars.py`, because onl
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from enginehouse.cli.terminal import output
-from enginehouse.core.intent import CANARY, DRAINING, NODE_AWAY
+from enginehouse.core.backend import ALREADY
+from enginehouse.core.intent import CANARY, DRAINING, MAX_FAILURES, NODE_AWAY
 from enginehouse.core.progress import format_bytes
 from enginehouse.core.views import NodeRow, OperationView
 
@@ -20,6 +22,7 @@ LINE_SECONDS = 2.0
 
 # Remarks of workers on a success that may be unexpected.
 _NOTES = {"already_absent": " (it was not there)"}
+_CANNOT = re.compile(r"^cannot [^:;.]{1,80}: (it )?")
 _PHASES = {"": "working", "resolving": "looking up", "extracting": "unpacking"}
 
 
@@ -63,7 +66,8 @@ def next_try(row: NodeRow, due_in_seconds: float | None) -> str:
         return ""
     # At zero the retry is about to start, so the countdown is replaced.
     soon = due_in_seconds is None or due_in_seconds < 1
-    return "trying again" if soon else f"next try in {output.duration(due_in_seconds or 0)}"
+    which = f"try {row.failures + 1} of {MAX_FAILURES}" if 0 < row.failures < MAX_FAILURES else "next try"
+    return "trying again" if soon else f"{which} in {output.duration(due_in_seconds or 0)}"
 
 
 def why(row: NodeRow) -> str:
@@ -118,14 +122,49 @@ def ending_lines(operation: OperationView) -> Iterator[str]:
     if not operation.nodes and operation.status == "succeeded":
         yield f"{'✓' if fancy else 'ok'} {operation.kind.replace('_', ' ')} {operation.name}"
     for row in operation.nodes:
+        if row.status == "success" and row.note.startswith(ALREADY):
+            yield f"= {row.node_name}: {row.action.partition(' ')[2] or row.action} is {output.shortened(row.note)}"
+            continue
         mark = marks.get(row.status, "…") if fancy else plain.get(row.status, "...")
-        end = _NOTES.get(row.note, "") if row.status == "success" else f": {describe(row, row.due_in_seconds)}"
+        end = _end_of(row) if row.status == "success" else f": {describe(row, row.due_in_seconds)}"
         yield f"{mark} {subject(row)}{end}"
     for excluded in operation.excluded:
         yield f"- {excluded.node_name}: left out: {excluded.reason}"
     shown = {row.error for row in operation.nodes}
     if operation.status == "failed" and operation.error and not any(one and one in operation.error for one in shown):
         yield f"{'✗' if fancy else 'FAILED'} {operation.error}"
+
+
+def _end_of(row: NodeRow) -> str:
+    """What a success changed, as its worker says it."""
+    if row.note in _NOTES:
+        return _NOTES[row.note]
+    return f" {output.shortened(row.note)}" if row.note.startswith(("from ", "now ")) else ""
+
+
+def brief(operation: OperationView) -> str:
+    """Why an open operation is not done yet, in one line: "attic: needs 103 MiB, 59 free; try 5 of 10 in 14 s"."""
+    waiting = [row for row in operation.nodes if row.status == "queued" and (row.error or row.reason)]
+    for row in sorted(waiting, key=lambda row: row.reason in (NODE_AWAY, DRAINING, CANARY)):
+        if row.reason in (NODE_AWAY, DRAINING):
+            text = f"{row.node_name} is {'offline' if row.reason == NODE_AWAY else 'drained'}"
+        elif row.reason == CANARY:
+            text = f"{row.node_name}: {why(row)}"
+        else:
+            text = f"{row.node_name}: {_bare(why(row))}; {next_try(row, row.due_in_seconds)}"
+        more = len({one.node_name for one in waiting}) - 1
+        return f"{text} (and {more} more)" if more else text
+    moving = [row for row in operation.nodes if row.status in ("downloading", "running_on_worker")]
+    if not moving:
+        return operation.message if operation.message not in ("", operation.status) and not operation.nodes else ""
+    slowest = min(moving, key=lambda row: row.percentage)
+    figure = f" {slowest.percentage:.0f}%" if slowest.total_bytes else ""
+    return f"{slowest.node_name}: {phase_words(slowest)}{figure}"
+
+
+def _bare(reason: str) -> str:
+    """A reason without the "cannot start tiny-chat: " that the first column says already."""
+    return _CANNOT.sub("", reason)
 
 
 def canary_lines(operation: OperationView) -> Iterator[str]:

@@ -29,8 +29,10 @@ class NodeDoors:
         self._store = store
         self._addresses = addresses
 
-    async def for_logs(self, name_or_id: str) -> NodeDoor:
-        """How to ask a node for its logs. Raises `NotFound`, or `Unavailable` if the node serves none."""
+    async def for_logs(self, name_or_id: str, purpose: str = LOGS) -> NodeDoor:
+        """How to ask a node for its logs, of its engines or of the worker itself. Raises `NotFound`, or `Unavailable`
+        if the node serves none.
+        """
 
         def work(connection: Connection) -> NodeDoor:
             node, now = find_node(connection, name_or_id), db.now(connection)
@@ -39,7 +41,7 @@ class NodeDoors:
                 raise Unavailable(f"cannot read logs of {node.name}: {why}", code="node_unreachable")
             known = nodes.token_of(connection, node.id)
             keys = [key for key in (known.hash, known.previous) if key] if known is not None else []
-            return NodeDoor(node.name, node.http_address, tuple(make_ticket(key, LOGS, now) for key in keys))
+            return NodeDoor(node.name, node.http_address, tuple(make_ticket(key, purpose, now) for key in keys))
 
         return await self._store.read(work)
 

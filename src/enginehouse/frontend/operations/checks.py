@@ -1,15 +1,21 @@
-"""Validates a request about a backend, as far as that needs no nodes and no galleries.
+"""Validates a request about a backend: first what needs no nodes and no galleries, before any transaction.
 
-Runs before any transaction; raises `Invalid` for the first fault.
+`check_unused` runs inside the transaction that would store a delete, so no replica can start in between unseen.
 """
 
 from __future__ import annotations
 
-from enginehouse.core.errors import Invalid
+from collections.abc import Sequence
+
+from enginehouse.core.action import Action, RemoveBackend
+from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.core.installation import check_directory
 from enginehouse.core.name import check_name
+from enginehouse.core.node import Node
 from enginehouse.core.operation import BackendRequest
 from enginehouse.core.reference import parse_uri, shown_uri
+from enginehouse.store import replicas
+from enginehouse.store.db import Connection
 
 MAX_URI = 2048
 MAX_PARALLEL = 10_000
@@ -40,6 +46,29 @@ def check_backend_request(request: BackendRequest) -> None:
             code="unsupported",
             param="uri",
         )
+
+
+def check_unused(connection: Connection, request: BackendRequest, actions: Sequence[tuple[Node, Action]]) -> None:
+    """Raise `Conflict` if a delete would stop models that run from the backend, and name them."""
+    going = {node.id: action for node, action in actions if isinstance(action, RemoveBackend)}
+    names = {node.id: node.name for node, _ in actions}
+    stopped: dict[str, list[str]] = {}
+    for one in replicas.every(connection):
+        action = going.get(one.node_id)
+        if action is not None and one.backend in (action.directory, action.backend):
+            places = stopped.setdefault(one.model, [])
+            if names[one.node_id] not in places:
+                places.append(names[one.node_id])
+    if not stopped:
+        return
+    models = "; ".join(f"{model} on {', '.join(places)}" for model, places in sorted(stopped.items()))
+    refused = Conflict(
+        f"cannot delete {request.plain_name}: it would stop {models}. Unload first, or use --force.",
+        code="in_use",
+        param="name",
+    )
+    refused.details["models"] = [{"model": model, "nodes": places} for model, places in sorted(stopped.items())]
+    raise refused
 
 
 def _check_uri(request: BackendRequest) -> None:

@@ -81,4 +81,6 @@ class Planner:
             row.download_bytes = known.size_bytes
         if known is not None and known.failure:
             row.note = f"the available version is unknown: {known.failure}"
+        if build.remark and row.note is UNSET:
+            row.note = build.remark
         return row

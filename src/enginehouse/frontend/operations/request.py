@@ -31,7 +31,7 @@ from enginehouse.frontend.acceptance import (
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.operations.canary_choice import begin_canary
 from enginehouse.frontend.operations.cancel import cancel_all
-from enginehouse.frontend.operations.checks import check_backend_request
+from enginehouse.frontend.operations.checks import check_backend_request, check_unused
 from enginehouse.frontend.operations.targets import Freshen, Targets, use_last_reports
 from enginehouse.store import db, load_infos, models, nodes, operations, replicas, schedules
 from enginehouse.store.db import Connection
@@ -53,6 +53,8 @@ class Requests:
 
         def work(connection: Connection) -> OperationId:
             chosen = self._targets.choose(connection, request, unknown)
+            if request.kind == "delete" and not request.force:
+                check_unused(connection, request, chosen.actions)
             targets = tuple(node.id for node, _ in chosen.actions)
             actions = [(node.id, action) for node, action in chosen.actions]
             kept = OperationDetails(

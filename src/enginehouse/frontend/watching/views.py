@@ -215,10 +215,12 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
         intent=intent.id,
         state=intent.state,
         attempt=intent.attempt,
+        failures=intent.failures,
         reason=intent.reason,
     )
     if intent.state == "succeeded":
-        row.note = intent.message
+        remark = intent.action.resolved.remark if isinstance(intent.action, actions.InstallBackend) else ""
+        row.note = "; ".join(part for part in (intent.message, remark) if part)
     else:
         row.error = intent.message
     if row.status == "running_on_worker":

@@ -24,7 +24,7 @@ from enginehouse.artifact.images.sharing import FileRecord, How, Manifests, Shar
 from enginehouse.artifact.origins import Suppliers
 from enginehouse.core.archive import ArchiveLimits
 from enginehouse.core.artifact import Artifact
-from enginehouse.core.backend import Resolved, check_resolved, is_version
+from enginehouse.core.backend import Resolved, change_note, check_resolved, is_version
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.installation import (
     METADATA_FILE,
@@ -65,6 +65,7 @@ class Installed(Struct, frozen=True, kw_only=True):
 
     digest: str
     changed: bool = True
+    note: str = ""  # what changed, in words
     fetched_bytes: int = 0
     reused_bytes: int = 0
     written_bytes: int = 0
@@ -115,7 +116,8 @@ class Installer:
             ):
                 return await self._keep(request, known, known)
             if await self._return(request, known, swapped):
-                return Installed(digest=resolved.digest)
+                now_at = await in_thread(self._trees.metadata_of, resolved.directory)
+                return Installed(digest=resolved.digest, note=_note(known, now_at))
             # Only now: a tree that is here already was checked when it was built.
             _check_source(resolved)
             return await self._replace(request, known, report, swapped)
@@ -191,7 +193,7 @@ class Installer:
             msgspec.structs.replace(request.resolved, version=known.version) if request.keep else request.resolved
         )
         await in_thread(self._trees.pointers.point, resolved)
-        return Installed(digest=fresh.digest, changed=False)
+        return Installed(digest=fresh.digest, changed=False, note=_note(fresh, fresh))
 
     async def _replace(
         self, request: InstallRequest, known: Metadata | None, report: ReportProgress, swapped: Swapped
@@ -218,6 +220,7 @@ class Installer:
             await in_thread(self._swap.discard, directory)
         return Installed(
             digest=made.metadata.digest,
+            note=_note(None if request.force and _is_same(known, made.metadata) else known, made.metadata),
             fetched_bytes=made.built.fetched_bytes,
             reused_bytes=made.built.reused_bytes,
             written_bytes=made.built.written_bytes,
@@ -348,6 +351,15 @@ class Installer:
 
     def _forget(self) -> None:
         self._storage.manifests.prune(self._trees.every_tree())
+
+
+def _note(before: Metadata | None, after: Metadata | None) -> str:
+    was = (before.version, before.digest) if before is not None else None
+    return change_note(was, (after.version, after.digest)) if after is not None else ""
+
+
+def _is_same(known: Metadata | None, made: Metadata) -> bool:
+    return known is not None and (known.version, known.digest) == (made.version, made.digest)
 
 
 def _checked(resolved: Resolved) -> Resolved:

@@ -24,6 +24,7 @@ from enginehouse.core.action import (
     phrase,
     subject_of,
 )
+from enginehouse.core.backend import ALREADY, version_name
 from enginehouse.core.errors import Conflict, Invalid, Unavailable
 from enginehouse.core.intent import Outcome
 from enginehouse.core.progress import Phase, ReportProgress
@@ -112,7 +113,8 @@ class Actions:
         directory = action.resolved.directory
         for backend in await self._parts.trees.list_installed():
             if backend.name == directory and not backend.is_meta and not backend.is_broken:
-                return Outcome(digest=backend.digest)
+                note = f"{ALREADY}{version_name(backend.version, backend.digest)}"
+                return Outcome(digest=backend.digest, message=note)
         raise Unavailable(f"cannot keep {directory}: it was deleted meanwhile; repeat the request", code=VANISHED)
 
     async def _install(self, action: InstallBackend, current: UnderWay) -> Outcome:
@@ -148,7 +150,7 @@ class Actions:
             raise
         # A survivor still uses the old tree, but gets no more requests: its address is never handed out again.
         survivors = stopped.survivors if stopped is not None else ()
-        message = f"still running from the old version: {', '.join(survivors)}" if survivors else ""
+        message = f"still running from the old version: {', '.join(survivors)}" if survivors else installed.note
         return Outcome(digest=installed.digest, stopped=current.stopped, message=message)
 
     async def _remove(self, action: RemoveBackend, current: UnderWay) -> Outcome:

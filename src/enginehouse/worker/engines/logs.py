@@ -7,34 +7,16 @@ be read. Both streams of an engine go into one file: all lines count as `stdout`
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from msgspec import Struct
+from enginehouse.core.log_line import MAX_LINE, LogLine, redacted
 
 MAX_LINES = 1000  # per process
-MAX_LINE = 4096  # characters
 MAX_RINGS = 64
 READ_BYTES = 256 * 1024  # of one log at one look; more is skipped, and the lines say so
-HIDDEN = "[hidden]"
-# What looks like a credential, whoever wrote it: bearer tokens, passwords in URLs, keys of well-known services.
-_SECRETS = re.compile(
-    r"(?i)(?P<bearer>\bbearer\s+)[^\s\"',;]+"
-    r"|(?P<url>\b[a-z][a-z0-9+.-]*://[^\s/@:]*:)[^\s/@]+(?=@)"
-    r"|(?P<named>\b(?:api[_-]?key|token|password|secret)[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]{6,}"
-    r"|\b(?:hf_|sk-|ghp_)[A-Za-z0-9_-]{8,}"
-)
-
-
-class LogLine(Struct, frozen=True):
-    """LocalAI's shape."""
-
-    timestamp: str
-    stream: str
-    text: str
 
 
 class _Ring:
@@ -122,12 +104,3 @@ class EngineLogs:
         at = max(at, ring.lines[-1][1].timestamp if ring.lines else at)
         ring.count += 1
         ring.lines.append((ring.count, LogLine(at, "stdout", redacted(text, ring.secrets)[:MAX_LINE])))
-
-
-def redacted(text: str, secrets: Iterable[str]) -> str:
-    """`text` without these secrets and without what looks like one."""
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return _SECRETS.sub(
-        lambda found: (found["bearer"] or found["url"] or found["named"] or "") + HIDDEN, text[: 4 * MAX_LINE]
-    )

@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Callable
 
 from enginehouse.core.node_api import RegisterReply
-from enginehouse.core.ticket import LOGS, for_file, is_valid_ticket, ticket_key
+from enginehouse.core.ticket import LOGS, PROGRAM_LOG, for_file, is_valid_ticket, ticket_key
 
 _SCHEME = "Bearer "
 
@@ -49,6 +49,10 @@ class Access:
 
     def may_read_logs(self, authorization: str) -> bool:
         return self.may_use_files(authorization) or self._has_ticket(authorization, LOGS)
+
+    def may_read_program_log(self, authorization: str) -> bool:
+        """Whether the log of the worker itself may be read: LocalAI's frontends have no such route."""
+        return self._has_ticket(authorization, PROGRAM_LOG)
 
     def may_read_file(self, authorization: str, sha256: str) -> bool:
         """Whether a node may read a file of a model: only with a ticket for that file."""

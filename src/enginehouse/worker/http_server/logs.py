@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from aiohttp import WSMsgType, web
 
-from enginehouse.worker.engines.logs import MAX_LINES, EngineLogs, LogLine
+from enginehouse.core.log_line import LogLine
+from enginehouse.host.blocking import in_thread
+from enginehouse.host.program_log import LogTail
+from enginehouse.worker.engines.logs import MAX_LINES, EngineLogs
 from enginehouse.worker.http_server.uploads import plain
 
 LOOK_SECONDS = 0.25
 KEEP_ALIVE_SECONDS = 5.0
 PING_SECONDS = 30.0  # LocalAI's
 MAX_FOLLOWERS = 32
+_EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 
 
 class LogAnswers:
-    def __init__(self, logs: EngineLogs) -> None:
+    def __init__(self, logs: EngineLogs, program_log: Path | None = None, secrets: Collection[str] = ()) -> None:
         self._logs = logs
+        self._program_log = program_log
+        self._secrets = secrets
         self._stopped = asyncio.Event()
         self._followers = 0
 
@@ -53,8 +61,32 @@ class LogAnswers:
         finally:
             self._followers -= 1
 
+    async def program(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The log of the worker itself, like that of an engine."""
+        if request.method != "GET":
+            return plain(405, "method not allowed\n")
+        if self._program_log is None:
+            return plain(404, "this worker keeps no log\n")
+        asked = parse_qs(urlsplit(request.raw_path).query)
+        limit = _count(asked.get("lines", [""])[0])
+        tail = LogTail(self._program_log, "worker", self._secrets)
+        first = await in_thread(tail.last, limit)
+        if asked.get("follow", [""])[0] not in ("1", "true"):
+            return _json(first)
+        if self._followers >= MAX_FOLLOWERS:
+            return plain(503, "too many followers\n")
+        self._followers += 1
+        try:
+            response = web.StreamResponse(headers=_EVENTS)
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError):  # the follower has left
+                await self._write(response, first, lambda: in_thread(tail.added))
+            return response
+        finally:
+            self._followers -= 1
+
     async def _stream(self, request: web.BaseRequest, name: str, limit: int) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        response = web.StreamResponse(headers=_EVENTS)
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):  # the follower has left
             await self._write_events(response, name, limit)
@@ -62,7 +94,15 @@ class LogAnswers:
 
     async def _write_events(self, response: web.StreamResponse, name: str, limit: int) -> None:
         positions: dict[str, int] = {}
-        lines = self._logs.lines(name, positions, limit)
+
+        async def added() -> list[LogLine]:
+            return self._logs.lines(name, positions)
+
+        await self._write(response, self._logs.lines(name, positions, limit), added)
+
+    async def _write(
+        self, response: web.StreamResponse, lines: list[LogLine], added: Callable[[], Awaitable[list[LogLine]]]
+    ) -> None:
         waited = KEEP_ALIVE_SECONDS  # so that the head and a first comment go out at once
         while True:
             if lines:
@@ -74,7 +114,7 @@ class LogAnswers:
             if await self._is_over():
                 return
             waited += LOOK_SECONDS
-            lines = self._logs.lines(name, positions)
+            lines = await added()
 
     async def _socket(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         socket = web.WebSocketResponse(heartbeat=PING_SECONDS)

@@ -36,6 +36,7 @@ PORTS_TRIED = 100
 CLOSE_SECONDS = 2.0
 SWEEP_SECONDS = 600.0  # between two looks for old files in the staging directory
 FILES, LISTS, LOGS = "/v1/files/", "/v1/files-list/", "/v1/backend-logs"
+PROGRAM_LOG = "/v1/worker-log"
 
 
 class PresentedToken:
@@ -50,6 +51,7 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     join_token: str
     base_port: int
     logs: EngineLogs
+    program_log: Path | None = None  # of the worker itself
     token: PresentedToken
     files: HeldFiles | None = None
     port: int | None = None  # None means the one below the base port, or the next free one below that
@@ -63,7 +65,7 @@ class WorkerHttpServer:
         self._roots = options.roots
         self._access = Access(options.join_token, _now)
         self._uploads = FileUploads(options.roots)
-        self._logs = LogAnswers(options.logs)
+        self._logs = LogAnswers(options.logs, options.program_log, (options.join_token,))
         self._model_files = ModelFileAnswers(options.files)
         self._runner: web.ServerRunner | None = None
         self._bound = ("", 0)
@@ -148,6 +150,10 @@ class WorkerHttpServer:
             if not self._access.may_read_logs(request.headers.get("Authorization", "")):
                 return plain(401, "unauthorized\n")
             return await self._logs.answer(request, path.removeprefix(LOGS).removeprefix("/"))
+        if path == PROGRAM_LOG:
+            if not self._access.may_read_program_log(request.headers.get("Authorization", "")):
+                return plain(401, "unauthorized\n")
+            return await self._logs.program(request)
         if path.startswith(MODEL_FILES) and is_digest_of_file(sha256 := path.removeprefix(MODEL_FILES)):
             if not self._access.may_read_file(request.headers.get("Authorization", ""), sha256):
                 return plain(401, "unauthorized\n")

@@ -66,12 +66,12 @@ def running_town(root: Path) -> Iterator[Town]:
 
 
 class Screen:
-    """`enginehouse top` in a real terminal that tmux draws."""
+    """A command, `top` unless another is given, in a real terminal that tmux draws."""
 
-    def __init__(self, environment: dict[str, str], columns: int, lines: int) -> None:
+    def __init__(self, environment: dict[str, str], columns: int, lines: int, words: str = "top") -> None:
         # Paths of sockets have a hundred characters at most.
         self._place = Path(tempfile.mkdtemp(prefix="eh-tmux-"))
-        command = f"'{PROGRAM}' top; echo exit=$?; cat"
+        command = f"'{PROGRAM}' {words}; echo exit=$?; cat"
         size = ("-x", str(columns), "-y", str(lines))
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, "-s", "top", command, environment=environment)
 
@@ -113,11 +113,11 @@ class Screen:
 
 
 @contextmanager
-def screen(environment: dict[str, str], columns: int = 100, lines: int = 30) -> Iterator[Screen]:
+def screen(environment: dict[str, str], columns: int = 100, lines: int = 30, words: str = "top") -> Iterator[Screen]:
     if shutil.which("tmux") is None:
         message = "tmux is not installed: `make setup-dev` installs it"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    made = Screen(environment, columns, lines)
+    made = Screen(environment, columns, lines, words)
     try:
         yield made
     finally:

@@ -158,7 +158,7 @@ function removeBackend(name, nodes, many = 1) {
     act: () =>
       attempt(
         () =>
-          post("/api/operations", { kind: "delete", name, ...(nodes ? { nodes: nodes.map((node) => node.id) } : {}) }),
+          post("/api/operations", { kind: "delete", name, force: true, ...(nodes ? { nodes: nodes.map((node) => node.id) } : {}) }),
         (made) => accepted(made, `${name} is being deleted from ${where}.`),
       ),
   });

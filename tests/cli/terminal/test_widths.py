@@ -1,0 +1,54 @@
+"""Every list on a terminal of 80 and of 140 columns: no line is longer, and no word of a name is broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.looked_at import ANSWERS, LISTS
+from tests.cli.real_terminal import Terminal
+from tests.cli.recorded import recorded
+from tests.cli.test_main import ALL
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize("words", LISTS, ids=" ".join)
+def test_each_list_fits_the_terminal(tmp_path: Path, words: tuple[str, ...], columns: int) -> None:
+    with recorded(ANSWERS) as world, Terminal(world, tmp_path, *words, columns=columns) as terminal:
+        assert terminal.exit_code() == 0, terminal.seen
+    lines = terminal.seen.replace("\r", "").splitlines()
+    assert len(lines) > 1
+    assert [line for line in lines if len(line.rstrip()) > columns] == []
+    assert "Traceback" not in terminal.seen
+
+
+def test_no_list_was_forgotten() -> None:
+    # Those without a server are looked at where they are tested: their galleries are on this machine.
+    here = {"gallery", "local", "contexts", "keys", "sessions", "service"}
+    listing = {path for path in ALL if path and path[-1] in ("list", "ps", "status", "audit") and path[0] not in here}
+    assert {path[:2] for path in LISTS} >= listing
+
+
+def test_the_columns_that_are_needed_least_are_left_out_first(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world:
+        with Terminal(world, tmp_path, "backends", "list", columns=80) as terminal:
+            assert terminal.exit_code() == 0
+        with Terminal(world, tmp_path, "backends", "list", columns=140) as wide:
+            assert wide.exit_code() == 0
+    assert terminal.seen.split()[:4] == ["NAME", "NODE", "STATUS", "VERSION"]
+    assert "DIGEST" not in terminal.seen
+    assert "DIGEST" in wide.seen
+
+
+def test_an_identifier_that_is_copied_is_never_broken(tmp_path: Path) -> None:
+    with recorded(ANSWERS) as world, Terminal(world, tmp_path, "tokens", "list", columns=80) as terminal:
+        assert terminal.exit_code() == 0
+    assert "ce9e1dcf-b219-41af-a308-a4377c9172c4" in terminal.seen
+
+
+def test_errors_and_remarks_are_wrapped_between_words(tmp_path: Path) -> None:
+    with recorded({}) as world, Terminal(world, tmp_path, "logs", "a", "b", "c", columns=40) as terminal:
+        assert terminal.exit_code() == 2
+    lines = terminal.seen.replace("\r", "").splitlines()
+    assert len(lines) > 1
+    assert all(len(line) <= 40 for line in lines)
