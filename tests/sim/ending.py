@@ -176,15 +176,21 @@ def _names_that_lead_nowhere(world: World, clients: Clients) -> list[tuple[str, 
 
 
 def _ends(world: World) -> dict[str, float]:
-    """When each operation ended: with the last of its intents, a load when nobody steers it any more."""
+    """When each operation ended: with the last of its intents, a load when nobody steers it any more. One that began
+    after all had settled may be open.
+    """
     served = select_rows(
         world.database.connection, "select operation_id, intent_id from operation_intents where not detached"
     )
     ended = {operation_id: at - EPOCH for operation_id, at in world.checks.steered_until.items()}
+    is_open: set[str] = set()
     for operation_id, intent_id in served:
-        at = world.checks.ended_at[str(intent_id)] - EPOCH
-        ended[str(operation_id)] = max(at, ended.get(str(operation_id), 0.0))
-    return ended
+        at = world.checks.ended_at.get(str(intent_id))
+        if at is None:
+            is_open.add(str(operation_id))
+        else:
+            ended[str(operation_id)] = max(at - EPOCH, ended.get(str(operation_id), 0.0))
+    return {operation_id: at for operation_id, at in ended.items() if operation_id not in is_open}
 
 
 def is_all_shown(world: World) -> bool:

@@ -128,15 +128,20 @@ async def _phases(world: World) -> None:
         world.calm_down()
         await clients.resume_all()
         isolation.is_everyone_calm = True
-        limit = world.loop.time() + SETTLE_SECONDS
-        while not is_settled(world):
-            if world.loop.time() > limit:
-                world.loop.fail(Violation("end", f"not settled after {SETTLE_SECONDS} s:\n{shown_open(world)}"))
-            await asyncio.sleep(LOOK_SECONDS)
+        await _settled(world)
         await _aftermath(world)
+        await _settled(world)  # a frontend may have begun a load of its own just after the first look
         await _routes_are_true(world)
         await judge_the_end(world, clients)
         looking.cancel()
+
+
+async def _settled(world: World) -> None:
+    limit = world.loop.time() + SETTLE_SECONDS
+    while not is_settled(world):
+        if world.loop.time() > limit:
+            world.loop.fail(Violation("end", f"not settled after {SETTLE_SECONDS} s:\n{shown_open(world)}"))
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _aftermath(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from time import process_time
+from typing import Any
 
 import msgspec
 import pytest
@@ -489,3 +490,21 @@ async def test_an_end_is_not_told_before_what_another_frontend_cancelled_is_know
         await world.board.step()
         ends = [(one[1], one[2]["status"]) for one in told(watcher) if one[0] == "operation"]
     assert sorted(ends) == sorted([(kept.jobID, "succeeded"), (cancelled.jobID, "cancelled")])
+
+
+async def test_the_end_of_a_row_is_not_told_before_what_another_frontend_cancelled_is_known(
+    world: World, time: Time
+) -> None:
+    await world.join_many("first", "second")
+    kept, cancelled = await world.install(), await world.install()
+    await world.dispatcher.step()
+    await world.board.step()
+    other = World(world.store, time, owner="other")
+    await other.start()
+    await other.cancellation.cancel(cancelled.jobID, None, "me")
+    time.passed += 10.0  # long after the last event, so that the next one is published at once
+    with world.events.watch() as watcher:
+        await world.reply(await world.intent(kept), Outcome())
+        await world.board.step()
+        shown: list[Any] = [one[2].get("nodes", ()) for one in told(watcher) if one[1] == cancelled.jobID]
+    assert "succeeded" not in [row["state"] for rows in shown for row in rows]

@@ -171,9 +171,16 @@ class Board:
         """Publish operations whose intents changed. An end is read from the store first: another frontend may have
         cancelled a share of it, which the intents do not show.
         """
-        ended = [one for one in operation_ids if not self._open[one].is_open]
+        ended = [one for one in operation_ids if self._is_read_first(self._open[one])]
         self._publish_soon(set(operation_ids).difference(ended))
         await self.operations_changed(ended)
+
+    def _is_read_first(self, snapshot: Snapshot) -> bool:
+        """Whether it has ended, or a row of it has that other operations share: only these go on after a cancel."""
+        if not snapshot.is_open:
+            return True
+        ended = (one for one in snapshot.changed if not snapshot.intents[one].is_open)
+        return any(len(self._tracked[one].operations) > 1 for one in ended if one in self._tracked)
 
     def _is_followed(self, intent_id: IntentId) -> bool:
         """Whether all operations that an intent is known to serve are known here, with this intent."""
@@ -326,7 +333,7 @@ class Board:
         self._rests_until = now + (min(SLOWEST_SECONDS, rest) if rest > PUBLISH_SECONDS else 0.0)
         for count, operation_id in enumerate(taken, start=1):
             snapshot = self._open.get(operation_id)
-            if snapshot is not None and snapshot.is_open:
+            if snapshot is not None and not self._is_read_first(snapshot):
                 self._publish(snapshot)
             elif snapshot is not None:
                 await self._tell_changes([operation_id])
