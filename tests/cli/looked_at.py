@@ -112,7 +112,13 @@ TOKENS = [
         "created_at": "2026-01-01T00:00:00Z",
         "expires_at": "2027-01-01T00:00:00Z",
         "requests_per_minute": 60,
-    }
+    },
+    {
+        "id": "059f81ae-7cde-4370-a8c1-3506c779a321",
+        "role": "user",
+        "name": "shop-in-the-high-street",
+        "models": ["qwen3-30b-a3b-instruct"],
+    },
 ]
 AUDIT = {
     "audit": [
@@ -204,6 +210,8 @@ LISTS = (
     ("backends", "plan", "llama-cpp"),
     ("tokens", "list"),
     ("audit",),
+    ("keys", "list"),
+    ("contexts", "list"),
     ("ps",),
     ("status",),
 )
